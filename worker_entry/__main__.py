@@ -1,0 +1,28 @@
+"""`python …/worker_entry (agent | task FILE | run …)`: started as a path, from a directory or from a zip."""
+
+import os
+import sys
+
+
+def main() -> None:
+    if not __package__:
+        # Started as a path: Python put the package itself first on sys.path; what it needs is the folder around it.
+        sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    place = sys.path[0]
+    # Both names are imported while the folder is on sys.path; the user's program then gets a path without it.
+    from worker_entry import agent, task
+
+    verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if verb == "agent":
+        sys.exit(agent.main())
+    if sys.path and sys.path[0] == place:
+        del sys.path[0]
+    if verb == "task":
+        task.main(rest)
+    elif verb == "run":
+        task.main_by_hand(rest)
+    else:
+        sys.exit("usage: python -m worker_entry (agent | task FILE | run (SCRIPT | -m MODULE) [ARGS…])")
+
+
+main()

@@ -1,0 +1,333 @@
+"""The node agent: one per node and run. It starts the tasks, sends their logs and ends, and leaves nothing behind.
+
+An agent is two processes. The outer one, the *guardian*, only waits: if the agent dies, by SIGKILL even, it kills
+whatever is left below it. If the guardian dies, the agent is told by the kernel and stops everything itself. The
+agent has one thread and one loop: frames in, deaths, log files that grew, deadlines, frames out.
+
+It talks to its controller over stdin and stdout. A closed stdin, or silence for longer than the lease, means that
+the controller is gone: the tasks are stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import selectors
+import signal
+import sys
+import time
+from typing import Optional
+
+from worker_entry import kernel, processes
+from worker_entry.messages import (
+    VERSION,
+    Beat,
+    Broken,
+    Empty,
+    Exited,
+    Goodbye,
+    Hello,
+    Listening,
+    Log,
+    Message,
+    Prepare,
+    Prepared,
+    Problem,
+    Ready,
+    Refused,
+    Start,
+    Started,
+    Stop,
+    TaskExit,
+)
+from worker_entry.ports import HeldPorts, is_open
+from worker_entry.programs import find_problem, installed_version
+from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.run_files import AttemptFiles, make_private_directory
+from worker_entry.started_task import StartedTask, start_problem
+
+TICK_S = 0.05
+"""How often growing logs, opened ports and ongoing stops are looked at."""
+IDLE_TICK_S = 0.5
+"""The same while nothing is under way but training without log streaming."""
+BEAT_S = 2.0
+LOST_GRACE_S = 2.0
+"""Between TERM and KILL when the controller is gone."""
+OUTPUT_LIMIT = 256 << 10
+"""Unsent bytes above which logs wait on disk."""
+
+
+def main() -> int:
+    """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 1 if it died."""
+    kernel.become_subreaper()
+    guardian = os.getpid()
+    child = os.fork()
+    if child == 0:
+        kernel.die_with_parent(signal.SIGTERM, guardian)
+        kernel.become_subreaper()
+        status = 1
+        try:
+            status = Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return _guard(child)
+
+
+def _guard(agent: int) -> int:
+    # The controller has to see the end of the agent's output when the agent ends, not when the guardian does.
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 1)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, lambda received, _: os.kill(agent, signal.SIGTERM))
+    status = None
+    while status is None:
+        pid, wait_status = os.waitpid(-1, 0)
+        if pid == agent:
+            status = TaskExit.from_wait_status(wait_status)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    processes.kill_descendants()
+    return status.code if status.code is not None else 1
+
+
+class Agent:
+    """Owns the tasks of one node. `run` returns once no process is left below it."""
+
+    def __init__(self, stdin: int, stdout: int) -> None:
+        self._stdin = stdin
+        self._stdout = stdout
+        self._decoder = Decoder()
+        self._output = bytearray()
+        self._hello: Optional[Hello] = None
+        self._tree = processes.Tree()
+        self._tasks: dict[str, StartedTask] = {}
+        self._attempt = 0
+        self._ports = HeldPorts()
+        self._closing = False
+        self._controller_gone = False
+        self._heard = time.monotonic()
+        self._beat_due = 0.0
+        self._failed = False
+        self._asked_to_end = False
+
+    def run(self) -> int:
+        wake, signalled = os.pipe()
+        for descriptor in (self._stdin, self._stdout, wake, signalled):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(signalled)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(signum, self._note_signal)
+        self._output += MARKER
+        with selectors.DefaultSelector() as selector:
+            self._selector = selector
+            selector.register(wake, selectors.EVENT_READ)
+            selector.register(self._stdin, selectors.EVENT_READ)
+            while not self._done():
+                self._wait(wake)
+                self._step()
+        return 1 if self._failed else 0
+
+    # --- one turn of the loop ---
+
+    def _done(self) -> bool:
+        return self._closing and not self._tree.stopping and (self._controller_gone or not self._output)
+
+    def _wait(self, wake: int) -> None:
+        writing = self._stdout in self._selector.get_map()
+        if self._output and not writing and not self._controller_gone:
+            self._selector.register(self._stdout, selectors.EVENT_WRITE)
+        elif writing and (not self._output or self._controller_gone):
+            self._selector.unregister(self._stdout)
+        for key, _ in self._selector.select(self._tick()):
+            if key.fd == wake:
+                os.read(wake, 4096)
+            elif key.fd == self._stdin:
+                self._read()
+            else:
+                self._write()
+
+    def _tick(self) -> float:
+        streaming = self._hello is not None and self._hello.stream_logs
+        forming = any(task.forming for task in self._tasks.values())
+        return TICK_S if self._tree.stopping or forming or (streaming and self._tasks) else IDLE_TICK_S
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        if self._asked_to_end:
+            self._lose_controller()
+        for pid, status in self._tree.reap():
+            self._note_exit(pid, status)
+        for task in self._tasks.values():
+            if task.forming and is_open(self._ports.numbers[task.name]):
+                task.forming = False
+                self._send(Listening(task.name, time.time()))
+        if self._hello is None:
+            return
+        if not self._closing and now - self._heard > self._hello.lease_s:
+            self._lose_controller()
+        if self._hello.stream_logs:
+            self._stream_logs()
+        if now >= self._beat_due:
+            self._beat_due = now + BEAT_S
+            self._send(Beat(time.time()))
+        if self._tree.stopping and self._tree.sweep() == 0:
+            self._finish_attempt()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._stdin, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self._lose_controller()
+            return
+        self._heard = time.monotonic()
+        try:
+            for message, _ in self._decoder.feed(data):
+                self._handle(message)
+        except ProtocolError as error:
+            self._break(Problem("protocol-error", f"the agent was sent {error}"))
+
+    def _write(self) -> None:
+        try:
+            del self._output[: os.write(self._stdout, self._output[:OUTPUT_LIMIT])]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads any more
+            self._lose_controller()
+
+    def _send(self, message: Message, body: bytes = b"") -> None:
+        if not self._controller_gone:
+            self._output += encode(message, body)
+
+    # --- what the controller asks for ---
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif self._hello is None:
+            raise ProtocolError(f"{type(message).__name__} before Hello")
+        elif isinstance(message, Prepare):
+            self._prepare(message)
+        elif isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Stop):
+            self._stop(message.grace_s)
+        elif isinstance(message, Goodbye):
+            self._closing = True
+            if self._tasks:
+                self._stop(LOST_GRACE_S)
+        elif not isinstance(message, Beat):
+            raise ProtocolError(f"{type(message).__name__}, which only agents send")
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.version != VERSION:
+            raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {VERSION}")
+        try:
+            make_private_directory(hello.directory)
+        except OSError as error:
+            self._break(Problem("run-directory", f"{hello.directory}: {error.strerror}", "choose another directory"))
+            return
+        self._hello = hello
+        self._send(
+            Ready(
+                version=VERSION,
+                pid=os.getpid(),
+                hostname=kernel.hostname(),
+                python=platform.python_version(),
+                executable=sys.executable,
+                time=time.time(),
+                cores=kernel.cores(),
+                gpus=kernel.gpus(),
+                tensorflow=installed_version("tensorflow"),
+            )
+        )
+
+    def _prepare(self, order: Prepare) -> None:
+        assert self._hello is not None
+        self._ports.release()
+        problems = []
+        for request in order.tasks:
+            problem = find_problem(request.program, self._hello.cwd)
+            if problem is not None:
+                problems.append(Problem(problem.reference, problem.message, problem.cure, request.task))
+        problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
+        self._attempt = order.attempt
+        if problems:
+            self._ports.release()
+            self._send(Refused(problems))
+        else:
+            self._send(Prepared(order.attempt, dict(self._ports.numbers)))
+
+    def _start(self, order: Start) -> None:
+        assert self._hello is not None
+        files = AttemptFiles(self._hello.directory, order.attempt)
+        self._tasks = {}
+        self._tree = processes.Tree()
+        for start in order.tasks:
+            try:
+                task = StartedTask.start(start, files, self._hello.cwd)
+            except OSError as error:
+                self._break(start_problem(start, error))
+                return
+            task.forming = start.task in self._ports.numbers
+            self._tasks[start.task] = task
+            self._tree.add(task.pid)
+            self._send(Started(start.task, task.pid, time.time()))
+
+    def _stop(self, grace_s: float) -> None:
+        for task in self._tasks.values():
+            task.forming = False
+        self._tree.stop(grace_s)
+
+    # --- what happens by itself ---
+
+    def _note_exit(self, pid: int, status: int) -> None:
+        ended = time.time()
+        for task in self._tasks.values():
+            if task.pid == pid:
+                task.popen.returncode = status  # reaped here: Popen must not wait for it again
+                task.forming = False
+                self._send(Exited(task.name, TaskExit.from_wait_status(status), ended, task.read_crash()))
+
+    def _finish_attempt(self) -> None:
+        streaming = self._hello is not None and self._hello.stream_logs and not self._controller_gone
+        if streaming and any(task.unsent() for task in self._tasks.values()):
+            return  # the rest of the logs goes first
+        self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
+        for task in self._tasks.values():
+            task.close()
+        self._tasks = {}
+        self._tree = processes.Tree()
+        self._ports.release()
+
+    def _stream_logs(self) -> None:
+        for task in self._tasks.values():
+            while len(self._output) < OUTPUT_LIMIT:
+                offset, data = task.read_log()
+                if not data:
+                    break
+                self._send(Log(self._attempt, task.name, offset, len(data)), data)
+
+    def _note_signal(self, *_: object) -> None:
+        self._asked_to_end = True  # the loop, which the signal wakes, does the rest
+
+    def _lose_controller(self) -> None:
+        """The controller is gone, or somebody asked us to end: nobody is left to talk to."""
+        if self._controller_gone:
+            return
+        self._controller_gone = True
+        self._closing = True
+        self._output.clear()
+        if self._stdin in self._selector.get_map():
+            self._selector.unregister(self._stdin)
+        self._stop(LOST_GRACE_S)
+
+    def _break(self, problem: Problem) -> None:
+        self._failed = True
+        self._closing = True
+        self._send(Broken(problem))
+        self._stop(LOST_GRACE_S)

@@ -1,0 +1,202 @@
+"""What we ask of the operating system beyond Python's `os`: every Linux-only call, each with a portable fall-back.
+
+On Linux an agent is a *subreaper*: what its tasks leave behind becomes its child and cannot escape it. Elsewhere
+(macOS), and where DISTLAUNCH_PORTABLE is set, process groups and `ps` have to do: a process that leaves its group
+*and* loses its parent is not found, and nothing ends the tasks of an agent that is killed by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+LINUX = sys.platform == "linux" and not os.environ.get("DISTLAUNCH_PORTABLE")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment; `started` (clock ticks, 0 if unknown) tells it from a later one of the same pid."""
+
+    pid: int
+    parent: int
+    group: int
+    started: int
+    zombie: bool
+
+
+def become_subreaper() -> None:
+    """From now on orphans among this process' descendants become its children."""
+    if _libc is not None and _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Called in a new child: it gets `signum` when `parent` dies, even if that has happened already.
+
+    The parent must be single-threaded: the kernel watches the *thread* that forked.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def descendants(root: int, groups: Iterable[int] = ()) -> list[Process]:
+    """All living processes below `root`, zombies left out; without Linux also the members of these process groups."""
+    everything = _processes_from_proc() if LINUX else _processes_from_ps()
+    children: dict[int, list[Process]] = {}
+    for process in everything.values():
+        children.setdefault(process.parent, []).append(process)
+    found: dict[int, Process] = {}
+    queue = [root]
+    if not LINUX:
+        wanted: set[int] = set(groups)
+        members = [p for p in everything.values() if p.group in wanted and p.pid != root]
+        found.update((p.pid, p) for p in members)
+        queue += [p.pid for p in members]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child.pid not in found:
+                found[child.pid] = child
+                queue.append(child.pid)
+    return [p for p in found.values() if not p.zombie]
+
+
+def send_signal(process: Process, signum: int) -> bool:
+    """Signals exactly this process, not a later one that got its pid; False if it is gone."""
+    try:
+        if not LINUX:
+            os.kill(process.pid, signum)
+            return True
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The descriptor pins the process: if it is the one we mean now, it stays the one.
+        current = _process(process.pid)
+        if current is None or current.started != process.started:
+            return False
+        signal.pidfd_send_signal(descriptor, signum)  # type: ignore[attr-defined,unused-ignore]  # Linux only
+    except ProcessLookupError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def port_holder(port: int) -> Optional[str]:
+    """Which process holds a TCP port of this machine, as `pid 123 (python)`; None where that cannot be seen."""
+    if not LINUX:
+        return None
+    inodes = _socket_inodes(port)
+    if not inodes:
+        return None
+    for pid in _pids():
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                        return f"pid {pid} ({stream.read().strip()})"
+        except OSError:  # not ours to look at, or gone
+            continue
+    return None
+
+
+def gpus() -> list[str]:
+    """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = [name.strip() for name in visible.split(",")]
+        # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
+        return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - found as the driver installed it
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listing.stdout.split()
+
+
+def hostname() -> str:
+    return socket.gethostname()
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _process(pid: int) -> Optional[Process]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return None
+    # proc(5): the second field is the command's name in parentheses, which may hold anything.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        started=int(fields[19]),
+        zombie=fields[0] in (b"Z", b"X"),
+    )
+
+
+def _processes_from_proc() -> dict[int, Process]:
+    found = (_process(pid) for pid in _pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def _processes_from_ps() -> dict[int, Process]:
+    with subprocess.Popen(
+        ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="],  # noqa: S607 - POSIX has no fixed place for ps
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as ps:
+        listing = ps.communicate()[0]
+    found = {}
+    for line in listing.splitlines():
+        pid, parent, group, state = line.split()[:4]
+        found[int(pid)] = Process(int(pid), int(parent), int(group), started=0, zombie=state.startswith("Z"))
+    found.pop(ps.pid, None)
+    return found
+
+
+def _socket_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as stream:
+                rows = stream.readlines()[1:]
+        except OSError:  # no IPv6
+            continue
+        for row in rows:
+            fields = row.split()
+            if int(fields[1].rpartition(":")[2], 16) == port and fields[9] != "0":
+                inodes.add(f"socket:[{fields[9]}]")
+    return inodes

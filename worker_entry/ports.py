@@ -1,0 +1,83 @@
+"""Ports that cannot be lost between choosing them and TensorFlow's binding them.
+
+A port is held by a socket that is bound but does not listen. It is bound *without* SO_REUSEPORT, so that no other
+holder can bind it, and gets the option afterwards, so that a server that sets it (gRPC under
+TF_GRPC_REUSE_PORT=true) still can. Linux and macOS look at the option of the sockets that are there when a new one
+is bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Optional
+
+from worker_entry import kernel
+from worker_entry.messages import Problem, TaskRequest
+
+
+class HeldPorts:
+    """The ports of one attempt; `release` gives them back."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self._sockets: list[socket.socket] = []
+
+    def hold(self, requests: list[TaskRequest], first: int, last: int) -> list[Problem]:
+        """Holds a port for every request that wants one; returns the reasons why not, or nothing."""
+        problems = []
+        # Explicit ports first: a chosen one must not take them.
+        for request in requests:
+            if request.port:
+                problem = self._hold_explicit(request.task, request.port)
+                problems += [problem] if problem else []
+        candidates = iter(range(first, last + 1))
+        for request in requests:
+            if request.port == 0 and not any(self._try(request.task, port) is None for port in candidates):
+                problems.append(
+                    Problem(
+                        "no-free-port",
+                        f"no free port is left in {first}-{last}",
+                        "widen `ports:` in the spec",
+                        request.task,
+                    )
+                )
+        return problems
+
+    def release(self) -> None:
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+        self.numbers.clear()
+
+    def _hold_explicit(self, task: str, port: int) -> Optional[Problem]:
+        error = self._try(task, port)
+        if error is None:
+            return None
+        if error.errno == errno.EADDRINUSE:
+            holder = kernel.port_holder(port) or "another process (of another user, or just closing)"
+            return Problem("port-taken", f"port {port} is held by {holder}", "end it, or choose another port", task)
+        return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
+
+    def _try(self, task: str, port: int) -> Optional[OSError]:
+        held = _socket()
+        try:
+            held.bind(("", port))
+        except OSError as error:
+            held.close()
+            return error
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._sockets.append(held)
+        self.numbers[task] = port
+        return None
+
+
+def is_open(port: int) -> bool:
+    """Whether something listens on the port of this machine."""
+    with _socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _socket() -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,0 +1,116 @@
+"""Starting tasks, and ending them with everything they have started.
+
+A task leads its own session. Stopping sends TERM to every process below the agent, waits for the grace, then sends
+KILL again and again until the tree is empty: not until the leaders are dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from typing import Optional
+
+from worker_entry import kernel
+
+
+def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
+    """Starts a process in a session of its own, which dies with this one; stdout and stderr go to `output`.
+
+    Raises:
+        OSError: it could not be started (not found, not executable, arguments or environment too long).
+    """
+    parent = os.getpid()
+    return subprocess.Popen(
+        list(argv),
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        # Safe: this process has one thread, and the C library is loaded already.
+        preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL, parent),
+    )
+
+
+class Tree:
+    """All processes below this one, and the end of them; it is told the leaders of the tasks' sessions."""
+
+    def __init__(self) -> None:
+        self.killed: set[int] = set()
+        self.left_behind: set[int] = set()
+        self._leaders: set[int] = set()
+        self._reaped: set[int] = set()
+        self._deadline: Optional[float] = None
+
+    def add(self, leader: int) -> None:
+        self._leaders.add(leader)
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Collects every dead child, adopted orphans included; returns (pid, wait status) of the leaders among them."""
+        dead: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return dead
+            if pid == 0:
+                return dead
+            if pid in self._leaders and pid not in self._reaped:
+                self._reaped.add(pid)
+                dead.append((pid, status))
+
+    def living(self) -> list[kernel.Process]:
+        return kernel.descendants(os.getpid(), self._leaders)
+
+    @property
+    def stopping(self) -> bool:
+        return self._deadline is not None
+
+    def stop(self, grace_s: float) -> None:
+        """Sends TERM now (once), and has `sweep` send KILL from `grace_s` on; a second call can only shorten that."""
+        deadline = time.monotonic() + grace_s
+        if self._deadline is not None:
+            self._deadline = min(deadline, self._deadline)
+            return
+        self._deadline = deadline
+        for process in self.living():
+            if process.pid not in self._leaders:
+                self._note_left_behind(process)
+            if kernel.send_signal(process, signal.SIGTERM):
+                # A stopped process would get TERM only once it goes on.
+                kernel.send_signal(process, signal.SIGCONT)
+
+    def sweep(self) -> int:
+        """One round of an ongoing stop; returns how many processes are left."""
+        assert self._deadline is not None
+        living = self.living()
+        if living and time.monotonic() >= self._deadline:
+            for process in living:
+                if process.pid not in self._leaders:
+                    self._note_left_behind(process)
+                if kernel.send_signal(process, signal.SIGKILL):
+                    self.killed.add(process.pid)
+        return len(living)
+
+    def _note_left_behind(self, process: kernel.Process) -> None:
+        if not self._leaders - self._reaped:  # with a leader alive, it may still be at work for it
+            self.left_behind.add(process.pid)
+
+
+def kill_descendants(others: Collection[int] = ()) -> None:
+    """Kills everything below this process, but for `others`, until nothing is left."""
+    while True:
+        living = [process for process in kernel.descendants(os.getpid()) if process.pid not in others]
+        for process in living:
+            kernel.send_signal(process, signal.SIGKILL)
+        for process in living:
+            with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
+                os.waitpid(process.pid, os.WNOHANG)
+        if not living:
+            return
+        time.sleep(0.005)

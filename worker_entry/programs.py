@@ -1,0 +1,83 @@
+"""Whether a program can be started on this node, found out before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from typing import Optional
+
+from worker_entry.messages import Problem, Program
+
+
+def find_problem(program: Program, cwd: str) -> Optional[Problem]:
+    """Why the program cannot be started in the folder `cwd`, as far as can be seen before; None if nothing is wrong."""
+    if not os.path.isdir(cwd):
+        return Problem("no-working-directory", f"the working directory {cwd} does not exist", "")
+    if program.kind == "command":
+        return _find_command_problem(program, cwd)
+    if program.kind == "script":
+        return _find_script_problem(os.path.join(cwd, program.target))
+    package = program.target.partition(".")[0]
+    if package == "worker_entry" and installed_version("tensorflow") is None:
+        return Problem(
+            "no-tensorflow",
+            f"TensorFlow is not installed for {sys.executable}",
+            "python -m pip install 'distlaunch[tensorflow]', or name the Python that has it: --python PATH",
+        )
+    return None
+
+
+def _find_script_problem(path: str) -> Optional[Problem]:
+    if os.path.isdir(path):
+        if os.path.exists(os.path.join(path, "__main__.py")):
+            return None
+        return Problem("no-program", f"{path} is a folder without a __main__.py", "name a script")
+    try:
+        with open(path, "rb") as stream:
+            source = stream.read()
+    except OSError as error:
+        return Problem("no-program", f"cannot read the script {path}: {error.strerror}", "")
+    if source.startswith(b"PK"):  # a zip application
+        return None
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return Problem("syntax-error", f"{path}:{error.lineno}: {error.msg}", "mend the script")
+    except ValueError as error:  # null bytes
+        return Problem("syntax-error", f"{path}: {error}", "mend the script")
+    return None
+
+
+def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
+    if find_command(program.target, dict(os.environ), cwd) is not None:
+        return None
+    path = os.path.join(cwd, program.target)
+    if os.sep not in program.target:
+        return Problem("no-program", f"no program {program.target!r} on PATH", "give its path, or extend PATH")
+    if not os.path.exists(path):
+        return Problem("no-program", f"there is no program {path}", "")
+    return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")
+
+
+def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
+    """The executable file that the command's name stands for, in `cwd` and on the environment's PATH."""
+    if os.sep in name:
+        path = os.path.join(cwd, name)
+        return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+    return shutil.which(name, path=env.get("PATH"))
+
+
+def installed_version(package: str) -> Optional[str]:
+    """The version of an installed package, without importing it."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    from importlib import metadata
+
+    for name in (package, f"{package}-cpu", f"{package}-macos", f"{package}-gpu", "tf-nightly"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"

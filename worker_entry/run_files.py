@@ -1,0 +1,45 @@
+"""The names of the files that an agent writes for one attempt of a run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+def make_private_directory(path: str) -> None:
+    """Makes the folder and those around it, for this user alone; one that exists is left as it is."""
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        make_private_directory(parent)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+@dataclass(frozen=True)
+class AttemptFiles:
+    """`<root>/attempt-<n>/worker-0.log` and its siblings; a task `worker:0` is `worker-0` in file names."""
+
+    root: str
+    attempt: int
+
+    @property
+    def directory(self) -> str:
+        return os.path.join(self.root, f"attempt-{self.attempt}")
+
+    def log(self, task: str) -> str:
+        """stdout and stderr of the task, byte for byte."""
+        return self._path(task, "log")
+
+    def crash(self, task: str) -> str:
+        """The crash record, if the program raised."""
+        return self._path(task, "crash.json")
+
+    def order(self, task: str) -> str:
+        """What the task runner is told, so that nothing of the user's is on its command line."""
+        return self._path(task, "order.json")
+
+    def _path(self, task: str, ending: str) -> str:
+        return os.path.join(self.directory, f"{task.replace(':', '-')}.{ending}")

@@ -1,0 +1,112 @@
+"""One task of an agent: how it is started, and its log and crash record as far as they have been read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Optional
+
+from worker_entry import processes
+from worker_entry.messages import CrashRecord, Problem, TaskStart
+from worker_entry.programs import find_command
+from worker_entry.run_files import AttemptFiles, make_private_directory
+
+LOG_PIECE = 64 << 10
+"""Bytes of a log that are read at once."""
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+class StartedTask:
+    """One started task: its process, and its log as far as it has been sent."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: int, crash_file: str) -> None:
+        self.name = name
+        self.popen = popen
+        self.pid = popen.pid
+        self.forming = False
+        self._log = log
+        self._offset = 0
+        self._crash_file = crash_file
+
+    @classmethod
+    def start(cls, start: TaskStart, files: AttemptFiles, cwd: str) -> StartedTask:
+        """Starts the task in the folder `cwd`.
+
+        Raises:
+            OSError: it could not be started; `start_problem` says why.
+        """
+        env = _environment(start)
+        program = start.program
+        make_private_directory(files.directory)
+        crash_file = files.crash(start.task)
+        if program.kind == "command":
+            argv = [find_command(program.target, env, cwd) or program.target, *program.args]
+        else:
+            order = {"program": asdict(program), "crash_file": crash_file, "mend_keras": start.mend_keras}
+            order_file = files.order(start.task)
+            with os.fdopen(os.open(order_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+                json.dump(order, stream)
+            argv = [sys.executable, os.path.dirname(os.path.abspath(__file__)), "task", order_file]
+        # Handed to the process directly: a slow reader never blocks training, and both streams keep their order.
+        output = os.open(files.log(start.task), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            popen = processes.spawn(argv, env=env, cwd=cwd, output=output)
+        finally:
+            os.close(output)
+        return cls(start.task, popen, os.open(files.log(start.task), os.O_RDONLY), crash_file)
+
+    def read_log(self) -> tuple[int, bytes]:
+        """The next piece of the log with its offset; empty when all of it has been read."""
+        offset = self._offset
+        data = os.pread(self._log, LOG_PIECE, offset)
+        self._offset += len(data)
+        return offset, data
+
+    def unsent(self) -> int:
+        return os.fstat(self._log).st_size - self._offset
+
+    def read_crash(self) -> Optional[CrashRecord]:
+        try:
+            with open(self._crash_file, encoding="utf-8") as stream:
+                return CrashRecord(**json.load(stream))
+        except (OSError, ValueError, TypeError):  # none was written, or something else wrote it
+            return None
+
+    def close(self) -> None:
+        os.close(self._log)
+
+
+def start_problem(start: TaskStart, error: OSError) -> Problem:
+    """What `StartedTask.start` failed on, and what to do about it."""
+    if error.errno == errno.E2BIG:
+        message, cure = (
+            "its arguments and environment are too long for this system",
+            "shorten `env` or the arguments",
+        )
+    elif error.errno == errno.ENOSPC:
+        message, cure = (
+            "no space is left on the device of the run directory",
+            "free some, or use another --run-dir",
+        )
+    elif error.errno == errno.ENOEXEC:
+        message, cure = f"{start.program.target} has no #! line and is no binary", "add one"
+    else:
+        message, cure = f"{error.strerror}: {error.filename or start.program.target}", ""
+    return Problem("start-failed", message, cure, start.task)
+
+
+def _environment(start: TaskStart) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name not in start.unset}
+    env.update(start.env)
+    # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
+    if "TF_CONFIG" in env and any(env.get(name) for name in _PROXIES):
+        cluster = json.loads(env["TF_CONFIG"])["cluster"]
+        hosts = {address.rpartition(":")[0] for addresses in cluster.values() for address in addresses}
+        known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
+        env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
+    return env
