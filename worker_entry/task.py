@@ -1,0 +1,181 @@
+"""Runs the user's Python program in this interpreter, as `python train.py` or `python -m train` would.
+
+The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and ends with the status that plain Python
+would give it. What it gets more: `faulthandler`, the mend of Keras (`keras_support`), and, when it fails, a
+crash record: a small JSON file that says which exception it was, where, and at which moment. The moment
+counts: an interpreter takes about a second to shut down, so that the exit statuses of a cluster can arrive in
+the wrong order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import faulthandler
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+import types
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Optional
+
+from worker_entry import keras_support
+from worker_entry.messages import CrashRecord, Program
+
+MESSAGE_LIMIT = 4000
+"""Characters of an exception's message that a crash record keeps; the log has all of it."""
+
+
+def run(program: Program, crash_file: Optional[str] = None, *, mend_keras: bool = True) -> None:
+    """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
+
+    Args:
+        program: a script or a module; a command is not run by Python.
+        crash_file: where to write the crash record, if the program fails.
+        mend_keras: whether Keras 3 is mended when the program is part of a cluster.
+    """
+    faulthandler.enable(all_threads=True)
+    if mend_keras and "TF_CONFIG" in os.environ:
+        keras_support.install(_log)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv = [program.target, *program.args]
+    # Registered before any handler of the program's, so that it runs after them.
+    interrupted = _InterruptedAtExit()
+    try:
+        if program.kind == "module":
+            sys.argv[0] = "-m"
+            _set_first_path(os.getcwd())
+            runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        elif os.path.isdir(program.target) or zipfile.is_zipfile(program.target):
+            _set_first_path(program.target)
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # as `python DIRECTORY` does
+        else:
+            _run_script(program.target, main)
+    except SystemExit as error:
+        if _exit_code(error) != 0:
+            _write_crash(crash_file, error)
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is shown and recorded, and ends the process
+        _write_crash(crash_file, error)
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.by_signal = True
+        # The program's exception has been shown as Python shows it; ours must not add a traceback to it.
+        raise SystemExit(1) from None
+
+
+def _run_script(path: str, main: types.ModuleType) -> None:
+    absolute = os.path.abspath(path)
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    main.__dict__.update(__file__=absolute, __cached__=None)
+    with io.open_code(absolute) as file:
+        source = file.read()
+    code = compile(source, absolute, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102 - running the user's program is what this module is for
+
+
+class _InterruptedAtExit:
+    """Ends the process by SIGINT, as Python does after an unhandled KeyboardInterrupt, once all exit handlers ran."""
+
+    by_signal = False
+
+    def __init__(self) -> None:
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.by_signal:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _set_first_path(path: str) -> None:
+    # -P and PYTHONSAFEPATH (3.11) ask for no such entry.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, path)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def _write_crash(path: Optional[str], error: BaseException) -> None:
+    if path is None:
+        return
+    file, line = _user_line(error)
+    message = str(error) if not isinstance(error, SystemExit) else f"sys.exit({error.code!r})"
+    record = CrashRecord(
+        time=time.time(),
+        exception=type(error).__qualname__,
+        message=message[:MESSAGE_LIMIT],
+        file=file,
+        line=line,
+    )
+    temporary = f"{path}.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as stream:
+            json.dump(asdict(record), stream)
+        os.replace(temporary, path)
+    except OSError as problem:  # a full disk must not hide the program's own error
+        _log(f"could not write the crash record: {problem}")
+
+
+def _user_line(error: BaseException) -> tuple[Optional[str], Optional[int]]:
+    """The innermost place in the user's own code: not in the standard library, nor in an installed package."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return error.filename, error.lineno
+    paths = sysconfig.get_paths()
+    libraries = tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(_without_our_frames(error.__traceback__))
+        if not frame.filename.startswith((*libraries, "<"))
+    ]
+    return frames[-1] if frames else (None, None)
+
+
+def _log(text: str) -> None:
+    sys.stderr.write(f"distlaunch: {text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`task FILE`: the program is described in a JSON file, so that nothing of the user's is on a command line."""
+    with open(arguments[0], encoding="utf-8") as stream:
+        order = json.load(stream)
+    run(Program(**order["program"]), order["crash_file"], mend_keras=order["mend_keras"])
+
+
+def main_by_hand(arguments: Sequence[str]) -> None:
+    """`run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]`: the same for a person, as `distlaunch plan` prints it."""
+    rest = list(arguments)
+    mend = "--no-keras-mend" not in rest[:1]
+    if not mend:
+        del rest[0]
+    kind = "module" if rest[:1] == ["-m"] else "script"
+    if kind == "module":
+        del rest[0]
+    if not rest:
+        raise SystemExit("usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]")
+    run(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend)
