@@ -1,0 +1,56 @@
+"""What can go wrong before or around a run, as exceptions: one class per category, each with its exit status.
+
+A task that fails is no exception: it is an outcome, told by `results.RunReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EXIT_OK = 0
+EXIT_TASK_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INFRASTRUCTURE = 3
+EXIT_BUG = 70
+EXIT_SIGINT = 130
+EXIT_SIGTERM = 143
+
+
+class DistlaunchError(Exception):
+    """An error that is shown as `Error: <message> [<reference>]`, its evidence below, what to do last.
+
+    Args:
+        message: what happened, one sentence without a full stop.
+        evidence: lines that show it.
+        cure: what to do about it.
+    """
+
+    reference = "error"
+    exit_status = EXIT_INFRASTRUCTURE
+
+    def __init__(self, message: str, *, evidence: Sequence[str] = (), cure: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.evidence = tuple(evidence)
+        self.cure = cure
+
+
+class SpecError(DistlaunchError):
+    """The spec is wrong; the user's fault. Nothing was started. `evidence` has a line for each mistake."""
+
+    reference = "spec"
+    exit_status = EXIT_USAGE
+
+
+class UsageError(DistlaunchError):
+    """The command line asks for what cannot be; the user's fault. Nothing was started."""
+
+    reference = "usage"
+    exit_status = EXIT_USAGE
+
+
+class RunDirectoryError(DistlaunchError):
+    """The files of the run cannot be written: a full disk, missing rights, or files of another run in the way."""
+
+    reference = "run-directory"
+    exit_status = EXIT_INFRASTRUCTURE

@@ -1,0 +1,167 @@
+"""What a gang can be told, and what it can ask for. `at` is seconds of the controller's monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.tasks import TaskId, parse_task_id
+from worker_entry.messages import (
+    Broken,
+    CrashRecord,
+    Empty,
+    Exited,
+    Listening,
+    Message,
+    Prepared,
+    Problem,
+    Ready,
+    Refused,
+    Started,
+    TaskExit,
+)
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """The node's agent has answered."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodePrepared:
+    """The node has checked its programs and holds these ports."""
+
+    node: str
+    ports: Mapping[TaskId, int]
+
+
+@dataclass(frozen=True)
+class NodeRefused:
+    """The node cannot start its tasks, or cannot go on."""
+
+    node: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """We no longer know what happens on the node."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeEmpty:
+    """No process of the attempt is left on the node."""
+
+    node: str
+    left_behind: int = 0
+    killed: int = 0
+
+
+@dataclass(frozen=True)
+class TaskStarted:
+    task: TaskId
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True)
+class TaskListening:
+    """The task's port is open."""
+
+    task: TaskId
+    time: float
+
+
+@dataclass(frozen=True)
+class TaskExited:
+    task: TaskId
+    exit: TaskExit
+    time: float
+    crash: CrashRecord | None = None
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The user (or the system) asks us to end; `signal` by its number."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened; time has passed."""
+
+
+Event = (
+    NodeReady
+    | NodePrepared
+    | NodeRefused
+    | NodeLost
+    | NodeEmpty
+    | TaskStarted
+    | TaskListening
+    | TaskExited
+    | Interrupted
+    | Tick
+)
+
+
+# --- actions ---
+
+
+@dataclass(frozen=True)
+class PrepareNodes:
+    """Ask every node to check its programs and to hold its ports."""
+
+
+@dataclass(frozen=True)
+class StartTasks:
+    """Start every task, with these ports."""
+
+    ports: Mapping[TaskId, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StopNodes:
+    """TERM now, KILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The attempt is over: nothing is left, or what is left cannot be reached."""
+
+
+Action = PrepareNodes | StartTasks | StopNodes | Finish
+
+
+def from_message(node: str, message: Message) -> Event | None:
+    """What a frame of an agent means to the gang; None for frames that mean nothing to it.
+
+    Raises:
+        ValueError: the frame names a task that cannot be.
+    """
+    match message:
+        case Ready():
+            return NodeReady(node)
+        case Prepared(_, ports):
+            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Refused(problems):
+            return NodeRefused(node, tuple(problems))
+        case Broken(problem):
+            return NodeRefused(node, (problem,))
+        case Started(task, pid, time):
+            return TaskStarted(parse_task_id(task), pid, time)
+        case Listening(task, time):
+            return TaskListening(parse_task_id(task), time)
+        case Exited(task, how, time, crash):
+            return TaskExited(parse_task_id(task), how, time, crash)
+        case Empty(_, left_behind, killed):
+            return NodeEmpty(node, left_behind, killed)
+    return None

@@ -1,0 +1,69 @@
+"""`distlaunch local`: a command line turned into the spec of a cluster on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.spec import LOCAL, ClusterSpec, KerasSpec, NodeSpec, PortRange, ProgramSpec, TimeoutsSpec
+from worker_entry import kernel
+
+WORKERS_PER_CORE = 4
+"""More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
+WORKERS_ALWAYS = 8
+
+PORTS = PortRange(first=20000, last=29999)
+
+
+def check_workers(workers: int) -> None:
+    """Refuses a number of workers that this machine cannot carry.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    cores = kernel.cores()
+    limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
+    if workers > limit:
+        raise UsageError(
+            f"{workers:,} workers are too many for {cores} core{'s'[: cores > 1]}; the limit is {limit}",
+            cure="ask for fewer with --workers, or start them all the same with --oversubscribe",
+        )
+
+
+def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> ProgramSpec | None:
+    """What to run: a command if `--` came before it, else a Python module or script; None for the demo.
+
+    Raises:
+        UsageError: `-m` or `--` without a name.
+    """
+    if not words:
+        if is_module or is_command:
+            raise UsageError(f"{'-m' if is_module else '--'} needs the name of a program after it")
+        return None
+    if is_command and not is_module:
+        return ProgramSpec(command=list(words))
+    if is_module:
+        return ProgramSpec(module=words[0], args=list(words[1:]))
+    return ProgramSpec(script=words[0], args=list(words[1:]))
+
+
+def make_spec(
+    *,
+    workers: int,
+    program: ProgramSpec | None,
+    python: str | None,
+    gpus_per_worker: int | None,
+    start_s: float | None,
+    mend_keras: bool,
+) -> ClusterSpec:
+    """The spec that the command line stands for."""
+    given: dict[str, Any] = {} if program is None else {"program": program}
+    return ClusterSpec(
+        name=f"local-{workers}",
+        nodes=[NodeSpec(host=LOCAL, tasks={"worker": workers}, python=python, gpus_per_worker=gpus_per_worker)],
+        ports=PORTS,
+        keras=KerasSpec(mend=mend_keras),
+        timeouts=TimeoutsSpec() if start_s is None else TimeoutsSpec(start_s=start_s),
+        **given,
+    )

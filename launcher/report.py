@@ -1,0 +1,117 @@
+"""From a finished attempt to its report, and from reports to the last lines on the console. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.events import TaskExited
+from launcher.gang import Gang
+from launcher.plan import LaunchPlan, TaskPlan
+from launcher.results import AttemptReport, CrashReport, RunReport, TaskReport, Verdict
+from launcher.tasks import TaskId
+from launcher.tf_config import format_address
+from launcher.verdict import was_stopped
+from worker_entry.messages import CrashRecord, TaskExit
+
+TAIL_LINES = 10
+"""Lines of the log of a failed task that its error shows."""
+
+
+def make_attempt_report(
+    gang: Gang,
+    plan: LaunchPlan,
+    verdict: Verdict,
+    *,
+    attempt: int,
+    started: float,
+    ended: float,
+    logs: Mapping[TaskId, str],
+    processes_left: int | None,
+) -> AttemptReport:
+    """The report of a finished attempt; times in Unix seconds, `logs` relative to the run's directory."""
+    opened = [event.time for event in gang.listening.values()]
+    return AttemptReport(
+        attempt=attempt,
+        started=started,
+        ended=ended,
+        cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
+        tasks=[_task_report(gang, task, logs[task.task]) for task in plan.tasks],
+        verdict=verdict,
+        processes_left=processes_left,
+        left_behind=sum(event.left_behind for event in gang.empty.values()),
+        killed=sum(event.killed for event in gang.empty.values()),
+    )
+
+
+def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
+    started = gang.started.get(plan.task)
+    opened = gang.listening.get(plan.task)
+    ended: TaskExited | None = gang.exits.get(plan.task)
+    how = ended.exit if ended is not None else TaskExit()
+    return TaskReport(
+        task=str(plan.task),
+        node=plan.node,
+        address=format_address(plan.address, plan.port),
+        pid=started.pid if started else None,
+        started=started.time if started else None,
+        port_opened=opened.time if opened else None,
+        ended=ended.time if ended else None,
+        exit_code=how.code,
+        exit_signal=how.signal,
+        core_dumped=how.core_dumped,
+        stopped_by_us=ended is not None and was_stopped(gang, ended),
+        crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
+        log=log,
+    )
+
+
+def _crash_report(crash: CrashRecord) -> CrashReport:
+    return CrashReport(
+        time=crash.time, exception=crash.exception, message=crash.message, file=crash.file, line=crash.line
+    )
+
+
+def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
+    """`Error: … [reference]`, the evidence, the log's last lines, what to do."""
+    lines = [f"Error: {verdict.message} [{verdict.reference}]", *(f"  {line}" for line in verdict.evidence)]
+    lines += [f"    {verdict.task} │ {line}" for line in tail]
+    if verdict.cure:
+        lines.append(f"  {verdict.cure}")
+    return "\n".join(lines)
+
+
+def render_summary(report: RunReport) -> str:
+    """The last lines of a run: each task's end, the outcome, the time, the files."""
+    attempt = report.attempts[-1]
+    lines = []
+    if any(task.started is not None for task in attempt.tasks):
+        width = max(len(task.task) for task in attempt.tasks)
+        lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
+    nodes = len({task.node for task in attempt.tasks})
+    where = "this machine" if nodes == 1 and attempt.tasks[0].node == "local" else f"{nodes} node{'s'[: nodes > 1]}"
+    left = "an unknown number of" if attempt.processes_left is None else attempt.processes_left
+    lines.append(f"  {left} processes left on {where}{_render_cleaning(attempt)}")
+    took = f"{report.ended - report.started:.1f} s"
+    if report.outcome == "succeeded":
+        lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
+        lines += [f"  {line}" for line in attempt.verdict.evidence]
+    else:
+        lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
+    lines.append(f"Logs and report: {report.directory}")
+    return "\n".join(lines)
+
+
+def _render_cleaning(attempt: AttemptReport) -> str:
+    if not attempt.left_behind:
+        return ""
+    plural = "es that had outlived their" if attempt.left_behind > 1 else " that had outlived its"
+    return f" ({attempt.left_behind} process{plural} task ended)"
+
+
+def _render_end(task: TaskReport) -> str:
+    if task.started is None:
+        return "not started"
+    if task.ended is None:
+        return "its end was not seen"
+    how = str(TaskExit(task.exit_code, task.exit_signal, task.core_dumped))
+    return f"{how}, stopped by distlaunch" if task.stopped_by_us else how

@@ -1,0 +1,109 @@
+"""What came out of a run: frozen values that console, report.json and exit status are all made from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+OutcomeName = Literal["succeeded", "failed", "interrupted"]
+
+
+class _Result(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class CrashReport(_Result):
+    """An unhandled Python exception, seen in the task's own interpreter."""
+
+    time: float
+    """The moment of the raise, in Unix seconds by the node's clock."""
+    exception: str
+    """The exception's class."""
+    message: str
+    """Its text, up to 4,000 characters."""
+    file: str | None = None
+    """The innermost file that is the user's own code."""
+    line: int | None = None
+
+
+class TaskReport(_Result):
+    """One task of one attempt."""
+
+    task: str
+    """`worker:1`."""
+    node: str
+    address: str
+    """`host:port` as in TF_CONFIG."""
+    pid: int | None = None
+    started: float | None = None
+    """Unix seconds; null if it was never started."""
+    port_opened: float | None = None
+    """When TensorFlow's server listened; null if it never did."""
+    ended: float | None = None
+    """When its process ended; null if that was never seen."""
+    exit_code: int | None = None
+    """The exit status, if the process ended by itself."""
+    exit_signal: int | None = None
+    """The signal that ended it, if one did."""
+    core_dumped: bool = False
+    stopped_by_us: bool = False
+    """Whether it was still running when distlaunch stopped the attempt."""
+    crash: CrashReport | None = None
+    log: str
+    """The log file, relative to the run's directory."""
+
+
+class Verdict(_Result):
+    """Why the run ended as it did."""
+
+    reference: str
+    """Stable kebab-case name: `succeeded`, `task-failed`, `start-timeout`, …"""
+    message: str
+    """One sentence."""
+    task: str | None = None
+    """The task that is the cause, if one is."""
+    evidence: list[str] = []
+    cure: str = ""
+
+
+class AttemptReport(_Result):
+    """One start of all tasks."""
+
+    attempt: int
+    started: float
+    """Unix seconds by the controller's clock, like all times outside of tasks."""
+    ended: float
+    cluster_up: float | None = None
+    """When every task had opened its port."""
+    tasks: list[TaskReport]
+    verdict: Verdict
+    processes_left: int | None = Field(ge=0)
+    """Processes left on the nodes at the end: 0, or null if a node could not be asked."""
+    left_behind: int = 0
+    """Processes that had outlived their task and were ended."""
+    killed: int = 0
+    """Processes that did not heed TERM."""
+
+
+class RunReport(_Result):
+    """The content of `report.json`."""
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    name: str
+    outcome: OutcomeName
+    exit_status: int
+    """distlaunch's own exit status."""
+    versions: dict[str, str]
+    """distlaunch, Python and TensorFlow (as installed on the first node)."""
+    directory: str
+    """Where the files of the run are."""
+    started: float
+    ended: float
+    attempts: list[AttemptReport]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """That of the last attempt; None if there was none."""
+        return self.attempts[-1].verdict if self.attempts else None

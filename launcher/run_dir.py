@@ -1,0 +1,78 @@
+"""The files of a run, all named here. The folder is private to the user; files appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import RunDirectoryError
+from launcher.tasks import TaskId
+from worker_entry.run_files import AttemptFiles, make_private_directory
+
+
+def make_run_id(name: str) -> str:
+    """`20261121-143005-two-nodes-3f9a`: sorts by time, tells runs of one second apart."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
+
+
+def runs_directory(environ: Mapping[str, str]) -> Path:
+    """Where runs go that are told no place: `runs` in distlaunch's part of the user's state directory."""
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return base / "distlaunch" / "runs"
+
+
+class RunDir:
+    """One run's folder. Every method that writes raises RunDirectoryError when it cannot."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plan = root / "plan.json"
+        self.spec = root / "spec.json"
+        self.report = root / "report.json"
+        self.agent_errors = root / "agent.stderr"
+
+    @classmethod
+    def create(cls, root: Path) -> RunDir:
+        """Makes the folder, which must not hold anything yet."""
+        try:
+            if root.exists() and any(root.iterdir()):
+                raise RunDirectoryError(
+                    f"the run directory {root} is not empty", cure="name a new one; each run has its own"
+                )
+            make_private_directory(str(root.absolute()))
+            root.chmod(0o700)
+        except OSError as error:
+            raise _cannot_write(root, error) from None
+        return cls(root.absolute())
+
+    def log(self, attempt: int, task: TaskId) -> Path:
+        return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
+
+    def relative(self, path: Path) -> str:
+        return str(path.relative_to(self.root))
+
+    def write_json(self, path: Path, value: Any) -> None:
+        self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_text(self, path: Path, text: str) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _cannot_write(path, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"cannot write {path}: {error.strerror}", cure="name another place with --run-dir")

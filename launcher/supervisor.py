@@ -1,0 +1,329 @@
+"""The shell around the gang: it carries frames and signals to `gang.decide` and performs what that decided.
+
+One queue, one loop. Everything that happens (a frame, a closed link, a signal) is put into the queue by whoever
+sees it, and only the loop acts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from launcher.console import Console
+from launcher.events import (
+    Action,
+    Event,
+    Interrupted,
+    NodeLost,
+    PrepareNodes,
+    StartTasks,
+    StopNodes,
+    Tick,
+    from_message,
+)
+from launcher.gang import Gang, Phase, Reason, Rules, decide, new_gang
+from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
+from launcher.report import TAIL_LINES, make_attempt_report, render_error, render_summary
+from launcher.results import RunReport
+from launcher.run_dir import RunDir
+from launcher.spec import TimeoutsSpec
+from launcher.tasks import TaskId, parse_task_id
+from launcher.transports.base import Link, LinkClosed, LogMirror, Transport
+from launcher.verdict import exit_status, find_cause, judge, outcome
+from worker_entry.messages import (
+    VERSION,
+    Beat,
+    Goodbye,
+    Hello,
+    Message,
+    Prepare,
+    Ready,
+    Start,
+    Stop,
+    TaskRequest,
+    TaskStart,
+)
+
+LEASE_S = 60.0
+"""Silence after which an agent stops its tasks, and a node counts as lost."""
+BEAT_S = 2.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+QUEUE_LIMIT = 10_000
+"""Waiting events above which links are not read further."""
+
+Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None], LaunchPlan]
+"""Makes the plan from what the nodes said of themselves, and from the ports they hold, once they do."""
+
+
+class Supervisor:
+    """One run. `timeouts` and `port_range` are the spec's; `transports` has one for each node of the plan."""
+
+    def __init__(
+        self,
+        replan: Replan,
+        timeouts: TimeoutsSpec,
+        port_range: tuple[int, int],
+        run_id: str,
+        run_dir: RunDir,
+        transports: Mapping[str, Transport],
+        console: Console,
+    ) -> None:
+        self._replan = replan
+        self._plan = replan({}, None)
+        self._timeouts = timeouts
+        self._port_range = port_range
+        self._run_id = run_id
+        self._run_dir = run_dir
+        self._transports = transports
+        self._console = console
+        self._events: queue.SimpleQueue[tuple[str, Message | LinkClosed] | Interrupted] = queue.SimpleQueue()
+        self._links: dict[str, Link] = {}
+        self._ready: dict[str, Ready] = {}
+        self._heard: dict[str, float] = {}
+        self._attempt = 1
+        self._unread = False
+
+    def run(self) -> RunReport:
+        """Runs the cluster to its end; returns once nothing is left of it and the report is written.
+
+        Raises:
+            DistlaunchError: it could not be started; nothing is left running.
+        """
+        previous = {signum: signal.signal(signum, self._note_signal) for signum in SIGNALS}
+        mirror = LogMirror(lambda attempt, task: self._run_dir.log(attempt, parse_task_id(task)))
+        started = time.time()
+        try:
+            try:
+                gang = self._supervise(mirror)
+            finally:
+                left = self._close_links()
+                mirror.close()
+            return self._report(gang, started, left)
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+    # --- the loop ---
+
+    def _supervise(self, mirror: LogMirror) -> Gang:
+        self._write_plan()
+        gang = new_gang(self._rules(), time.monotonic())
+        for node, transport in self._transports.items():
+            self._connect(node, transport, mirror)
+        beat_due = 0.0
+        while gang.phase is not Phase.FINISHED:
+            now = time.monotonic()
+            if now >= beat_due:
+                beat_due = now + BEAT_S
+                for link in self._links.values():
+                    link.send(Beat(time.time()))
+            for event in self._next_events(min(beat_due, gang.deadline or beat_due) - now):
+                before = gang
+                gang, actions = decide(gang, event, time.monotonic())
+                self._tell(before, gang, event)
+                for action in actions:
+                    self._perform(action, gang)
+        return gang
+
+    def _connect(self, node: str, transport: Transport, mirror: LogMirror) -> None:
+        try:
+            link = transport.connect(node, self._deliver, mirror)
+        except OSError as error:
+            self._events.put((node, LinkClosed(f"cannot start {error.filename or 'the agent'}: {error.strerror}")))
+            return
+        self._links[node] = link
+        self._heard[node] = time.monotonic()
+        link.send(
+            Hello(
+                version=VERSION,
+                run_id=self._run_id,
+                directory=str(self._run_dir.root),
+                cwd=self._plan.directory,
+                lease_s=LEASE_S,
+                stream_logs=not transport.shares_files,
+            )
+        )
+
+    def _next_events(self, timeout_s: float) -> Iterator[Event]:
+        try:
+            item = self._events.get(timeout=max(timeout_s, 0.0))
+        except queue.Empty:
+            yield from self._overdue()
+            return
+        if isinstance(item, Interrupted):
+            yield item
+            return
+        node, message = item
+        self._heard[node] = time.monotonic()
+        if isinstance(message, LinkClosed):
+            yield NodeLost(node, self._explain(message.reason))
+            return
+        if isinstance(message, Ready):
+            self._ready[node] = message
+        try:
+            event = from_message(node, message)
+        except ValueError as error:
+            event = NodeLost(node, f"the agent sent {error}")
+        if event is not None:
+            yield event
+
+    def _overdue(self) -> Iterator[Event]:
+        if self._console.broken and not self._unread:  # `distlaunch … | head`
+            self._unread = True
+            yield Interrupted(signal.SIGPIPE)
+        for node, heard in self._heard.items():
+            if time.monotonic() - heard > LEASE_S:
+                yield NodeLost(node, f"the agent has been silent for {LEASE_S:g} s")
+        yield Tick()
+
+    def _explain(self, reason: str) -> str:
+        said = _tail(self._run_dir.agent_errors, 3)
+        return f"{reason}: {' / '.join(said)}" if said else reason
+
+    def _deliver(self, node: str, message: Message | LinkClosed) -> None:
+        while self._events.qsize() > QUEUE_LIMIT:
+            time.sleep(0.01)  # a link's thread waits here, and behind it the agent, on its disk
+        self._events.put((node, message))
+
+    def _note_signal(self, signum: int, _frame: object) -> None:
+        self._events.put(Interrupted(signum))
+
+    # --- actions ---
+
+    def _perform(self, action: Action, gang: Gang) -> None:
+        match action:
+            case PrepareNodes():
+                self._plan = self._replan(self._facts(), None)
+                for warning in self._plan.warnings:
+                    self._console.warn(warning)
+                for node, link in self._links.items():
+                    link.send(
+                        Prepare(
+                            self._attempt,
+                            [_request(task) for task in self._tasks_of(node)],
+                            *self._port_range,
+                        )
+                    )
+            case StartTasks(ports):
+                self._plan = self._replan(self._facts(), ports)
+                self._write_plan()
+                for node, link in self._links.items():
+                    link.send(Start(self._attempt, [self._start(task) for task in self._tasks_of(node)]))
+                for task in self._plan.tasks:
+                    self._console.follow(task.task, self._run_dir.log(self._attempt, task.task))
+            case StopNodes(grace_s):
+                for node, link in self._links.items():
+                    if node not in gang.empty and node not in gang.lost:
+                        link.send(Stop(grace_s))
+
+    def _facts(self) -> dict[str, NodeFacts]:
+        return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self._ready.items()}
+
+    def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
+        return (task for task in self._plan.tasks if task.node == node)
+
+    def _start(self, task: TaskPlan) -> TaskStart:
+        env = {**task.env, "DISTLAUNCH_RUN_ID": self._run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
+        return TaskStart(str(task.task), task.program, env, unset=["TF_CONFIG"], mend_keras=task.mend_keras)
+
+    def _rules(self) -> Rules:
+        nodes = {node: frozenset(task.task for task in self._tasks_of(node)) for node in self._plan.nodes}
+        return Rules(
+            nodes=nodes,
+            forming=frozenset(task.task for task in self._plan.tasks if task.opens_port),
+            start_s=self._timeouts.start_s,
+            drain_s=self._timeouts.drain_s,
+            stop_grace_s=self._timeouts.stop_grace_s,
+        )
+
+    def _close_links(self) -> int | None:
+        """Ends every agent; returns how many processes are left, None if a node could not be asked."""
+        for link in self._links.values():
+            link.send(Goodbye())
+        left = [link.close() for link in self._links.values()]
+        counted = [count for count in left if count is not None]
+        return sum(counted) if len(counted) == len(left) else None
+
+    def _write_plan(self) -> None:
+        self._run_dir.write_json(self._run_dir.plan, render_json(self._plan))
+
+    # --- telling the user ---
+
+    def _tell(self, before: Gang, gang: Gang, event: Event) -> None:
+        forming = gang.rules.forming
+        if (
+            forming
+            and before.phase is Phase.FORMING
+            and gang.phase is Phase.RUNNING
+            and forming <= gang.listening.keys()
+        ):
+            seconds = max(e.time for e in gang.listening.values()) - min(e.time for e in gang.started.values())
+            self._console.note(f"The cluster is up after {seconds:.1f} s: {len(forming)} tasks")
+        if isinstance(event, Interrupted) and event.signal != signal.SIGPIPE:
+            name = signal.Signals(event.signal).name
+            again = before.phase is Phase.STOPPING
+            grace = self._timeouts.stop_grace_s
+            how = "killing all tasks" if again else f"stopping all tasks, {grace:g} s grace (once more kills them)"
+            self._console.warn(f"{name}: {how}")
+        if before.reason is None and gang.reason is Reason.TASK_FAILED and (cause := find_cause(gang)) is not None:
+            self._console.warn(f"{cause.task} ended with {cause.exit}; stopping the others")
+
+    def _report(self, gang: Gang, started: float, left: int | None) -> RunReport:
+        logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
+        verdict = judge(gang, self._plan, {task: str(path) for task, path in logs.items()})
+        now = time.time()
+        attempt = make_attempt_report(
+            gang,
+            self._plan,
+            verdict,
+            attempt=self._attempt,
+            started=started,
+            ended=now,
+            logs={task: self._run_dir.relative(path) for task, path in logs.items()},
+            processes_left=left,
+        )
+        report = RunReport(
+            run_id=self._run_id,
+            name=self._plan.name,
+            outcome=outcome(gang),
+            exit_status=exit_status(gang),
+            versions=self._versions(),
+            directory=str(self._run_dir.root),
+            started=started,
+            ended=now,
+            attempts=[attempt],
+        )
+        if report.outcome == "failed":
+            tail = _tail(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
+            self._console.error(render_error(verdict, tail))
+        self._console.note(render_summary(report))
+        self._run_dir.write_json(self._run_dir.report, report.model_dump(mode="json"))
+        return report
+
+    def _versions(self) -> dict[str, str]:
+        versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
+        for ready in self._ready.values():
+            if ready.tensorflow is not None:
+                versions.setdefault("tensorflow", ready.tensorflow)
+        return versions
+
+
+def _request(task: TaskPlan) -> TaskRequest:
+    return TaskRequest(str(task.task), task.program, task.port if task.explicit_port else 0)
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a file that are not blank; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - (16 << 10)))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rpartition("\r")[2][:400] for line in text.splitlines() if line.strip()][-lines:]

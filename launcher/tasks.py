@@ -1,0 +1,44 @@
+"""How a task is named: `worker:1`, as TensorFlow names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+TaskType = Literal["chief", "worker", "ps", "evaluator"]
+TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
+
+TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
+"""The types whose tasks train: they make up the world size, and their exits decide the run's outcome."""
+
+
+@dataclass(frozen=True, order=True)
+class TaskId:
+    """One process of the cluster; unique in a run."""
+
+    type: TaskType
+    index: int
+
+    @property
+    def trains(self) -> bool:
+        return self.type in TRAINING_TYPES
+
+    @property
+    def file_stem(self) -> str:
+        return f"{self.type}-{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}"
+
+
+def parse_task_id(text: str) -> TaskId:
+    """`worker:1` → TaskId.
+
+    Raises:
+        ValueError: the text is no task's name.
+    """
+    task_type, _, index = text.partition(":")
+    for known in TASK_TYPES:
+        if task_type == known and index.isascii() and index.isdigit():
+            return TaskId(known, int(index))
+    raise ValueError(f"{text!r} is no task; tasks are named like worker:0")

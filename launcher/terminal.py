@@ -1,0 +1,114 @@
+"""Where the console's thread writes: a pipe, or a terminal with live lines at its bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+
+class Sink(Protocol):
+    """Takes text; raises OSError when nobody reads any more."""
+
+    has_live_lines: bool
+
+    def write(self, text: bytes) -> None:
+        """Whole lines of the tasks' output."""
+
+    def note(self, text: str) -> None:
+        """A line of our own."""
+
+    def show_live(self, lines: Sequence[str]) -> None:
+        """The lines that are being rewritten in place, below everything else."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
+class NowhereSink:
+    """After nobody reads our output any more."""
+
+    has_live_lines = False
+
+    def write(self, text: bytes) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def show_live(self, lines: Sequence[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainSink(NowhereSink):
+    """Pipes, files, and terminals of which only one of stdout and stderr is one."""
+
+    def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
+        self._stdout = stdout
+        self._stderr = stderr
+
+    def write(self, text: bytes) -> None:
+        self._stdout.write(text)
+        self._stdout.flush()
+
+    def note(self, text: str) -> None:
+        self._stderr.write(f"{text}\n")
+        self._stderr.flush()
+
+
+class TerminalSink(PlainSink):
+    """stdout and stderr are one terminal: live lines are erased before anything else is written."""
+
+    has_live_lines = True
+
+    def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
+        # Imported here: a pipe, which is what programs and tests give us, does without rich.
+        from rich.console import Console
+
+        super().__init__(stdout, stderr)
+        self._console = Console(file=stderr)
+        self._live: Live | None = None
+        self._lines: list[str] = []
+
+    def write(self, text: bytes) -> None:
+        self._erase()
+        super().write(text)
+
+    def note(self, text: str) -> None:
+        self._erase()
+        super().note(text)
+
+    def show_live(self, lines: Sequence[str]) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        if not lines:
+            self._erase()
+            return
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        elif self._lines == lines:
+            return
+        self._lines = list(lines)
+        text = Text("\n", no_wrap=True, overflow="ellipsis").join(Text.from_ansi(line) for line in lines)
+        self._live.update(text, refresh=True)
+
+    def close(self) -> None:
+        self._erase()
+
+    def _erase(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

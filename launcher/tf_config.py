@@ -1,0 +1,56 @@
+"""TF_CONFIG, as TensorFlow reads it: which tasks there are, and which of them this one is.
+
+TensorFlow reads a missing or blank TF_CONFIG as a cluster of one, silently; so it is made whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from launcher.tasks import TASK_TYPES, TaskId
+
+
+class TaskEntry(TypedDict):
+    type: str
+    index: int
+
+
+class TfConfig(TypedDict):
+    """The value of TF_CONFIG before it is written as JSON."""
+
+    cluster: dict[str, list[str]]
+    task: TaskEntry
+
+
+def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | None]:
+    """The TF_CONFIG of every task; None where it must be unset, which is in a run of one task.
+
+    The evaluator is not part of the cluster that the others see; it sees itself beside them.
+
+    Args:
+        addresses: `host:port` for every task of the run, indices of each type from 0 on.
+    """
+    if len(addresses) == 1:
+        return dict.fromkeys(addresses)
+    configs: dict[TaskId, TfConfig | None] = {}
+    for task in addresses:
+        seen = [other for other in addresses if other.type != "evaluator" or task.type == "evaluator"]
+        configs[task] = {
+            "cluster": _cluster(seen, addresses),
+            "task": {"type": task.type, "index": task.index},
+        }
+    return configs
+
+
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def _cluster(tasks: Sequence[TaskId], addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:
+    return {
+        task_type: [addresses[task] for task in sorted(tasks) if task.type == task_type]
+        for task_type in TASK_TYPES
+        if any(task.type == task_type for task in tasks)
+    }

@@ -1,0 +1,1 @@
+"""How a node's agent is started and spoken to."""

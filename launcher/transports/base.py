@@ -1,0 +1,148 @@
+"""What a transport is: it starts an agent on a node and carries frames; it decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from worker_entry.messages import Log, Message
+from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+
+NOISE_LIMIT = 64 << 10
+"""Bytes before the start marker that are kept for an error message."""
+
+
+@dataclass(frozen=True)
+class LinkClosed:
+    """The agent's stream has ended: it is gone, or it was broken."""
+
+    reason: str
+
+
+Deliver = Callable[[str, Message | LinkClosed], None]
+"""Takes what arrives from a node; called from the link's own thread."""
+
+
+class Link(Protocol):
+    """A started agent."""
+
+    def send(self, message: Message) -> None:
+        """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
+
+    def close(self) -> int | None:
+        """Ends the agent, forcibly if it must be; returns how many processes are left, None if that is unknown."""
+
+
+class Transport(Protocol):
+    """A way to a node. `shares_files`: the agent writes the logs where we read them, so that none need be sent."""
+
+    shares_files: bool
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> Link:
+        """Starts the agent; `deliver` hears of everything from then on, but log bytes, which go to `mirror`.
+
+        Raises:
+            OSError: it could not be started.
+        """
+
+
+class LogMirror:
+    """Writes the log bytes that agents send into the run's own files, each at its offset.
+
+    `path_of` maps an attempt and a task's name to a file; it raises ValueError for a name that is no task's.
+    """
+
+    def __init__(self, path_of: Callable[[int, str], Path]) -> None:
+        self._path_of = path_of
+        self._files: dict[tuple[int, str], int] = {}
+
+    def write(self, frame: Log, data: bytes) -> None:
+        key = frame.attempt, frame.task
+        if key not in self._files:
+            path = self._path_of(*key)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files[key] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        offset = frame.offset
+        while data:
+            written = os.pwrite(self._files[key], data, offset)
+            data, offset = data[written:], offset + written
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+
+class Frames:
+    """Frames over a pair of byte streams: one thread reads and delivers, one writes what is queued."""
+
+    def __init__(
+        self, node: str, to_agent: IO[bytes], from_agent: IO[bytes], deliver: Deliver, mirror: LogMirror
+    ) -> None:
+        self._node = node
+        self._mirror = mirror
+        self._to_agent = to_agent
+        self._from_agent = from_agent
+        self._deliver = deliver
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name=f"write-{node}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"read-{node}", daemon=True)
+        self._writer.start()
+        self._reader.start()
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put(encode(message))
+
+    def finish(self) -> None:
+        """Closes our side once everything queued is written; the agent reads that as our end."""
+        self._outgoing.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits until the agent's side has ended."""
+        self._reader.join(timeout_s)
+
+    def _write(self) -> None:
+        try:
+            while (data := self._outgoing.get()) is not None:
+                self._to_agent.write(data)
+                self._to_agent.flush()
+        except OSError:
+            pass  # the reader sees the end as well, and says so
+        finally:
+            with contextlib.suppress(OSError):
+                self._to_agent.close()
+
+    def _read(self) -> None:
+        reason = "the agent ended"
+        try:
+            rest = self._skip_noise()
+            decoder = Decoder()
+            while rest:
+                for message, body in decoder.feed(rest):
+                    if isinstance(message, Log):
+                        self._mirror.write(message, body)
+                    else:
+                        self._deliver(self._node, message)
+                rest = os.read(self._from_agent.fileno(), 1 << 18)
+        except (ProtocolError, ValueError) as error:
+            reason = f"the agent sent {error}"
+        except OSError as error:
+            reason = f"its log cannot be written: {error.strerror}"
+        self._deliver(self._node, LinkClosed(reason))
+
+    def _skip_noise(self) -> bytes:
+        noise = b""
+        while MARKER not in noise:
+            data = os.read(self._from_agent.fileno(), 1 << 16)
+            if not data:
+                shown = noise[-400:].decode(errors="replace").strip()
+                raise ProtocolError(f"no start marker{f', only: {shown}' if shown else ''}")
+            # What comes before the marker is a shell's chatter; its end may hold the marker's beginning.
+            noise = (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
+        return noise.partition(MARKER)[2]

@@ -1,0 +1,98 @@
+"""Starts the agent of this machine as a subprocess."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import worker_entry
+from launcher.transports.base import Deliver, Frames, LinkClosed, LogMirror
+from worker_entry import kernel, processes
+from worker_entry.messages import Message, Ready
+
+ENTRY = str(Path(worker_entry.__file__).parent)
+END_WAIT_S = 5.0
+"""How long an agent that was asked to end may take before it is killed; its guardian then ends the tasks."""
+
+
+class LocalTransport:
+    """This machine. `python` runs the agent and the tasks; `errors` gets what the agent writes to stderr."""
+
+    def __init__(self, errors: Path, python: str = sys.executable, *, shares_files: bool = True) -> None:
+        self.shares_files = shares_files
+        self._errors = errors
+        self._python = python
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> LocalLink:
+        # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
+        kernel.become_subreaper()
+        others = {process.pid for process in kernel.descendants(os.getpid())}
+        errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                [self._python, ENTRY, "agent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # the terminal's Ctrl-C is ours to handle
+            )
+        finally:
+            os.close(errors)
+        return LocalLink(node, process, deliver, mirror, others)
+
+
+class LocalLink:
+    """A running agent of this machine; `others` are the processes below us that have nothing to do with it."""
+
+    def __init__(
+        self,
+        node: str,
+        process: subprocess.Popen[bytes],
+        deliver: Deliver,
+        mirror: LogMirror,
+        others: set[int],
+    ) -> None:
+        self._others = others
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._agent_pid: int | None = None
+
+        def watch(name: str, message: Message | LinkClosed) -> None:
+            if isinstance(message, Ready):
+                self._agent_pid = message.pid
+            deliver(name, message)
+
+        self._frames = Frames(node, process.stdin, process.stdout, watch, mirror)
+
+    def send(self, message: Message) -> None:
+        self._frames.send(message)
+
+    def close(self) -> int | None:
+        self._frames.finish()
+        try:
+            self._process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._end_stuck()
+        self._frames.join(END_WAIT_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        # The agent's and the guardian's word is checked: nothing below us may be alive.
+        processes.kill_descendants(self._others)
+        return len([p for p in kernel.descendants(os.getpid()) if p.pid not in self._others])
+
+    def _end_stuck(self) -> None:
+        """An agent that does not end, or is stopped: killing it has its guardian kill everything below."""
+        for process in kernel.descendants(os.getpid()):
+            if process.pid in (self._process.pid, self._agent_pid):
+                kernel.send_signal(process, signal.SIGCONT)
+            if process.pid == self._agent_pid:
+                kernel.send_signal(process, signal.SIGKILL)
+        try:
+            self._process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
