@@ -1,0 +1,73 @@
+"""What several test modules need: the installed command, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished `distlaunch` command."""
+
+    status: int
+    stdout: str
+    stderr: str
+    directory: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The run's report.json."""
+        loaded: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
+        return loaded
+
+    def log(self, task: str = "worker-0") -> bytes:
+        return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
+
+
+Distlaunch = Callable[..., Ran]
+
+
+def distlaunch_command(*arguments: str) -> list[str]:
+    """The command line of the installed command, by this interpreter."""
+    return [sys.executable, "-m", "launcher", *arguments]
+
+
+@pytest.fixture
+def distlaunch(tmp_path: Path) -> Distlaunch:
+    """Runs `distlaunch VERB --run-dir … ARGUMENTS` in an empty folder; the run's files are in `Ran.directory`."""
+
+    def run(
+        verb: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float = 120.0,
+        run_dir: bool = True,
+    ) -> Ran:
+        directory = tmp_path / "run"
+        place = ["--run-dir", str(directory)] if run_dir else []
+        done = subprocess.run(
+            distlaunch_command(verb, *place, *arguments),
+            cwd=cwd or tmp_path,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr, directory)
+
+    return run

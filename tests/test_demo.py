@@ -1,0 +1,121 @@
+"""The built-in demo: its data is what DATA.md says, and two workers train on it, agree, and save once."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Distlaunch
+
+DEMO = Path(__file__).parents[1] / "worker_entry" / "demo"
+
+LAST_LINE = re.compile(r"worker:(\d+) of (\d+): validation accuracy (\d\.\d{3}), [\d,]+ images/s")
+
+SCORE_AGAIN = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import keras, train
+images, labels = train.load_data()[1]
+model = keras.models.load_model(sys.argv[2])
+print(json.dumps(model.evaluate(images, labels, verbose=0, return_dict=True)))
+"""
+
+
+class TestData:
+    def test_is_the_file_that_the_notice_describes(self) -> None:
+        content = (DEMO / "digits.npz").read_bytes()
+        notice = (DEMO / "DATA.md").read_text(encoding="utf-8")
+
+        assert hashlib.sha256(content).hexdigest() in notice
+        assert len(content) < 200_000
+
+    def test_notice_gives_what_the_licence_asks_for(self) -> None:
+        notice = (DEMO / "DATA.md").read_text(encoding="utf-8")
+
+        for needed in (
+            "Alpaydin",
+            "Kaynak",
+            "10.24432/C50P49",
+            "creativecommons.org/licenses/by/4.0",
+            "changed",
+        ):
+            assert needed in notice
+
+    def test_shapes_values_and_balance(self) -> None:
+        numpy = pytest.importorskip("numpy")
+        with numpy.load(DEMO / "digits.npz", allow_pickle=False) as data:
+            assert sorted(data.files) == ["images", "labels"]
+            images, labels = data["images"], data["labels"]
+
+        assert images.dtype == labels.dtype == numpy.uint8
+        assert images.shape == (1797, 8, 8)
+        assert labels.shape == (1797,)
+        assert (images.min(), images.max()) == (0, 16)
+        counts = numpy.bincount(labels)
+        assert len(counts) == 10
+        assert counts.min() >= 174
+        assert counts.max() <= 183
+
+
+def test_imports_nothing_of_the_launcher() -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse((DEMO / "train.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import would not survive being copied"
+            imported.add(node.module or "")
+
+    assert "tensorflow" in imported
+    assert not {name.partition(".")[0] for name in imported} & {"distlaunch", "launcher", "worker_entry"}
+
+
+@pytest.mark.tensorflow
+def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    # The workers' temporary directory, to see what they leave there.
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+
+    ran = distlaunch("local", "--workers", "2", env={"TMPDIR": str(scratch)}, timeout=240)
+
+    assert ran.status == 0, ran.stderr
+    accuracies = set()
+    for index in range(2):
+        log = ran.log(f"worker-{index}").decode()
+        assert re.search(r"^distlaunch: (mended Keras|Keras .* needs no mend)", log, re.MULTILINE), log
+        last = LAST_LINE.fullmatch(log.splitlines()[-1])
+        assert last is not None, log
+        assert last.group(1, 2) == (str(index), "2")
+        accuracies.add(last[3])
+    assert len(accuracies) == 1, "the workers disagree"
+    accuracy = float(accuracies.pop())
+    assert accuracy >= 0.95
+
+    assert sorted(path.name for path in (ran.directory / "model").iterdir()) == ["digits.keras"]
+    assert not list(scratch.glob("tmp*")), "a worker left its temporary model behind"
+    assert score_again(ran.directory / "model" / "digits.keras") == pytest.approx(
+        accuracy, abs=0.0006
+    )  # three digits printed
+
+
+def score_again(model: Path) -> float:
+    """The accuracy of a saved model on the validation images, in a process that knows of no cluster."""
+    alone = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    scored = subprocess.run(
+        [sys.executable, "-c", SCORE_AGAIN, str(DEMO), str(model)],
+        env=alone,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert scored.returncode == 0, scored.stderr
+    return float(json.loads(scored.stdout.splitlines()[-1])["accuracy"])

@@ -1,0 +1,457 @@
+"""What a user sees when a run does not go well: through the installed command, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.witness import make_mark, marked, wait_until
+
+RAISE = str(PROGRAMS / "raise_in.py")
+TREE = str(PROGRAMS / "spawn_tree.py")
+
+
+def write_spec(folder: Path, text: str) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+# --- a task fails ---
+
+
+def test_the_error_names_the_task_the_exception_and_the_users_line(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "3", RAISE, "worker:1")
+    assert ran.status == 1
+    assert "Error: worker:1 on local exited with status 1 after" in ran.stderr
+    assert f"ValueError: no batch of 32   {RAISE}:9" in ran.stderr
+    assert "stopped by distlaunch: worker:0, worker:2" in ran.stderr
+    assert "worker:1 │ about to fail" in ran.stderr  # the last lines of its log
+    assert str(ran.directory / "attempt-1" / "worker-1.log") in ran.stderr
+    assert "worker_entry" not in ran.log("worker-1").decode()  # the user's traceback and none of our frames
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert (verdict["reference"], verdict["task"]) == ("task-failed", "worker:1")
+    crash = ran.report["attempts"][0]["tasks"][1]["crash"]
+    assert (crash["exception"], crash["line"]) == ("ValueError", 9)
+
+
+def test_a_failure_stops_the_others_and_their_trees_within_the_short_grace(distlaunch: Distlaunch) -> None:
+    mark = make_mark()
+    ran = distlaunch("local", "--workers", "3", TREE, "worker:1", "3", env=mark)
+    assert ran.status == 1
+    assert marked(mark) == []
+    attempt = ran.report["attempts"][0]
+    died = attempt["tasks"][1]["ended"]
+    assert attempt["tasks"][1]["exit_code"] == 3
+    # 2 s of grace for those that ignore TERM, and at most 1 s for everything else.
+    assert attempt["ended"] - died < 3.0
+    assert [task["exit_signal"] for task in attempt["tasks"]] == [9, None, 9]
+    assert attempt["processes_left"] == 0
+    assert attempt["killed"] >= 8
+
+
+def test_tasks_that_heed_term_are_gone_within_a_second_of_the_failure(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "3", RAISE, "worker:2")
+    attempt = ran.report["attempts"][0]
+    assert attempt["ended"] - attempt["tasks"][2]["ended"] < 1.0
+    assert attempt["killed"] == 0
+
+
+def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "kill -SEGV $$")
+    assert ran.status == 1
+    assert "worker:0 on local was ended by SIGSEGV (signal 11" in ran.stderr
+    task = ran.report["attempts"][0]["tasks"][0]
+    assert (task["exit_code"], task["exit_signal"]) == (None, 11)
+
+
+def test_an_early_clean_exit_is_no_failure(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--", "sh", "-c", '[ "$DISTLAUNCH_TASK" = worker:0 ] || sleep 1')
+    assert ran.status == 0
+    assert ran.report["outcome"] == "succeeded"
+
+
+def test_others_that_never_end_are_an_error_after_the_drain_window(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    # The tasks open their ports as TensorFlow would, so that the cluster counts as up.
+    program = tmp_path / "serve.py"
+    program.write_text(
+        "import json, os, socket, sys, time\n"
+        "task = json.loads(os.environ['TF_CONFIG'])\n"
+        "index = task['task']['index']\n"
+        "server = socket.socket()\n"
+        "server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
+        "server.bind(('', int(task['cluster']['worker'][index].rpartition(':')[2])))\n"
+        "server.listen()\n"
+        "server.accept()\n"  # the agent's look at the port
+        "time.sleep(600 if index else 0.5)\n"
+    )
+    spec = write_spec(
+        tmp_path,
+        "nodes: [{host: local, tasks: {worker: 2}}]\nprogram: {script: serve.py}\ntimeouts: {drain_s: 1}\n",
+    )
+    ran = distlaunch("up", spec)
+    assert ran.status == 3
+    assert "Error: worker:1 did not end within 1 s of the first that did [drain-timeout]" in ran.stderr
+    assert ran.report["attempts"][0]["cluster_up"] is not None
+
+
+def test_what_a_task_leaves_running_is_ended_and_counted_though_the_run_succeeds(distlaunch: Distlaunch) -> None:
+    mark = make_mark()
+    ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "setsid sleep 600 & exit 0", env=mark)
+    assert ran.status == 0
+    assert marked(mark) == []
+    assert ran.report["attempts"][0]["left_behind"] == 1
+    assert "0 processes left on this machine (1 process that had outlived its task ended)" in ran.stderr
+
+
+def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--start-timeout", "1", "--", "sleep", "600")
+    assert ran.status == 3
+    first, second = (task["address"].rpartition(":")[2] for task in ran.report["attempts"][0]["tasks"])
+    assert "Error: no cluster within 1 s: " in ran.stderr
+    assert f"worker:0 (port {first} on local), worker:1 (port {second} on local)" in ran.stderr
+    assert "[start-timeout]" in ran.stderr
+
+
+# --- the user stops it ---
+
+
+class Running:
+    """A `distlaunch local` of two hard-to-kill trees, standing."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.mark = make_mark()
+        self.directory = tmp_path / "run"
+        self.spec = write_spec(
+            tmp_path,
+            "nodes: [{host: local, tasks: {worker: 2}}]\n"
+            f"program: {{script: {TREE}}}\n"
+            "timeouts: {stop_grace_s: 1}\n",
+        )
+        with (tmp_path / "stderr").open("wb") as stderr:
+            self.process = subprocess.Popen(
+                distlaunch_command("up", "--run-dir", str(self.directory), self.spec),
+                env={**os.environ, **self.mark},
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        self._stderr = tmp_path / "stderr"
+        assert self.process.stdout is not None
+        for _ in range(2):
+            assert b"the tree stands" in self.process.stdout.readline()
+        tree = psutil.Process(self.process.pid)
+        self.guardian = tree.children()[0]
+        self.agent = self.guardian.children()[0]
+        assert len(marked(self.mark)) == 3 + 2 * 4
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    def finish(self) -> int:
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    started = Running(tmp_path)
+    try:
+        yield started
+    finally:
+        for process in marked(started.mark):
+            process.kill()
+        started.process.wait()
+        assert started.process.stdout is not None
+        started.process.stdout.close()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_stops_everything_and_the_report_is_written(running: Running, signum: int, status: int) -> None:
+    running.process.send_signal(signum)
+    assert running.finish() == status
+    assert marked(running.mark) == []
+    report = json.loads((running.directory / "report.json").read_text())
+    assert (report["outcome"], report["exit_status"]) == ("interrupted", status)
+    assert report["attempts"][0]["processes_left"] == 0
+    assert f"{signal.Signals(signum).name}: stopping all tasks, 1 s grace" in running.stderr
+
+
+def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> None:
+    spec = write_spec(
+        tmp_path, f"nodes: [{{host: local}}]\nprogram: {{script: {TREE}}}\ntimeouts: {{stop_grace_s: 600}}\n"
+    )
+    mark = make_mark()
+    process = subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
+        cwd=tmp_path,
+        env={**os.environ, **mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "the tree stands" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        for line in process.stderr:
+            if "once more kills them" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    assert marked(mark) == []
+
+
+# --- we die ourselves ---
+
+
+def test_nothing_is_left_after_sigkill_of_the_controller(running: Running) -> None:
+    running.process.kill()
+    running.finish()
+    wait_until(lambda: marked(running.mark) == [], "all processes of the run are gone")
+
+
+@pytest.mark.parametrize("victim", ["agent", "guardian"])
+def test_nothing_is_left_after_sigkill_of_the_nodes_agent(running: Running, victim: str) -> None:
+    getattr(running, victim).kill()
+    assert running.finish() == 3
+    assert marked(running.mark) == []
+    assert "[node-lost]" in running.stderr
+    assert "0 processes left on this machine" in running.stderr
+
+
+def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: Running) -> None:
+    for process in (running.guardian, running.agent):
+        process.suspend()
+    for process in (running.guardian, running.agent):
+        process.kill()
+    assert running.finish() == 3
+    assert marked(running.mark) == []
+
+
+def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interrupted(running: Running) -> None:
+    running.agent.suspend()
+    running.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "once more kills them" in running.stderr, "the first signal is heeded")
+    running.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "killing all tasks" in running.stderr, "the second signal is heeded")
+    running.agent.resume()
+    assert running.finish() == 130
+    assert marked(running.mark) == []
+
+
+# --- it cannot start ---
+
+
+def test_a_missing_script_starts_nothing(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "missing.py")
+    assert ran.status == 2
+    assert "missing.py: No such file or directory [no-program]" in ran.stderr
+    assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None, None]
+
+
+def test_a_syntax_error_starts_nothing_and_names_the_line(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\nif x\n    pass\n")
+    ran = distlaunch("local", "broken.py")
+    assert ran.status == 2
+    assert "broken.py:2: expected ':' [syntax-error]" in ran.stderr
+
+
+def test_a_program_that_is_not_executable_starts_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    ran = distlaunch("local", "--", "./tool")
+    assert ran.status == 2
+    assert "tool is not executable [not-executable]" in ran.stderr
+    assert "chmod +x" in ran.stderr
+
+
+def test_an_unknown_command_starts_nothing(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--", "no-such-program")
+    assert ran.status == 2
+    assert "no program 'no-such-program' on PATH [no-program]" in ran.stderr
+
+
+def test_a_missing_interpreter_starts_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    ran = distlaunch("local", "--python", str(tmp_path / "python"), RAISE, "none")
+    assert ran.status == 2
+    assert f"Error: no Python interpreter at {tmp_path / 'python'}" in ran.stderr
+
+
+def test_an_interpreter_that_is_none_is_told(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--python", "/bin/true", RAISE, "none")
+    assert ran.status == 3
+    assert "Error: local: " in ran.stderr
+    assert "no start marker" in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python without TensorFlow."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    return str(folder / "bin" / "python")
+
+
+def test_the_demo_without_tensorflow_starts_nothing(distlaunch: Distlaunch, bare_python: str) -> None:
+    ran = distlaunch("local", "--python", bare_python)
+    assert ran.status == 2
+    assert "Error: TensorFlow is not installed for" in ran.stderr
+    assert "python -m pip install 'distlaunch[tensorflow]'" in ran.stderr
+
+
+def test_a_script_without_its_tensorflow_is_told_the_cure(
+    distlaunch: Distlaunch, bare_python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import tensorflow as tf\n")
+    ran = distlaunch("local", "--python", bare_python, "train.py")
+    assert ran.status == 1
+    assert "ModuleNotFoundError: No module named 'tensorflow'" in ran.stderr
+    assert "install TensorFlow for this Python, or name the one that has it with --python" in ran.stderr
+
+
+def test_an_occupied_explicit_port_names_the_process_that_holds_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        spec = write_spec(tmp_path, f"nodes: [{{host: local, port: {port}}}]\nprogram: {{command: [echo, started]}}\n")
+        ran = distlaunch("up", spec)
+    assert ran.status == 3
+    assert f"worker:0: port {port} is held by pid {os.getpid()} (" in ran.stderr
+    assert "[port-taken]" in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_an_explicit_port_is_honoured(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    spec = write_spec(tmp_path, f"nodes: [{{host: local, port: {port}}}]\nprogram: {{command: ['true']}}\n")
+    ran = distlaunch("up", spec)
+    assert ran.status == 0
+    assert ran.report["attempts"][0]["tasks"][0]["address"] == f"127.0.0.1:{port}"
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("a small file system can only be mounted by root")
+    try:
+        mark = make_mark()
+        program = "import sys\nwhile True: sys.stdout.write('x' * 4096 + '\\n')\n"
+        (tmp_path / "fill.py").write_text(program)
+        done = subprocess.run(
+            distlaunch_command("local", "--workers", "2", "--run-dir", str(disk / "run"), "fill.py"),
+            cwd=tmp_path,
+            env={**os.environ, **mark},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode in (1, 3)
+        assert "No space left on device" in done.stderr
+        assert marked(mark) == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_remote_node_is_refused_before_anything_is_started(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    ran = distlaunch("up", write_spec(tmp_path, "nodes: [{host: gpu-a}, {host: gpu-b}]\n"))
+    assert ran.status == 2
+    assert "not on gpu-a, gpu-b" in ran.stderr
+    assert not ran.directory.exists()
+
+
+# --- what every run keeps ---
+
+
+def test_two_runs_at_once_never_share_a_port(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            distlaunch_command("local", "--workers", "4", "--run-dir", str(tmp_path / f"run-{i}"), "--", "sleep", "1"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for i in range(3)
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    addresses = [
+        task["address"]
+        for i in range(3)
+        for task in json.loads((tmp_path / f"run-{i}" / "report.json").read_text())["attempts"][0]["tasks"]
+    ]
+    assert len(set(addresses)) == 12
+
+
+def test_a_run_of_one_task_has_no_tf_config_even_if_the_shell_has_one(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "echo ${TF_CONFIG-unset}", env={"TF_CONFIG": "{}"})
+    assert ran.stdout == "worker:0 │ unset\n"
+
+
+def test_the_files_of_a_run_are_private(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--", "true")
+    files = [ran.directory, *ran.directory.rglob("*")]
+    assert {path.name for path in files} >= {"plan.json", "spec.json", "report.json", "worker-0.log", "worker-1.log"}
+    for path in files:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_the_last_lines_say_the_outcome_the_ends_the_time_and_the_place(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--", "true")
+    *_, first, second, left, outcome, place = ran.stderr.splitlines()
+    assert (first, second) == ("  worker:0  exit status 0", "  worker:1  exit status 0")
+    assert left == "  0 processes left on this machine"
+    assert outcome.startswith("Succeeded in ")
+    assert place == f"Logs and report: {ran.directory}"
+
+
+@pytest.mark.tensorflow
+def test_two_workers_that_fail_inside_training_are_told_apart(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """One real cluster: worker:1 raises between two collectives, worker:0 sees only that its peer has gone."""
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "import tensorflow as tf\n"
+        "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
+        "step = tf.function(lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce('sum', 1.0)))\n"
+        "for number in range(10_000_000):\n"
+        "    step()\n"
+        "    if number == 20 and os.environ['DISTLAUNCH_TASK'] == 'worker:1':\n"
+        "        raise KeyError('bad sample')\n"
+    )
+    mark = make_mark()
+    ran = distlaunch("local", "--workers", "2", "train.py", env=mark)
+    assert ran.status == 1
+    assert marked(mark) == []
+    assert "Error: worker:1 on local exited with status 1" in ran.stderr
+    assert f"KeyError: 'bad sample'   {tmp_path / 'train.py'}:8" in ran.stderr
+    attempt = ran.report["attempts"][0]
+    assert attempt["cluster_up"] is not None
+    assert attempt["ended"] - attempt["tasks"][1]["ended"] < 3.5
+
+
+@pytest.mark.tensorflow
+def test_a_worker_that_never_builds_the_strategy_is_named(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, time\n"
+        "if os.environ['DISTLAUNCH_TASK'] == 'worker:1':\n"
+        "    time.sleep(600)\n"
+        "import tensorflow as tf\n"
+        "tf.distribute.MultiWorkerMirroredStrategy()\n"
+    )
+    ran = distlaunch("local", "--workers", "2", "--start-timeout", "25", "train.py")
+    assert ran.status == 3
+    assert "Error: no cluster within 25 s: worker:1 (port " in ran.stderr
+    assert "up: worker:0" in ran.stderr

@@ -1,0 +1,37 @@
+"""An independent witness of processes: psutil, not our own code, looks for a mark in their environments."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+
+MARK = "DISTLAUNCH_TEST_MARK"
+
+
+def make_mark() -> dict[str, str]:
+    """An environment by which everything that a test starts, directly or not, can be told from all else."""
+    return {MARK: uuid.uuid4().hex}
+
+
+def marked(mark: dict[str, str]) -> list[psutil.Process]:
+    """The living processes (zombies left out) with the mark."""
+    return list(_find(mark[MARK]))
+
+
+def _find(value: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Polls until the condition holds; fails the test if it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,1 @@
+"""The built-in demo: a small Keras program for several workers, and its data."""
