@@ -71,3 +71,11 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
         return Ran(done.returncode, done.stdout, done.stderr, directory)
 
     return run
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With DISTLAUNCH_NO_SKIPS set, as in CI, a skipped test fails the run: its part was there and was not tested."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    if os.environ.get("DISTLAUNCH_NO_SKIPS") and skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
