@@ -170,7 +170,9 @@ def local(
     no_keras_mend: bool,
     program: tuple[str, ...],
 ) -> int:
-    """Emulate a cluster on this machine: N workers on 127.0.0.1, each with its own port and log.
+    """Emulate a cluster on this machine.
+
+    N workers on 127.0.0.1, each with its own port, TF_CONFIG and log, and its share of cores and GPUs.
 
     \b
     distlaunch local --workers 2                        the built-in demo
@@ -210,7 +212,10 @@ def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_
 @cli.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 def check(spec: Path) -> None:
-    """Check SPEC: every mistake with its line and what to write instead."""
+    """Check SPEC, and show every mistake with its line.
+
+    Each comes with what to write instead. Nothing is started.
+    """
     from launcher.spec_file import load_spec
 
     cluster = load_spec(spec, os.environ)
@@ -224,7 +229,10 @@ def check(spec: Path) -> None:
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def plan(spec: Path, as_json: bool) -> None:
-    """Show what every task of SPEC gets: node, address, port, TF_CONFIG, environment, and its command."""
+    """Show what every task of SPEC gets.
+
+    Node, address, port, TF_CONFIG, environment, and the command that runs the task by hand. Secrets are not shown.
+    """
     from launcher.spec_file import load_spec
 
     _show_plan(_plan_ahead(load_spec(spec, os.environ)), as_json=as_json)
@@ -233,7 +241,7 @@ def plan(spec: Path, as_json: bool) -> None:
 @cli.command()
 @click.argument("what", type=click.Choice(["spec", "report"]), default="spec")
 def schema(what: str) -> None:
-    """Print the JSON Schema of a spec (for editors) or of report.json."""
+    """Print the JSON Schema of a spec, for editors, or of report.json."""
     from launcher.results import RunReport
     from launcher.spec import ClusterSpec
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.spec import LOCAL, ClusterSpec, KerasSpec, NodeSpec, PortRange, ProgramSpec, TimeoutsSpec
+from launcher.spec import LOCAL, ClusterSpec, KerasSpec, NodeSpec, ProgramSpec, TimeoutsSpec
+from launcher.spec_fields import PortRange
 from worker_entry import kernel
 
 WORKERS_PER_CORE = 4
@@ -35,17 +36,28 @@ def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> 
     """What to run: a command if `--` came before it, else a Python module or script; None for the demo.
 
     Raises:
-        UsageError: `-m` or `--` without a name.
+        UsageError: `-m` or `--` without a name, or words that cannot be passed on.
     """
+    for word in words:
+        _check_text(word)
     if not words:
         if is_module or is_command:
             raise UsageError(f"{'-m' if is_module else '--'} needs the name of a program after it")
         return None
+    if not words[0]:
+        raise UsageError("the name of the program is empty")
     if is_command and not is_module:
         return ProgramSpec(command=list(words))
     if is_module:
         return ProgramSpec(module=words[0], args=list(words[1:]))
     return ProgramSpec(script=words[0], args=list(words[1:]))
+
+
+def _check_text(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the argument {word!r} is not UTF-8", cure="rename the file, or pass it otherwise") from None
 
 
 def make_spec(
@@ -57,7 +69,15 @@ def make_spec(
     start_s: float | None,
     mend_keras: bool,
 ) -> ClusterSpec:
-    """The spec that the command line stands for."""
+    """The spec that the command line stands for.
+
+    Raises:
+        UsageError: the name of the interpreter cannot be one.
+    """
+    if python is not None:
+        _check_text(python)
+    if python == "":
+        raise UsageError("--python is empty", cure="name an interpreter, or leave it out")
     given: dict[str, Any] = {} if program is None else {"program": program}
     return ClusterSpec(
         name=f"local-{workers}",

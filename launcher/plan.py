@@ -19,10 +19,13 @@ from launcher.tasks import TaskId
 from launcher.tf_config import TfConfig, format_address, make_tf_configs
 from worker_entry.messages import Program
 
-LOOPBACK = "127.0.0.1"
-
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE
+)
 REDACTED = "(redacted)"
+
+_NO_GPU = "-1"
+"""CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,7 @@ def make_plan(
     """
     placements = list(spec.placements())
     ports = ports or dict(_expected_ports(spec, placements))
-    addresses = {
-        task: format_address(node.address or (LOOPBACK if node.is_local else node.host), ports[task])
-        for node, task in placements
-    }
+    addresses = {task: format_address(node.dialled, ports[task]) for node, task in placements}
     configs = make_tf_configs(addresses)
     shares = {}
     warnings: list[str] = []
@@ -184,7 +184,8 @@ def _shares(
             share["OMP_NUM_THREADS"] = share["TF_NUM_INTRAOP_THREADS"] = str(threads)
             # One inter-op thread can deadlock collectives.
             share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
-    gpus = tuple(node.gpus) if node.gpus is not None else facts.gpus if facts is not None else ()
+    found = facts.gpus if facts is not None else ()
+    gpus = tuple(node.gpus) if node.gpus is not None else found
     trainers = [task for task in tasks if task.trains]
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
@@ -192,24 +193,28 @@ def _shares(
             f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
             cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
         )
-    if not gpus or not trainers:
+    absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
+    if absent:
+        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
+    if not gpus and node.gpus is None:
         return shares
-    for task in tasks:
-        if not task.trains:  # what is left over when each trainer has its share
-            rest = gpus[wanted or len(gpus) // len(trainers) * len(trainers) :]
-            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest[:1]) or "-1"
-    if len(trainers) > len(gpus):
+    if trainers and len(trainers) > len(gpus) > 0:
         warnings.append(
-            f"{len(trainers)} workers share {len(gpus)} GPUs on {node.host}: memory grows as needed; with NCCL two "
-            "workers must not share a GPU"
+            f"{len(trainers)} workers share {len(gpus)} GPU{'s'[: len(gpus) > 1]} on {node.host}: memory grows as "
+            "needed; with NCCL two workers must not share a GPU"
         )
         for index, task in enumerate(trainers):
             shares[task]["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
             shares[task]["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        return shares
-    size = node.gpus_per_worker or len(gpus) // len(trainers)
-    for index, task in enumerate(trainers):
-        shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size])
+        rest: tuple[str, ...] = ()
+    else:
+        size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
+        for index, task in enumerate(trainers):
+            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or _NO_GPU
+        rest = gpus[size * len(trainers) :]
+    for task in tasks:
+        if not task.trains:  # what is left over when each trainer has its share
+            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or _NO_GPU
     return shares
 
 
@@ -265,7 +270,9 @@ def render_by_hand(plan: LaunchPlan, task: TaskPlan) -> str:
 
 def render_text(plan: LaunchPlan) -> str:
     """The plan for people: a block for each task."""
-    lines = [f"{plan.name}: {plan.strategy}, {len(plan.tasks)} tasks on {len(plan.nodes)} nodes, in {plan.directory}"]
+    tasks, nodes = len(plan.tasks), len(plan.nodes)
+    size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
+    lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     for task in plan.tasks:
         port_note = "" if task.explicit_port else " (or the next free port)"

@@ -6,21 +6,25 @@ Every scalar of a spec file arrives as text, just as it was written, and the fie
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from launcher.spec_fields import (
+    Address,
+    Environment,
+    FilledText,
+    GpuName,
+    HostName,
+    Port,
+    PortRange,
+    Ports,
+    Seconds,
+    Text,
+    VariableName,
+)
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId, TaskType
 
 DEMO_MODULE = "worker_entry.demo.train"
@@ -28,6 +32,7 @@ DEMO_MODULE = "worker_entry.demo.train"
 
 LOCAL = "local"
 """The `host` of a node that is this machine."""
+LOOPBACK = "127.0.0.1"
 
 OWN_VARIABLES = (
     "TF_CONFIG",
@@ -38,48 +43,25 @@ OWN_VARIABLES = (
 )
 """Environment variables that distlaunch sets itself."""
 
-Text = Annotated[
-    str,
-    StringConstraints(pattern=r"^[^\x00]*$"),
-    WithJsonSchema({"type": ["string", "number", "boolean"]}),
-]
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:@%\[\]-]+$", max_length=255)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TASKS_LIMIT = 100_000
+"""Tasks of a cluster; more is a slip of the pen."""
+
+
+def _leave_null_out(schema: dict[str, Any]) -> None:
+    """A field of a spec is left out or has a value; `null` is the text "null"."""
+    for name, field in schema["properties"].items():
+        if {"type": "null"} in field.get("anyOf", ()):
+            value, _ = field["anyOf"]
+            rest = {key: entry for key, entry in field.items() if key not in ("anyOf", "default")}
+            schema["properties"][name] = {**value, **rest}
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    """A part of a spec: frozen, and without unknown fields."""
 
-
-class PortRange(_Model):
-    """An inclusive range of TCP ports; written `20000-20999`."""
-
-    first: Port
-    last: Port
-
-    @model_validator(mode="after")
-    def _is_ordered(self) -> PortRange:
-        if self.first > self.last:
-            raise PydanticCustomError("port_range", "the range ends before it begins; write the smaller port first")
-        return self
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-
-def parse_port_range(value: Any) -> Any:
-    """`20000-20999` or `20000` → the fields of a PortRange; other values go through to the model."""
-    if not isinstance(value, (str, int)):
-        return value
-    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", str(value))
-    if match is None:
-        raise PydanticCustomError("port_range", "expected a range of ports; write it like 20000-20999")
-    return {"first": int(match[1]), "last": int(match[2] or match[1])}
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_leave_null_out
+    )
 
 
 class NodeSpec(_Model):
@@ -87,32 +69,37 @@ class NodeSpec(_Model):
 
     host: HostName
     """How this machine reaches it; `local` is this machine itself."""
-    address: HostName | None = None
+    address: Address | None = None
     """The name or address that the other workers dial, when it differs from `host`."""
-    tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0, le=100_000)]], Field(min_length=1)] = {"worker": 1}
+    tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
     """How many tasks of each type run here."""
     port: Port | None = None
     """The port of the first task here; the next tasks get the next ports. Without it, free ones of `ports`."""
-    gpus: list[Text] | None = None
-    """The GPUs that the tasks here share out, as CUDA_VISIBLE_DEVICES names them; without it, all of them."""
+    gpus: list[GpuName] | None = None
+    """The GPUs that the tasks here share out, as CUDA_VISIBLE_DEVICES names them, `[]` for none; without it, all."""
     gpus_per_worker: Annotated[int, Field(ge=1)] | None = None
     """GPUs for each training task here; without it, an equal share."""
-    python: Text | None = None
+    python: FilledText | None = None
     """The Python interpreter to use on this node."""
-    env: dict[VariableName, Text] = {}
+    env: Environment = {}
     """Environment variables of the tasks here, over those of the cluster."""
 
     @property
     def is_local(self) -> bool:
         return self.host == LOCAL
 
+    @property
+    def dialled(self) -> str:
+        """The name or address by which the other tasks reach those here."""
+        return self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])
+
 
 class ProgramSpec(_Model):
     """What every task runs: exactly one of `script`, `module` and `command`."""
 
-    script: Text | None = None
+    script: FilledText | None = None
     """A Python script, relative to the working directory."""
-    module: Text | None = None
+    module: FilledText | None = None
     """A Python module, run as `python -m` does."""
     command: Annotated[list[Text], Field(min_length=1)] | None = None
     """Any other program with its arguments; run as it is, without a shell."""
@@ -127,6 +114,8 @@ class ProgramSpec(_Model):
             raise PydanticCustomError("program", f"a program is a `script:`, a `module:` or a `command:`; give {what}")
         if self.command is not None and self.args:
             raise PydanticCustomError("program", "a command has its arguments in `command:`; leave `args:` out")
+        if self.command is not None and not self.command[0]:
+            raise PydanticCustomError("program", "the first word of `command:` is empty; write the program's name")
         return self
 
 
@@ -166,19 +155,13 @@ class ClusterSpec(_Model):
     """What every task runs; the built-in demo, if left out."""
     strategy: Literal["multi_worker_mirrored"] = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
-    working_directory: Text | None = None
+    working_directory: FilledText | None = None
     """Where the program runs; without it, the folder that distlaunch is called in."""
-    env: dict[VariableName, Text] = {}
+    env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
     """Variables that are taken from distlaunch's own environment, and never shown."""
-    ports: Annotated[
-        PortRange,
-        BeforeValidator(parse_port_range),
-        WithJsonSchema(
-            {"type": ["string", "integer"], "pattern": r"^\d{1,5}(-\d{1,5})?$", "examples": ["20000-20999"]}
-        ),
-    ] = PortRange(first=20000, last=20999)
+    ports: Ports = PortRange(first=20000, last=20999)
     """The range out of which each node takes free ports."""
     keras: KerasSpec = KerasSpec()
     restart: RestartSpec = RestartSpec()
@@ -211,93 +194,86 @@ def render_path(path: Path) -> str:
 
 
 def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
+    total = sum(sum(node.tasks.values()) for node in spec.nodes)
+    if total > TASKS_LIMIT:
+        yield ("nodes",), f"{total:,} tasks are more than a cluster can have; the limit is {TASKS_LIMIT:,}"
+        return
+    yield from _role_contradictions(spec)
+    yield from _place_contradictions(spec)
+    for index, node in enumerate(spec.nodes):
+        yield from _gpu_contradictions(node, ("nodes", index))
+    yield from _env_contradictions(spec)
+
+
+def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     totals = {task_type: sum(n.tasks.get(task_type, 0) for n in spec.nodes) for task_type in TASK_TYPES}
-    yield from _role_contradictions(spec, totals)
-    yield from _node_contradictions(spec)
-    for name in OWN_VARIABLES:
-        for path, env in [
-            (("env",), spec.env),
-            *((("nodes", i, "env"), n.env) for i, n in enumerate(spec.nodes)),
-        ]:
-            if name in env:
-                yield (*path, name), "is set by distlaunch for each task; leave it out"
-        if name in spec.env_from:
-            yield (
-                ("env_from", spec.env_from.index(name)),
-                f"{name} is set by distlaunch for each task; leave it out",
-            )
-
-
-def _role_contradictions(spec: ClusterSpec, totals: dict[TaskType, int]) -> Iterator[tuple[Path, str]]:
     if not any(totals[task_type] for task_type in TRAINING_TYPES):
         yield ("nodes",), "no task trains; give at least one node `tasks: {worker: 1}`"
     for index, node in enumerate(spec.nodes):
+        path = ("nodes", index, "tasks")
         for task_type in ("chief", "evaluator"):
             if totals[task_type] > 1 and node.tasks.get(task_type, 0):
-                yield (
-                    ("nodes", index, "tasks", task_type),
-                    f"a cluster has at most one {task_type}; this one has {totals[task_type]}",
-                )
+                message = f"a cluster has at most one {task_type}, this one has {totals[task_type]}; keep one"
+                yield (*path, task_type), message
         if node.tasks.get("ps", 0):
-            yield (
-                ("nodes", index, "tasks", "ps"),
-                f"strategy {spec.strategy} has no parameter servers; leave `ps` out",
-            )
+            yield (*path, "ps"), f"strategy {spec.strategy} has no parameter servers; leave `ps` out"
         if not sum(node.tasks.values()):
-            yield ("nodes", index, "tasks"), "this node has no task; leave the node out"
+            yield path, "this node has no task; leave the node out"
 
 
-def _node_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    hosts: dict[str, int] = {}
-    taken: dict[tuple[str, int], TaskId] = {}
-    tasks_of: dict[str, list[TaskId]] = {}
+def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
+    """Hosts, addresses and ports: every task needs an address of its own that the others can dial."""
+    tasks_of: dict[int, list[TaskId]] = {id(node): [] for node in spec.nodes}
     for node, task in spec.placements():
-        tasks_of.setdefault(node.host, []).append(task)
+        tasks_of[id(node)].append(task)
+    hosts: dict[str, int] = {}
+    addresses: dict[str, int] = {}
+    taken: dict[tuple[str, int], TaskId] = {}
     for index, node in enumerate(spec.nodes):
-        if node.host in hosts:
-            yield (
-                ("nodes", index, "host"),
-                f"{node.host} is nodes[{hosts[node.host]}] already; give that node all of its tasks",
-            )
+        path, tasks = ("nodes", index), tasks_of[id(node)]
+        first = hosts.setdefault(node.host, index)
+        if first != index:
+            yield (*path, "host"), f"{node.host} is nodes[{first}] already; give that node all of its tasks"
             continue
-        hosts[node.host] = index
-        tasks = tasks_of.get(node.host, [])
-        if node.port is not None:
-            if node.port + len(tasks) - 1 > 65535:
-                yield (
-                    ("nodes", index, "port"),
-                    f"{len(tasks)} tasks from port {node.port} on go beyond 65535; start lower",
-                )
-            for port, task in enumerate(tasks, node.port):
-                owner = taken.setdefault((node.address or node.host, port), task)
-                if owner != task:
-                    yield (
-                        ("nodes", index, "port"),
-                        f"{port} is already used by {owner} on the same node; choose another port",
-                    )
-                    break
-        elif len(tasks) > len(spec.ports):
-            yield (
-                ("ports",),
-                f"{len(spec.ports)} ports are too few for the {len(tasks)} tasks of {node.host}; widen the range",
-            )
-        trainers = sum(task.trains for task in tasks)
-        if node.gpus is not None and len(set(node.gpus)) != len(node.gpus):
-            yield ("nodes", index, "gpus"), "a GPU is named twice; name each once"
-        if (
-            node.gpus is not None
-            and node.gpus_per_worker is not None
-            and node.gpus_per_worker * trainers > len(node.gpus)
-        ):
-            wanted = node.gpus_per_worker * trainers
-            yield (
-                ("nodes", index, "gpus_per_worker"),
-                f"{trainers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it",
-            )
-    if len(spec.nodes) > 1:
-        for index, node in enumerate(spec.nodes):
-            if node.is_local and node.address is None:
-                yield (
-                    ("nodes", index, "host"),
-                    "other machines cannot dial `local`; add `address:`, by which they reach this machine",
-                )
+        if node.is_local and node.address is None and len(spec.nodes) > 1:
+            message = "other machines cannot dial `local`; add `address:`, by which they reach this machine"
+            yield (*path, "host"), message
+        first = addresses.setdefault(node.dialled, index)
+        if first != index and None in (node.port, spec.nodes[first].port):
+            field = "host" if node.address is None else "address"
+            yield (*path, field), f"nodes[{first}] has the address {node.dialled}, too; give both nodes a `port:`"
+        if node.port is None:
+            if len(tasks) > len(spec.ports):
+                message = f"{len(spec.ports)} are too few for the {len(tasks)} tasks of {node.host}; widen the range"
+                yield ("ports",), message
+            continue
+        if node.port + len(tasks) - 1 > 65535:
+            yield (*path, "port"), f"{len(tasks)} tasks from port {node.port} on go beyond 65535; start lower"
+        for port, task in enumerate(tasks, node.port):
+            owner = taken.setdefault((node.dialled, port), task)
+            if owner != task:
+                yield (*path, "port"), f"{port} is already used by {owner} on the same node; choose another port"
+                break
+
+
+def _gpu_contradictions(node: NodeSpec, path: Path) -> Iterator[tuple[Path, str]]:
+    if node.gpus is None:
+        return
+    if len(set(node.gpus)) != len(node.gpus):
+        yield (*path, "gpus"), "a GPU is named twice; name each once"
+    trainers = sum(node.tasks.get(task_type, 0) for task_type in TRAINING_TYPES)
+    wanted = (node.gpus_per_worker or 0) * trainers
+    if wanted > len(node.gpus):
+        message = f"{trainers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
+        yield (*path, "gpus_per_worker"), message
+
+
+def _env_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
+    places: list[tuple[Path, dict[str, str]]] = [(("env",), spec.env)]
+    places += [(("nodes", index, "env"), node.env) for index, node in enumerate(spec.nodes)]
+    for name in OWN_VARIABLES:
+        for path, env in places:
+            if name in env:
+                yield (*path, name), "is set by distlaunch for each task; leave it out"
+        if name in spec.env_from:
+            yield ("env_from", spec.env_from.index(name)), f"{name} is set by distlaunch for each task; leave it out"

@@ -1,0 +1,87 @@
+"""What the single fields of a spec may hold; each type checks its text, and describes itself in the JSON Schema."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+
+def _check_colons(name: str) -> str:
+    machine = name.rpartition("@")[2]
+    if ":" in machine:
+        try:
+            ipaddress.IPv6Address(machine[1:-1] if machine[0] + machine[-1] == "[]" else machine)
+        except ValueError:
+            raise PydanticCustomError(
+                "host", "{name} is no IPv6 address, nor a name; write it without a port", {"name": repr(name)}
+            ) from None
+    return name
+
+
+Text = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^\x00]*$"),
+    WithJsonSchema({"type": ["string", "number", "boolean"]}),
+]
+FilledText = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Environment = Annotated[dict[VariableName, Text], Field(json_schema_extra={"additionalProperties": False})]
+HostName = Annotated[
+    str,
+    StringConstraints(pattern=r"^([A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:%\[\]-]+$", max_length=255),
+    AfterValidator(_check_colons),
+]
+Address = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.:%\[\]-]+$", max_length=255), AfterValidator(_check_colons)
+]
+GpuName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9/-]*$"),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": "^[A-Za-z0-9][A-Za-z0-9/-]*$", "minimum": 0}),
+]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class PortRange:
+    """An inclusive range of TCP ports; written `20000-20999`."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def parse_port_range(value: Any) -> PortRange:
+    """`20000-20999` or `20000` → PortRange."""
+    if isinstance(value, PortRange):
+        return value
+    match = re.fullmatch(r"([0-9]{1,5})(?: *- *([0-9]{1,5}))?", str(value))
+    if match is None:
+        raise PydanticCustomError("port_range", "expected a range of ports; write it like 20000-20999")
+    ports = PortRange(int(match[1]), int(match[2] or match[1]))
+    if ports.first < 1 or ports.last > 65535:
+        raise PydanticCustomError("port_range", "ports go from 1 to 65535; write a range like 20000-20999")
+    if ports.first > ports.last:
+        raise PydanticCustomError("port_range", "the range ends before it begins; write the smaller port first")
+    return ports
+
+
+Ports = Annotated[
+    PortRange,
+    PlainValidator(parse_port_range),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {"type": ["string", "integer"], "pattern": "^[0-9]{1,5}( *- *[0-9]{1,5})?$", "examples": ["20000-20999"]}
+    ),
+]

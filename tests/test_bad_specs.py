@@ -1,0 +1,87 @@
+"""Every file in `bad_specs/` has one mistake, and says in it what distlaunch has to say about it.
+
+The words are in a comment at the top of the file, `# expect: LINE:COLUMN field: message`, or, where the file cannot
+hold a comment, in the `.txt` beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SpecError
+from launcher.spec_file import load_spec
+from tests.conftest import Distlaunch
+
+FOLDER = Path(__file__).parent / "bad_specs"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+ENVIRONMENT = {"HOME": "/"}
+"""What `env_from` finds."""
+
+
+def expected(file: Path) -> str:
+    beside = file.with_suffix(".txt")
+    source = beside if beside.exists() else file
+    found = re.findall(r"^(?:# )?expect: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(found) == 1, f"{source} has to say what is expected, once"
+    return str(found[0])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_one_mistake_is_told_with_its_place_and_what_to_write(file: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(file, ENVIRONMENT)
+
+    assert caught.value.evidence == (f"{file}:{expected(file)}",)
+    assert caught.value.message == "the spec has a mistake; nothing was started"
+
+
+def test_every_expectation_stands_beside_a_spec() -> None:
+    assert {file.stem for file in FOLDER.glob("*.txt")} <= {file.stem for file in FILES}
+    assert len(FILES) > 100
+
+
+SHOWN = [
+    "unknown_field",
+    "port_taken",
+    "two_documents",
+    "recursive_anchor",
+    "utf_16",
+    "binary",
+    "empty",
+    "max_restarts",
+]
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "up"])
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_command_says_it_on_stderr_and_starts_nothing(
+    distlaunch: Distlaunch, tmp_path: Path, verb: str, name: str
+) -> None:
+    file = FOLDER / f"{name}.yaml"
+
+    ran = distlaunch(verb, str(file), run_dir=verb == "up", env={"XDG_STATE_HOME": str(tmp_path / "state")})
+
+    assert ran.status == 2
+    assert ran.stdout == ""
+    assert ran.stderr == f"Error: the spec has a mistake; nothing was started [spec]\n  {file}:{expected(file)}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "up"])
+@pytest.mark.parametrize(
+    ("path", "reason"), [("missing.yaml", "No such file or directory"), (".", "Is a directory"), ("", "Is a directory")]
+)
+def test_a_path_without_a_spec_is_an_error_of_the_same_kind(
+    distlaunch: Distlaunch, tmp_path: Path, verb: str, path: str, reason: str
+) -> None:
+    ran = distlaunch(verb, path, run_dir=verb == "up", env={"XDG_STATE_HOME": str(tmp_path / "state")})
+
+    shown = path or "."
+    assert ran.status == 2
+    assert ran.stdout == ""
+    assert ran.stderr == f"Error: cannot read the spec {shown}: {reason} [spec]\n  check the path\n"
+    assert list(tmp_path.iterdir()) == []

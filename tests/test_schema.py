@@ -1,0 +1,121 @@
+"""The published JSON Schemas: valid themselves, true to what the reader accepts and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from launcher.results import AttemptReport, RunReport, TaskReport, Verdict
+from tests.conftest import Distlaunch
+
+SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))
+
+
+def published(distlaunch: Distlaunch, *what: str) -> dict[str, Any]:
+    ran = distlaunch("schema", *what, run_dir=False)
+    assert (ran.status, ran.stderr) == (0, "")
+    schema: dict[str, Any] = json.loads(ran.stdout)
+    return schema
+
+
+def accepts(schema: dict[str, Any], value: object) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
+
+
+class TestSpec:
+    def test_is_a_json_schema(self, distlaunch: Distlaunch) -> None:
+        jsonschema.Draft202012Validator.check_schema(published(distlaunch))
+
+    def test_is_what_schema_prints_without_a_word(self, distlaunch: Distlaunch) -> None:
+        assert published(distlaunch) == published(distlaunch, "spec")
+
+    def test_accepts_every_example_spec_and_refuses_it_with_an_unknown_field(self, distlaunch: Distlaunch) -> None:
+        schema = published(distlaunch)
+        assert SPECS
+        for file in SPECS:
+            spec = yaml.safe_load(file.read_text(encoding="utf-8"))
+            jsonschema.validate(spec, schema, jsonschema.Draft202012Validator)
+            assert not accepts(schema, {**spec, "nodse": []}), file
+            spec["nodes"][0]["prot"] = 2222
+            assert not accepts(schema, spec), file
+
+    def test_accepts_what_the_reader_accepts(self, distlaunch: Distlaunch) -> None:
+        schema = published(distlaunch)
+
+        for more in (
+            {"ports": 20000},
+            {"ports": "20000 - 20999"},
+            {"env": {"DEBUG": False, "LEVEL": 3, "NAME": "x"}},
+            {"program": {"command": ["sleep", 1.5]}},
+            {"timeouts": {"start_s": 0}},
+            {"nodes": [{"host": "local", "gpus": [0, "GPU-1a2b"], "tasks": {"worker": 1, "evaluator": 1}}]},
+        ):
+            assert accepts(schema, {"nodes": [{"host": "local"}], **more}), more
+
+    def test_refuses_what_the_reader_refuses(self, distlaunch: Distlaunch) -> None:
+        schema = published(distlaunch)
+
+        mistakes: list[dict[str, Any]] = [
+            {"nodes": []},
+            {"nodes": [{}]},
+            {"nodes": [{"host": "a b"}]},
+            {"nodes": [{"host": "local", "tasks": {"Worker": 1}}]},
+            {"nodes": [{"host": "local", "tasks": {"worker": -1}}]},
+            {"nodes": [{"host": "local", "port": 65536}]},
+            {"nodes": [{"host": "local", "gpus": ["0,1"]}]},
+            {"program": {"command": "train"}},
+            {"strategy": "mirrored"},
+            {"env": {"A-B": "x"}},
+            {"ports": "20000:20999"},
+            {"restart": {"max_restarts": 1}},
+            {"timeouts": {"start_s": "10m"}},
+            {"name": "a/b"},
+            {"working_directory": None},
+            {"nodes": [{"host": "local", "port": None}]},
+        ]
+        for wrong in mistakes:
+            assert not accepts(schema, {"nodes": [{"host": "local"}], **wrong}), wrong
+
+    def test_explains_every_field_to_an_editor(self, distlaunch: Distlaunch) -> None:
+        schema = published(distlaunch)
+        nodes = schema["$defs"]["NodeSpec"]["properties"]
+
+        assert all("description" in field for field in nodes.values())
+        assert "description" in schema["properties"]["env_from"]
+
+
+class TestReport:
+    @pytest.fixture
+    def report(self) -> dict[str, Any]:
+        verdict = Verdict(reference="succeeded", message="All tasks ended well")
+        task = TaskReport(task="worker:0", node="local", address="127.0.0.1:20000", log="attempt-1/worker-0.log")
+        attempt = AttemptReport(attempt=1, started=1.0, ended=2.0, tasks=[task], verdict=verdict, processes_left=0)
+        report = RunReport(
+            run_id="x", name="x", outcome="succeeded", exit_status=0, versions={}, directory="/", started=1.0,
+            ended=2.0, attempts=[attempt],
+        )  # fmt: skip
+        value: dict[str, Any] = json.loads(report.model_dump_json())
+        return value
+
+    def test_is_a_json_schema(self, distlaunch: Distlaunch) -> None:
+        jsonschema.Draft202012Validator.check_schema(published(distlaunch, "report"))
+
+    def test_accepts_a_report_and_refuses_it_with_an_unknown_field(
+        self, distlaunch: Distlaunch, report: dict[str, Any]
+    ) -> None:
+        schema = published(distlaunch, "report")
+
+        jsonschema.validate(report, schema, jsonschema.Draft202012Validator)
+        assert not accepts(schema, {**report, "verdit": "good"})
+        report["attempts"][0]["tasks"][0]["exit"] = 0
+        assert not accepts(schema, report)
+
+    def test_refuses_a_report_without_its_outcome(self, distlaunch: Distlaunch, report: dict[str, Any]) -> None:
+        del report["outcome"]
+
+        assert not accepts(published(distlaunch, "report"), report)
