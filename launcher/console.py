@@ -6,6 +6,7 @@ reads files, a slow terminal holds up nothing else, and memory stays bounded wha
 
 from __future__ import annotations
 
+import enum
 import os
 import queue
 import sys
@@ -20,11 +21,16 @@ from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink, Sink, TerminalSink
 
 POLL_S = 0.05
-PIECE = 256 << 10
+PIECE = 64 << 10
 """Bytes of a log that are read at once."""
 PROGRESS_S = 10.0
 """In a pipe, how often a line that is not finished (a progress bar, say) is shown as it is."""
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+
+
+class _Order(enum.Enum):
+    END_LOGS = "end the logs"
+    CLOSE = "close"
 
 
 class Console:
@@ -54,7 +60,7 @@ class Console:
         self._width = max((len(str(task)) for task in tasks), default=0)
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[_FollowedLog] = []
-        self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
         self._broken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
         self._thread.start()
@@ -74,9 +80,13 @@ class Console:
         first, line_break, rest = text.partition("\n")
         self.note(self._paint("31", first) + line_break + rest)
 
+    def end_logs(self) -> None:
+        """Nothing more is coming from the tasks: their last lines go before what is noted from now on."""
+        self._orders.put(_Order.END_LOGS)
+
     def close(self) -> None:
         """Returns when everything is written."""
-        self._orders.put(None)
+        self._orders.put(_Order.CLOSE)
         self._thread.join()
 
     @property
@@ -87,33 +97,39 @@ class Console:
     # --- the thread ---
 
     def _run(self) -> None:
-        going = True
-        while going:
+        grown = False
+        while True:
             try:
-                going = self._turn()
-            except OSError:
-                self._sink = NowhereSink()
-                self._broken.set()
-
-    def _turn(self) -> bool:
-        try:
-            order = self._orders.get(timeout=POLL_S)
-        except queue.Empty:
-            self._show_new()
-            return True
-        if isinstance(order, tuple):
-            self._logs.append(self._open(*order))
-            return True
-        # What was printed before a note is shown before it.
-        while self._show_new():
-            pass
-        if order is None:
+                order = self._orders.get(timeout=0 if grown else POLL_S)
+            except queue.Empty:
+                grown = self._show_new()
+                continue
+            if isinstance(order, tuple):
+                self._logs.append(self._open(*order))
+                continue
+            # What was printed before a note is shown before it; what is printed meanwhile must not hold it up.
+            ends = [(log, log.size()) for log in self._logs]
+            while any(log.shown < end for log, end in ends) and self._show_new():
+                pass
+            if isinstance(order, str):
+                self._show_note(order)
+                continue
             for log in self._logs:
                 self._finish(log)
-            self._sink.close()
-            return False
-        self._sink.note(order)
-        return True
+            self._logs.clear()
+            if order is _Order.CLOSE:
+                break
+        self._out(lambda sink: sink.close())
+
+    def _show_note(self, text: str) -> None:
+        self._out(lambda sink: sink.note(text))
+
+    def _out(self, write: Callable[[Sink], None]) -> None:
+        try:
+            write(self._sink)
+        except OSError:
+            self._sink = NowhereSink()
+            self._broken.set()
 
     def _open(self, task: TaskId, path: Path) -> _FollowedLog:
         colour = _COLOURS[self._order.get(task, 0) % len(_COLOURS)]
@@ -122,6 +138,8 @@ class Console:
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any had."""
+        if self.broken:
+            return False
         grown = False
         for log in self._logs:
             data = log.read()
@@ -130,7 +148,8 @@ class Console:
                 self._write(log, log.lines.feed(data))
         unfinished = [(log, text) for log in self._logs if (text := log.lines.unfinished)]
         if self._sink.has_live_lines:
-            self._sink.show_live([(log.label + text).decode("utf-8", "replace") for log, text in unfinished])
+            live = [(log.label + text).decode("utf-8", "replace") for log, text in unfinished]
+            self._out(lambda sink: sink.show_live(live))
         else:
             self._show_progress(unfinished)
         return grown
@@ -138,16 +157,16 @@ class Console:
     def _show_progress(self, unfinished: Sequence[tuple[_FollowedLog, bytes]]) -> None:
         now = self._clock()
         for log, text in unfinished:
-            if text != log.progress and now - log.progress_shown >= PROGRESS_S:
-                # Not at its first sight: most lines are finished a moment later.
-                if log.progress_shown:
-                    self._write(log, [text])
-                    log.progress = text
-                log.progress_shown = now
+            if log.unfinished_since is None:  # most lines are finished a moment later
+                log.unfinished_since = now
+            elif text != log.progress and now - log.unfinished_since >= PROGRESS_S:
+                self._write(log, [text])
+                log.progress, log.unfinished_since = text, now
 
     def _write(self, log: _FollowedLog, lines: Sequence[bytes]) -> None:
         if lines:
-            self._sink.write(b"".join(log.label + line + b"\n" for line in lines))
+            text = log.label + (b"\n" + log.label).join(lines) + b"\n"
+            self._out(lambda sink: sink.write(text))
 
     def _finish(self, log: _FollowedLog) -> None:
         self._write(log, log.lines.close())
@@ -166,19 +185,33 @@ class _FollowedLog:
     def __init__(self, path: Path, label: bytes, lines: LogLines) -> None:
         self.label = label
         self.lines = lines
+        self.shown = 0
+        """Bytes read so far."""
         self.progress = b""
-        self.progress_shown = 0.0
+        """What was last shown of the line that has not ended."""
+        self.unfinished_since: float | None = None
+        """When that line, or this about it, was first seen."""
         self._path = path
         self._file: IO[bytes] | None = None
 
     def read(self) -> bytes:
         """The next piece; empty if there is none yet."""
-        if self._file is None:
-            try:
+        try:
+            if self._file is None:
                 self._file = self._path.open("rb", buffering=0)
-            except FileNotFoundError:  # the task has not been started yet
-                return b""
-        return self._file.read(PIECE)
+            data = self._file.read(PIECE)
+        except OSError:  # the task has not been started yet, or we have too many files open just now
+            return b""
+        self.shown += len(data)
+        if b"\n" in data:
+            self.progress, self.unfinished_since = b"", None
+        return data
+
+    def size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
 
     def close(self) -> None:
         if self._file is not None:
@@ -190,4 +223,8 @@ def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     make = TerminalSink if is_terminal else PlainSink
     colour = is_terminal and not os.environ.get("NO_COLOR")
-    return Console(make(sys.stdout.buffer, sys.stderr), tasks, colour=colour, verbose=verbose)
+    # Streams of our own: Python flushes its own ones when it ends, and would wait there for a reader that is stuck,
+    # and complain of one that is gone.
+    stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
+    stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose)

@@ -7,6 +7,7 @@ one that does not decides, and all others are stopped. An evaluator watches: its
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -88,16 +89,17 @@ class Gang:
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
     reason: Reason | None = None
     signal: int | None = None
-    """The signal that interrupted the run, if one did."""
+    """The signal for which the attempt is stopped, if it is for one."""
     stopped: frozenset[TaskId] = frozenset()
-    """The tasks that were running when we began to stop them."""
+    """The tasks that were running when we began to stop them, or were just being started."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
 
     @property
     def missing(self) -> list[TaskId]:
-        """The tasks that still have to open their port before the cluster is up."""
-        return sorted(self.rules.forming - self.listening.keys() - self.exits.keys())
+        """The tasks that still have to open their port before the cluster is up; once stopped, those that had to."""
+        ended = self.exits.keys() - self.stopped
+        return sorted(self.rules.forming - self.listening.keys() - ended)
 
 
 Decision = tuple[Gang, tuple[Action, ...]]
@@ -116,9 +118,9 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
         event: what has happened.
         now: the controller's monotonic clock, in seconds.
     """
-    gang = _record(gang, event)
-    if gang.phase is Phase.FINISHED:
+    if gang.phase is Phase.FINISHED or not _can_be(gang, event):
         return gang, ()
+    gang = _record(gang, event)
     if gang.phase is Phase.STOPPING:
         return _while_stopping(gang, event, now)
     if isinstance(event, Interrupted):
@@ -132,6 +134,31 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
     return _while_running(gang, event, now)
 
 
+def _can_be(gang: Gang, event: Event) -> bool:
+    """Whether the event can be news; a broken agent is not believed, and an echo changes nothing."""
+    match event:
+        case NodeReady(node):
+            return gang.phase is Phase.PREPARING and node in gang.rules.nodes and node not in gang.ready
+        case NodePrepared(node, ports):
+            asked = gang.phase is Phase.PREPARING and gang.ready == gang.rules.nodes.keys()
+            return asked and ports.keys() == gang.rules.nodes.get(node, frozenset()) and node not in gang.prepared
+        case NodeRefused(node):
+            return node in gang.rules.nodes
+        case NodeLost(node):
+            return node in gang.rules.nodes and node not in gang.empty and node not in gang.lost
+        case NodeEmpty(node):
+            return node in gang.rules.nodes and node not in gang.empty and gang.phase is Phase.STOPPING
+        case TaskStarted(task):
+            asked = gang.prepared == gang.rules.nodes.keys()
+            return asked and task in gang.rules.tasks and task not in gang.started
+        case TaskListening(task):
+            # A port that opens after its deadline does not change what the cluster was stopped for.
+            return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
+        case TaskExited(task):
+            return task in gang.started and task not in gang.exits
+    return True
+
+
 def _record(gang: Gang, event: Event) -> Gang:
     match event:
         case NodeReady(node):
@@ -140,12 +167,13 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, prepared=gang.prepared | {node}, ports={**gang.ports, **ports})
         case NodeRefused():
             return replace(gang, refusals=(*gang.refusals, event))
-        case NodeLost(node, reason) if node not in gang.empty:
+        case NodeLost(node, reason):
             return replace(gang, lost={**gang.lost, node: reason})
         case NodeEmpty(node):
             return replace(gang, empty={**gang.empty, node: event})
         case TaskStarted(task):
-            return replace(gang, started={**gang.started, task: event})
+            stopped = gang.stopped | {task} if gang.phase is Phase.STOPPING else gang.stopped
+            return replace(gang, started={**gang.started, task: event}, stopped=stopped)
         case TaskListening(task):
             return replace(gang, listening={**gang.listening, task: event})
         case TaskExited(task):
@@ -155,41 +183,45 @@ def _record(gang: Gang, event: Event) -> Gang:
 
 def _while_preparing(gang: Gang, event: Event, now: float) -> Decision:
     nodes = gang.rules.nodes.keys()
+    if isinstance(event, NodePrepared) and gang.prepared == nodes:
+        return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
     if _is_due(gang, now):
         return _stop(gang, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
     if isinstance(event, NodeReady) and gang.ready == nodes:
         return gang, (PrepareNodes(),)
-    if isinstance(event, NodePrepared) and gang.prepared == nodes:
-        return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
     return gang, ()
 
 
 def _while_running(gang: Gang, event: Event, now: float) -> Decision:
-    if isinstance(event, TaskExited) and event.task.trains and not event.exit.ok:
+    trainer_ended = isinstance(event, TaskExited) and event.task.trains
+    if isinstance(event, TaskExited) and trainer_ended and not event.exit.ok:
         return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
-    if gang.phase is Phase.FORMING:
-        if _is_due(gang, now):
-            return _stop(gang, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
-        if gang.started.keys() == gang.rules.tasks and not gang.missing:
-            gang = replace(gang, phase=Phase.RUNNING, deadline=None)
     trainers = {task for task in gang.rules.tasks if task.trains}
-    if trainers <= gang.exits.keys():
+    ended = trainers & gang.exits.keys()
+    drained = now + gang.rules.drain_s if gang.rules.drain_s else None
+    if gang.phase is Phase.FORMING:
+        # A trainer that has ended well needed no cluster, or had it: nobody waits for ports any more.
+        if gang.started.keys() == gang.rules.tasks and (ended or not gang.missing):
+            gang = replace(gang, phase=Phase.RUNNING, deadline=drained if ended else None)
+        elif _is_due(gang, now):
+            return _stop(gang, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
+    elif trainer_ended and (len(ended) == 1 or ended == trainers):
+        gang = replace(gang, deadline=drained)
+    if ended == trainers:
         # An evaluator may want to look at the last checkpoint; a task that has ended has nothing more to do.
         if gang.exits.keys() == gang.rules.tasks or _is_due(gang, now):
             return _stop(gang, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
     elif gang.phase is Phase.RUNNING and _is_due(gang, now):
         return _stop(gang, Reason.DRAIN_TIMEOUT, FAILURE_GRACE_S, now)
-    if isinstance(event, TaskExited) and event.task.trains and gang.rules.drain_s and gang.phase is Phase.RUNNING:
-        first = not any(task != event.task for task in gang.exits if task.trains)
-        if first or trainers <= gang.exits.keys():
-            gang = replace(gang, deadline=now + gang.rules.drain_s)
     return gang, ()
 
 
 def _while_stopping(gang: Gang, event: Event, now: float) -> Decision:
-    if isinstance(event, Interrupted):  # once asks, twice insists
-        signal = gang.signal if gang.signal is not None else event.signal
-        return replace(gang, signal=signal, deadline=now + STOP_MARGIN_S), (StopNodes(0.0),)
+    # Ctrl-C insists. TERM and HUP may come more than once without anybody's impatience (`timeout`, a closed window),
+    # and PIPE follows when Ctrl-C ended the reader of our output as well.
+    if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
+        assert gang.deadline is not None
+        return replace(gang, deadline=min(gang.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
     silent = gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys()
     if silent and _is_due(gang, now):
         reasons = dict.fromkeys(silent, "did not say that all of its processes ended")

@@ -10,20 +10,31 @@ PARTIAL_LIMIT = 256 << 10
 """Bytes of an unfinished line that are kept; a longer line is shown cut before it ends."""
 
 _CHATTER = re.compile(
-    rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW] "  # TensorFlow's own C++ log: information and warnings
-    rb"|[IW]\d{4} \d\d:\d\d:\d+\.\d+ "  # absl's C++ log: the same
+    # TensorFlow's own C++ log, and absl's: information and warnings.
+    rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
     # Errors that a machine without GPUs, or with them, reports at each start.
-    rb"|(?:E\d{4} \d\d:\d\d:\d+\.\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E) .*"
-    rb"(?:Unable to register cu|failed call to cuInit|CUDA_ERROR_NO_DEVICE)"
-    rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
-    rb"|To enable the following instructions: .*rebuild TensorFlow"
-    rb"|/job:\w+/replica:\d+/task:\d+$"  # who is still missing, below "Waiting for 1/2 tasks to connect"
+    rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
+    rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE))"
+    rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$".replace(
+        # Python programs that use absl's log name a .py file there.
+        b"SOURCE",
+        rb"[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ",
+    )
 )
 """What TensorFlow says at every start whatever happens. Errors are not among it, but for the known false ones."""
+_CONTINUED = re.compile(
+    rb"To enable the following instructions: .*rebuild TensorFlow"
+    rb"|/job:\w+/replica:\d+/task:\d+$"  # who is still missing, below "Waiting for 1/2 tasks to connect"
+)
+"""Second lines of such messages: chatter only below chatter."""
+_HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog")
+"""One of them is in every line of chatter that is not a second line."""
 
 _CONTROL = re.compile(
     rb"(\x1b\[[0-9;]*m)"  # colour
-    rb"|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.|[\x00-\x08\x0b-\x1f\x7f]"
+    rb"|(?:\x1b\[|\xc2\x9b)[0-?]*[ -/]*[@-~]"
+    rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # a window's title, and its like
+    rb"|\x1b[ -/]*[0-~]|\xc2[\x80-\x9f]|[\x00-\x08\x0b-\x1f\x7f]"
 )
 """Control sequences; all but colours would move the cursor into other tasks' lines."""
 
@@ -36,12 +47,14 @@ class LogLines:
         """Lines left out so far."""
         self._keep_colours = keep_colours
         self._fold = fold
+        self._below_chatter = False
         self._partial = b""
         self._skipping = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that the data completes, as they are to be shown."""
-        lines = (self._partial + data).split(b"\n")
+        """The lines that the data completes, as they are to be shown; the same whatever the pieces are."""
+        text = self._partial + data
+        lines = text.split(b"\n")
         self._partial = lines.pop()
         if self._skipping:
             if not lines:
@@ -49,12 +62,15 @@ class LogLines:
                 return []
             del lines[0]
             self._skipping = False
-        shown = [text for line in lines if (text := self._finished(line)) is not None]
-        # Of a line that is rewritten in place, only what it shows now counts.
-        self._partial = self._partial[self._partial.rfind(b"\r", 0, -1) + 1 :]
-        if len(self._partial) > PARTIAL_LIMIT:
-            shown.append(self._clean(self._partial))
+        if self._is_plain(text[: len(text) - len(self._partial)], lines):
+            shown = lines
+        else:
+            shown = [line for raw in lines if (line := self._finished(raw)) is not None]
+        if _too_long(self._partial) is not None:
+            line = self._finished(self._partial)
             self._partial, self._skipping = b"", True
+            return shown if line is None else [*shown, line]
+        self._partial = _compact(self._partial)
         return shown
 
     def close(self) -> list[bytes]:
@@ -66,17 +82,31 @@ class LogLines:
     @property
     def unfinished(self) -> bytes:
         """What the line that has not ended shows now; empty if there is none."""
-        return self._clean(_last_rewrite(self._partial))
+        return self._clean(_visible(self._partial)) if self._partial else b""
+
+    def _is_plain(self, text: bytes, lines: list[bytes]) -> bool:
+        """Whether all lines are shown as they are; looked at as a whole, because most text is like that."""
+        if self._fold and (self._below_chatter or any(hint in text for hint in _HINTS)):
+            return False
+        try:
+            printable = text.decode().replace("\n", "").replace("\t", "").isprintable()
+        except UnicodeDecodeError:
+            return False
+        return printable and max(map(len, lines), default=0) <= LINE_LIMIT
 
     def _finished(self, line: bytes) -> bytes | None:
-        if self._fold and _CHATTER.match(line):
-            self.folded += 1
-            return None
-        return self._clean(_last_rewrite(line))
+        shown = _visible(line)
+        if self._fold:
+            chatter = _CHATTER.match(shown) or (self._below_chatter and _CONTINUED.match(shown))
+            self._below_chatter = bool(chatter)
+            if chatter:
+                self.folded += 1
+                return None
+        return self._clean(shown)
 
     def _clean(self, line: bytes) -> bytes:
         if len(line) > LINE_LIMIT:
-            line = line[:LINE_LIMIT] + b"... (cut here; the log has all of it)"
+            return self._clean(_cut(line)) + b"... (cut here; the log has all of it)"
         text = line.decode("utf-8", "replace")
         if text.isprintable():
             return line if line.isascii() else text.encode()
@@ -85,9 +115,45 @@ class LogLines:
         return clean.decode("utf-8", "replace").encode() + (b"\x1b[0m" if coloured else b"")
 
 
-def _last_rewrite(line: bytes) -> bytes:
-    """What a line shows after its carriage returns and backspaces: the last piece that is not blank."""
-    if b"\r" not in line and b"\b" not in line:
+def without_controls(text: str) -> str:
+    """The text without colours and anything else that a terminal would obey."""
+    return _CONTROL.sub(b"", text.encode("utf-8", "backslashreplace")).decode()
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """What a line showed one after the other: carriage returns and backspaces begin it anew."""
+    return re.split(rb"[\r\b]+", line) if b"\r" in line or b"\b" in line else [line]
+
+
+def _too_long(line: bytes) -> bytes | None:
+    """The first piece that is too long to wait for the line's end."""
+    if len(line) <= PARTIAL_LIMIT:
+        return None
+    return next((piece for piece in _pieces(line) if len(piece) > PARTIAL_LIMIT), None)
+
+
+def _visible(line: bytes) -> bytes:
+    """What a line shows in the end: the last piece that is not blank."""
+    long = _too_long(line)
+    if long is not None:
+        return long[: LINE_LIMIT + 1]
+    pieces = _pieces(line)
+    if len(pieces) == 1:
         return line
-    pieces = [piece for piece in re.split(rb"[\r\b]+", line) if piece.strip()]
-    return pieces[-1] if pieces else b""
+    return next((piece for piece in reversed(pieces) if piece.strip()), b"")
+
+
+def _compact(partial: bytes) -> bytes:
+    """As much of an unfinished line as can still be seen when it ends."""
+    *before, last = _pieces(partial)
+    if last.strip() or not before:
+        return last
+    return next((piece for piece in reversed(before) if piece.strip()), b"") + b"\r" + last
+
+
+def _cut(line: bytes) -> bytes:
+    """The beginning of a long line, not ending within a character."""
+    end = LINE_LIMIT
+    while end > LINE_LIMIT - 3 and line[end] & 0xC0 == 0x80:
+        end -= 1
+    return line[:end]

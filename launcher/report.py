@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.events import TaskExited
 from launcher.gang import Gang
+from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import AttemptReport, CrashReport, RunReport, TaskReport, Verdict
 from launcher.tasks import TaskId
@@ -72,12 +73,12 @@ def _crash_report(crash: CrashRecord) -> CrashReport:
 
 
 def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
-    """`Error: … [reference]`, the evidence, the log's last lines, what to do."""
+    """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
     lines = [f"Error: {verdict.message} [{verdict.reference}]", *(f"  {line}" for line in verdict.evidence)]
     lines += [f"    {verdict.task} │ {line}" for line in tail]
     if verdict.cure:
         lines.append(f"  {verdict.cure}")
-    return "\n".join(lines)
+    return "\n".join(map(without_controls, lines))
 
 
 def render_summary(report: RunReport) -> str:
@@ -89,8 +90,9 @@ def render_summary(report: RunReport) -> str:
         lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
     nodes = len({task.node for task in attempt.tasks})
     where = "this machine" if nodes == 1 and attempt.tasks[0].node == "local" else f"{nodes} node{'s'[: nodes > 1]}"
-    left = "an unknown number of" if attempt.processes_left is None else attempt.processes_left
-    lines.append(f"  {left} processes left on {where}{_render_cleaning(attempt)}")
+    count = attempt.processes_left
+    left = f"{'an unknown number of' if count is None else count} process{'es' if count != 1 else ''} left"
+    lines.append(f"  {left} on {where}{_render_cleaning(attempt)}")
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
@@ -104,8 +106,9 @@ def render_summary(report: RunReport) -> str:
 def _render_cleaning(attempt: AttemptReport) -> str:
     if not attempt.left_behind:
         return ""
-    plural = "es that had outlived their" if attempt.left_behind > 1 else " that had outlived its"
-    return f" ({attempt.left_behind} process{plural} task ended)"
+    if attempt.left_behind == 1:
+        return " (1 process that had outlived its task was ended)"
+    return f" ({attempt.left_behind} processes that had outlived their task were ended)"
 
 
 def _render_end(task: TaskReport) -> str:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 OutcomeName = Literal["succeeded", "failed", "interrupted"]
 
 
 class _Result(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _escape(cls, value: Any) -> Any:
+        """Half characters, which stand for bytes of file names that are not UTF-8, have no place in JSON."""
+        if isinstance(value, list):
+            return [cls._escape(item) for item in value]
+        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 class CrashReport(_Result):
@@ -25,6 +33,7 @@ class CrashReport(_Result):
     file: str | None = None
     """The innermost file that is the user's own code."""
     line: int | None = None
+    """The line in that file."""
 
 
 class TaskReport(_Result):
@@ -33,9 +42,11 @@ class TaskReport(_Result):
     task: str
     """`worker:1`."""
     node: str
+    """The machine that it ran on: the `host` of the spec."""
     address: str
     """`host:port` as in TF_CONFIG."""
     pid: int | None = None
+    """Its process, on that machine; null if it was never started."""
     started: float | None = None
     """Unix seconds; null if it was never started."""
     port_opened: float | None = None
@@ -47,9 +58,11 @@ class TaskReport(_Result):
     exit_signal: int | None = None
     """The signal that ended it, if one did."""
     core_dumped: bool = False
+    """Whether that signal left a core dump."""
     stopped_by_us: bool = False
     """Whether it was still running when distlaunch stopped the attempt."""
     crash: CrashReport | None = None
+    """The exception that it failed with, if it was one of Python's."""
     log: str
     """The log file, relative to the run's directory."""
 
@@ -64,20 +77,26 @@ class Verdict(_Result):
     task: str | None = None
     """The task that is the cause, if one is."""
     evidence: list[str] = []
+    """Lines that show it."""
     cure: str = ""
+    """What to do about it; empty if there is nothing that always helps."""
 
 
 class AttemptReport(_Result):
     """One start of all tasks."""
 
     attempt: int
+    """Which start it is, from 1."""
     started: float
     """Unix seconds by the controller's clock, like all times outside of tasks."""
     ended: float
+    """When nothing was left of it."""
     cluster_up: float | None = None
     """When every task had opened its port."""
     tasks: list[TaskReport]
+    """Every task, in the order of the plan."""
     verdict: Verdict
+    """Why it ended."""
     processes_left: int | None = Field(ge=0)
     """Processes left on the nodes at the end: 0, or null if a node could not be asked."""
     left_behind: int = 0
@@ -90,9 +109,13 @@ class RunReport(_Result):
     """The content of `report.json`."""
 
     schema_version: Literal[1] = 1
+    """Changes when a reader of older reports would no longer understand them."""
     run_id: str
+    """Names this run; unique on the machine of the controller."""
     name: str
+    """The name of the cluster, from the spec."""
     outcome: OutcomeName
+    """Whether every training task ended with status 0; `interrupted`: the user ended the run."""
     exit_status: int
     """distlaunch's own exit status."""
     versions: dict[str, str]
@@ -100,8 +123,11 @@ class RunReport(_Result):
     directory: str
     """Where the files of the run are."""
     started: float
+    """Unix seconds by the controller's clock."""
     ended: float
+    """The same, when nothing was left of the run."""
     attempts: list[AttemptReport]
+    """Every start of the cluster; without restarts there is one."""
 
     @property
     def verdict(self) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -40,16 +41,17 @@ class RunDir:
     @classmethod
     def create(cls, root: Path) -> RunDir:
         """Makes the folder, which must not hold anything yet."""
+        root = root.absolute()
         try:
             if root.exists() and any(root.iterdir()):
                 raise RunDirectoryError(
                     f"the run directory {root} is not empty", cure="name a new one; each run has its own"
                 )
-            make_private_directory(str(root.absolute()))
+            make_private_directory(str(root))
             root.chmod(0o700)
         except OSError as error:
             raise _cannot_write(root, error) from None
-        return cls(root.absolute())
+        return cls(root)
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
@@ -70,9 +72,12 @@ class RunDir:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise _cannot_write(path, error) from None
 
 
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"cannot write {path}: {error.strerror}", cure="name another place with --run-dir")
+    in_the_way = isinstance(error, NotADirectoryError) and Path(error.filename or "") in (path, *path.parents)
+    why = f"{error.filename} is not a folder" if in_the_way else error.strerror
+    return RunDirectoryError(f"cannot write {path}: {why}", cure="name another place with --run-dir")

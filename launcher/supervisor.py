@@ -27,7 +27,8 @@ from launcher.events import (
     Tick,
     from_message,
 )
-from launcher.gang import Gang, Phase, Reason, Rules, decide, new_gang
+from launcher.gang import Gang, Phase, Rules, decide, new_gang
+from launcher.news import render_news
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.report import TAIL_LINES, make_attempt_report, render_error, render_summary
 from launcher.results import RunReport
@@ -35,7 +36,7 @@ from launcher.run_dir import RunDir
 from launcher.spec import TimeoutsSpec
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import Link, LinkClosed, LogMirror, Transport
-from launcher.verdict import exit_status, find_cause, judge, outcome
+from launcher.verdict import exit_status, judge, outcome
 from worker_entry.messages import (
     VERSION,
     Beat,
@@ -126,7 +127,8 @@ class Supervisor:
             for event in self._next_events(min(beat_due, gang.deadline or beat_due) - now):
                 before = gang
                 gang, actions = decide(gang, event, time.monotonic())
-                self._tell(before, gang, event)
+                if news := render_news(before, gang, event):
+                    self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)
         return gang
@@ -162,7 +164,7 @@ class Supervisor:
         node, message = item
         self._heard[node] = time.monotonic()
         if isinstance(message, LinkClosed):
-            yield NodeLost(node, self._explain(message.reason))
+            yield NodeLost(node, message.reason)
             return
         if isinstance(message, Ready):
             self._ready[node] = message
@@ -181,10 +183,6 @@ class Supervisor:
             if time.monotonic() - heard > LEASE_S:
                 yield NodeLost(node, f"the agent has been silent for {LEASE_S:g} s")
         yield Tick()
-
-    def _explain(self, reason: str) -> str:
-        said = _tail(self._run_dir.agent_errors, 3)
-        return f"{reason}: {' / '.join(said)}" if said else reason
 
     def _deliver(self, node: str, message: Message | LinkClosed) -> None:
         while self._events.qsize() > QUEUE_LIMIT:
@@ -255,28 +253,14 @@ class Supervisor:
 
     # --- telling the user ---
 
-    def _tell(self, before: Gang, gang: Gang, event: Event) -> None:
-        forming = gang.rules.forming
-        if (
-            forming
-            and before.phase is Phase.FORMING
-            and gang.phase is Phase.RUNNING
-            and forming <= gang.listening.keys()
-        ):
-            seconds = max(e.time for e in gang.listening.values()) - min(e.time for e in gang.started.values())
-            self._console.note(f"The cluster is up after {seconds:.1f} s: {len(forming)} tasks")
-        if isinstance(event, Interrupted) and event.signal != signal.SIGPIPE:
-            name = signal.Signals(event.signal).name
-            again = before.phase is Phase.STOPPING
-            grace = self._timeouts.stop_grace_s
-            how = "killing all tasks" if again else f"stopping all tasks, {grace:g} s grace (once more kills them)"
-            self._console.warn(f"{name}: {how}")
-        if before.reason is None and gang.reason is Reason.TASK_FAILED and (cause := find_cause(gang)) is not None:
-            self._console.warn(f"{cause.task} ended with {cause.exit}; stopping the others")
-
     def _report(self, gang: Gang, started: float, left: int | None) -> RunReport:
         logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
-        verdict = judge(gang, self._plan, {task: str(path) for task, path in logs.items()})
+        verdict = judge(
+            gang,
+            self._plan,
+            {task: str(path) for task, path in logs.items()},
+            agents_said=_tail(self._run_dir.agent_errors, 3),
+        )
         now = time.time()
         attempt = make_attempt_report(
             gang,
@@ -299,6 +283,7 @@ class Supervisor:
             ended=now,
             attempts=[attempt],
         )
+        self._console.end_logs()
         if report.outcome == "failed":
             tail = _tail(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
             self._console.error(render_error(verdict, tail))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -53,7 +54,13 @@ class PlainSink(NowhereSink):
         self._stderr = stderr
 
     def write(self, text: bytes) -> None:
-        self._stdout.write(text)
+        rest = memoryview(text)
+        while rest:
+            written = self._stdout.write(rest)
+            if written is None:  # another program has made the pipe or terminal non-blocking
+                select.select([], [self._stdout], [])
+            else:
+                rest = rest[written:]
         self._stdout.flush()
 
     def note(self, text: str) -> None:

@@ -8,7 +8,7 @@ that show only that a peer went away come last.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_TASK_FAILED, EXIT_USAGE
 from launcher.events import TaskExited
@@ -16,7 +16,7 @@ from launcher.gang import Gang, Reason
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.tasks import TaskId
-from worker_entry.messages import Problem
+from worker_entry.messages import Problem, TaskExit
 
 COLLATERAL_EXCEPTIONS = (
     "UnavailableError",
@@ -33,9 +33,16 @@ COLLATERAL_SIGNATURES = (
     "different incarnation",
     "cluster check alive failed",
     "The tasks have crashed",
-    "/job:worker/replica:0/task:",
+    "/replica:0/task:",
 )
 """How TensorFlow says that a peer has gone; without a name for it of its own."""
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+_TERM_STATUS = 128 + signal.SIGTERM
+"""With what a program ends that handles TERM in the way of a shell."""
+
+SHOWN_LIMIT = 8
+"""Tasks that a verdict names one by one."""
 
 _USAGE_REFERENCES = ("no-program", "no-working-directory", "syntax-error", "not-executable", "no-tensorflow")
 """Refusals that are the user's to mend: exit status 2."""
@@ -49,9 +56,11 @@ def find_cause(gang: Gang) -> TaskExited | None:
 
 def was_stopped(gang: Gang, event: TaskExited) -> bool:
     """Whether we ended the task: it was running when we began to stop, and did not fail by itself meanwhile."""
-    if event.task not in gang.stopped or event.crash is not None:
+    if event.task not in gang.stopped:
         return False
-    return event.exit.ok or event.exit.signal in (signal.SIGTERM, signal.SIGKILL)
+    if event.crash is not None:  # what it raised before the stop is its own
+        return event.crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS
+    return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
 
 
 def failure_time(event: TaskExited) -> float:
@@ -69,28 +78,33 @@ def is_collateral(event: TaskExited) -> bool:
     )
 
 
-def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str]) -> Verdict:
-    """The verdict on a finished attempt; `logs` are the paths to show."""
+def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str], *, agents_said: Sequence[str] = ()) -> Verdict:
+    """The verdict on a finished attempt.
+
+    Args:
+        gang: its last state.
+        plan: what was started.
+        logs: the paths to show.
+        agents_said: the last lines that agents wrote to stderr.
+    """
     plans = {task.task: task for task in plan.tasks}
     match gang.reason:
         case Reason.SUCCEEDED:
-            return _judge_success(gang)
+            verdict = _judge_success(gang)
         case Reason.TASK_FAILED:
-            return _judge_failure(gang, plans, logs)
+            verdict = _judge_failure(gang, plans, logs)
         case Reason.REFUSED:
-            return _judge_refusal(gang)
+            verdict = _judge_refusal(gang)
         case Reason.NODE_LOST:
-            return _judge_loss(gang)
+            return _judge_loss(gang, agents_said)
         case Reason.START_TIMEOUT:
-            return _judge_start_timeout(gang, plans)
+            verdict = _judge_start_timeout(gang, plans)
         case Reason.DRAIN_TIMEOUT:
-            return _judge_drain_timeout(gang)
+            verdict = _judge_drain_timeout(gang)
         case _:
-            assert gang.signal is not None
-            return Verdict(
-                reference="interrupted",
-                message=f"interrupted by signal {gang.signal}; all tasks were stopped",
-            )
+            verdict = _judge_interruption(gang)
+    lost = [f"node {node} was lost: {reason}" for node, reason in gang.lost.items()]
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, *lost]})
 
 
 def exit_status(gang: Gang) -> int:
@@ -117,14 +131,14 @@ def outcome(gang: Gang) -> OutcomeName:
 
 
 def _judge_success(gang: Gang) -> Verdict:
-    trainers = sum(task.trains for task in gang.rules.tasks)
+    trainers = [task for task in gang.rules.tasks if task.trains]
     evidence = [
-        f"{event.task} ended with {event.exit}; that does not fail a run"
+        f"{event.task} ended with {event.exit}, which does not fail the run"
         for event in gang.exits.values()
         if not event.task.trains and not event.exit.ok and event.task not in gang.stopped
     ]
     evidence += [f"{task} was still running and was stopped" for task in sorted(gang.stopped)]
-    what = "the only task" if trainers == 1 else f"all {trainers} training tasks"
+    what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     return Verdict(reference="succeeded", message=f"{what} ended with status 0", evidence=evidence)
 
 
@@ -137,9 +151,9 @@ def _judge_failure(gang: Gang, plans: Mapping[TaskId, TaskPlan], logs: Mapping[T
     crash = cause.crash
     if crash is not None:
         place = f"   {crash.file}:{crash.line}" if crash.file else ""
-        text = crash.message.strip().partition("\n")[0]
-        shown = f"{crash.exception}: {text[:300]}" if crash.exception != "SystemExit" else text[:300]
-        evidence.append(f"{shown}{place}")
+        text = _headline(crash.message)
+        shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
+        evidence.append(f"{': '.join(filter(None, shown))}{place}")
     evidence += _collateral(gang, cause)
     evidence.append(f"log: {logs[cause.task]}")
     return Verdict(
@@ -147,8 +161,15 @@ def _judge_failure(gang: Gang, plans: Mapping[TaskId, TaskPlan], logs: Mapping[T
         message=f"{cause.task} on {plans[cause.task].node} {how} after {ran:.1f} s",
         task=str(cause.task),
         evidence=evidence,
-        cure=_cure(cause),
+        cure=_cure(gang, cause),
     )
+
+
+def _headline(message: str) -> str:
+    """The line of an exception's message that says most: TensorFlow puts where before what."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    telling = (line for line in lines if any(signature in line for signature in COLLATERAL_SIGNATURES))
+    return next(telling, lines[0])[:300]
 
 
 def _collateral(gang: Gang, cause: TaskExited) -> list[str]:
@@ -157,26 +178,48 @@ def _collateral(gang: Gang, cause: TaskExited) -> list[str]:
         if event is cause or event.exit.ok or was_stopped(gang, event):
             continue
         later = failure_time(event) - failure_time(cause)
-        lines.append(f"{event.task} failed {later:.1f} s later" if later >= 0 else f"{event.task} failed, too")
-    early = [e for e in gang.exits.values() if e.exit.ok and e.task.trains and e.time < failure_time(cause)]
-    lines += [f"{e.task} had ended with status 0, {failure_time(cause) - e.time:.1f} s before" for e in early]
-    stopped = sorted(event.task for event in gang.exits.values() if was_stopped(gang, event))
+        why = "because of it" if is_collateral(event) else f"with {event.exit}"
+        lines.append(f"{event.task} failed {later:.1f} s later {why}" if later >= 0 else f"{event.task} failed, too")
+    if len(lines) > SHOWN_LIMIT:
+        lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
+    early = _ended_before(gang, cause)
+    if early:
+        first = failure_time(cause) - min(event.time for event in early)
+        lines.append(f"ended with status 0 up to {first:.1f} s before: {_names(event.task for event in early)}")
+    stopped = [event.task for event in gang.exits.values() if was_stopped(gang, event)]
     if stopped:
-        lines.append(f"stopped by distlaunch: {', '.join(map(str, stopped))}")
+        lines.append(f"stopped by distlaunch: {_names(stopped)}")
     return lines
 
 
-def _cure(cause: TaskExited) -> str:
+def _ended_before(gang: Gang, cause: TaskExited) -> list[TaskExited]:
+    return [e for e in gang.exits.values() if e.exit.ok and e.task.trains and e.time < failure_time(cause)]
+
+
+def _names(tasks: Iterable[TaskId]) -> str:
+    """`worker:0, worker:1 and 6 more`."""
+    ordered = sorted(tasks)
+    more = f" and {len(ordered) - SHOWN_LIMIT} more" if len(ordered) > SHOWN_LIMIT else ""
+    return ", ".join(map(str, ordered[:SHOWN_LIMIT])) + more
+
+
+def _cure(gang: Gang, cause: TaskExited) -> str:
     crash = cause.crash
     if crash is not None and crash.exception == "ModuleNotFoundError":
         if "'tensorflow'" in crash.message:
             return "install TensorFlow for this Python, or name the one that has it with --python (`python:` in a spec)"
         return "install the module for the Python that the tasks use, or set PYTHONPATH"
+    if is_collateral(cause) and _ended_before(gang, cause):
+        return "a worker that ends before the others makes them fail: all have to take the same number of steps"
+    if cause.exit.signal == signal.SIGKILL:
+        return "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
     return ""
 
 
 def _judge_refusal(gang: Gang) -> Verdict:
     problems = [(refusal.node, problem) for refusal in gang.refusals for problem in refusal.problems]
+    if not problems:
+        return Verdict(reference="refused", message=f"node {gang.refusals[0].node} refused, and did not say why")
     first = problems[0][1]
     alike = [node for node, problem in problems if _same(problem, first)]
     rest = [(node, problem) for node, problem in problems if not _same(problem, first)]
@@ -194,12 +237,17 @@ def _same(one: Problem, other: Problem) -> bool:
     return (one.reference, one.message) == (other.reference, other.message)
 
 
-def _judge_loss(gang: Gang) -> Verdict:
-    (node, reason), *rest = sorted(gang.lost.items())
+def _judge_loss(gang: Gang, agents_said: Sequence[str]) -> Verdict:
+    (node, reason), *rest = gang.lost.items()
+    running = gang.rules.nodes[node] & gang.stopped
     return Verdict(
         reference="node-lost",
-        message=f"{node}: {reason}",
-        evidence=[f"{other}: {why}" for other, why in rest],
+        message=f"node {node} was lost: {reason}",
+        evidence=[
+            *([f"its tasks: {_names(running)}"] if running else []),
+            *(f"node {other} was lost: {why}" for other, why in rest),
+            *agents_said,
+        ],
     )
 
 
@@ -208,27 +256,40 @@ def _judge_start_timeout(gang: Gang, plans: Mapping[TaskId, TaskPlan]) -> Verdic
     if silent:
         message = f"no answer from {', '.join(silent)} within {gang.rules.start_s:g} s"
         return Verdict(reference="start-timeout", message=message)
-    missing = [task for task in gang.missing if task in gang.started]
-    shown = ", ".join(f"{task} (port {gang.ports[task]} on {plans[task].node})" for task in missing[:8])
-    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-    up = sorted(gang.listening)
+    unborn = gang.rules.tasks - gang.started.keys()
+    if unborn:
+        message = f"no cluster within {gang.rules.start_s:g} s: not started: {_names(unborn)}"
+        return Verdict(reference="start-timeout", message=message)
+    missing = gang.missing
+    shown = ", ".join(f"{task} (port {gang.ports[task]} on {plans[task].node})" for task in missing[:SHOWN_LIMIT])
+    more = f" and {len(missing) - SHOWN_LIMIT} more" if len(missing) > SHOWN_LIMIT else ""
+    what = "did not open its port" if len(missing) == 1 else "did not open their ports"
     return Verdict(
         reference="start-timeout",
-        message=f"no cluster within {gang.rules.start_s:g} s: {shown}{more} did not open the port",
+        message=f"no cluster within {gang.rules.start_s:g} s: {shown}{more} {what}",
         task=str(missing[0]) if len(missing) == 1 else None,
-        evidence=[f"up: {', '.join(map(str, up))}"] if up else [],
+        evidence=[f"up: {_names(gang.listening)}"] if gang.listening else [],
         cure="a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
         "(--start-timeout) if it needs longer, 0 turns this off",
     )
 
 
 def _judge_drain_timeout(gang: Gang) -> Verdict:
-    done = sorted(task for task, event in gang.exits.items() if task.trains)
     going = sorted(task for task in gang.stopped if task.trains)
+    done = [task for task in gang.exits if task.trains and task not in gang.stopped]
     return Verdict(
         reference="drain-timeout",
-        message=f"{', '.join(map(str, going))} did not end within {gang.rules.drain_s:g} s of the first that did",
+        message=f"{_names(going)} did not end within {gang.rules.drain_s:g} s of the first that did",
         task=str(going[0]) if len(going) == 1 else None,
-        evidence=[f"ended with status 0: {', '.join(map(str, done))}"],
+        evidence=[f"ended with status 0: {_names(done)}"],
         cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
     )
+
+
+def _judge_interruption(gang: Gang) -> Verdict:
+    assert gang.signal is not None
+    if gang.signal == signal.SIGPIPE:
+        message = "nobody reads the output any more; all tasks were stopped"
+    else:
+        message = f"interrupted by {TaskExit(signal=gang.signal)}; all tasks were stopped"
+    return Verdict(reference="interrupted", message=message)

@@ -111,7 +111,7 @@ def test_what_a_task_leaves_running_is_ended_and_counted_though_the_run_succeeds
     assert ran.status == 0
     assert marked(mark) == []
     assert ran.report["attempts"][0]["left_behind"] == 1
-    assert "0 processes left on this machine (1 process that had outlived its task ended)" in ran.stderr
+    assert "0 processes left on this machine (1 process that had outlived its task was ended)" in ran.stderr
 
 
 def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: Distlaunch) -> None:
@@ -291,7 +291,7 @@ def test_a_missing_interpreter_starts_nothing(distlaunch: Distlaunch, tmp_path: 
 def test_an_interpreter_that_is_none_is_told(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--python", "/bin/true", RAISE, "none")
     assert ran.status == 3
-    assert "Error: local: " in ran.stderr
+    assert "Error: node local was lost: " in ran.stderr
     assert "no start marker" in ran.stderr
 
 

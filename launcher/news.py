@@ -1,0 +1,37 @@
+"""What a user is told while a run is under way: a line for each step that matters. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from launcher.events import Event, Interrupted
+from launcher.gang import Gang, Phase, Reason
+from launcher.verdict import find_cause
+
+
+def render_news(before: Gang, after: Gang, event: Event) -> str | None:
+    """The line, if the event that led from one state to the other is worth one."""
+    if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
+        return _render_interruption(before, after, event)
+    if before.reason is None and after.reason is Reason.TASK_FAILED:
+        cause = find_cause(after)
+        assert cause is not None
+        others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
+        return f"{cause.task} ended with {cause.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
+    if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
+        seconds = max(e.time for e in after.listening.values()) - min(e.time for e in after.started.values())
+        count = len(after.rules.forming)
+        return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
+    return None
+
+
+def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str | None:
+    name = signal.Signals(event.signal).name
+    if before.phase is Phase.STOPPING:
+        return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
+    insist = "; once more kills them" if event.signal == signal.SIGINT else ""
+    return f"{name}: stopping all tasks, {after.rules.stop_grace_s:g} s grace{insist}"
+
+
+def _is_up(gang: Gang) -> bool:
+    return bool(gang.rules.forming) and gang.rules.forming <= gang.listening.keys()

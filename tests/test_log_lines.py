@@ -1,0 +1,342 @@
+"""What a console shows of a log: the same whatever the pieces were, nothing that moves the cursor, no chatter."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher import log_lines
+from launcher.log_lines import LogLines, without_controls
+
+CHATTER = Path(__file__).parent / "programs" / "chatty_tensorflow.txt"
+"""What TensorFlow 2.21 on a machine without GPUs wrote to the logs of a run of two workers, until training began."""
+
+ABSL = b"I0000 00:00:1795226239.666849   28543 grpc_server_lib.cc:467] Started server with target: grpc://[::]:1"
+
+
+def shown(data: bytes, pieces: Sequence[int] = (), *, keep_colours: bool = False, fold: bool = True) -> list[bytes]:
+    """The lines of a whole log that is fed in pieces of these sizes, and the rest at once."""
+    lines = LogLines(keep_colours=keep_colours, fold=fold)
+    result: list[bytes] = []
+    for size in pieces:
+        result += lines.feed(data[:size])
+        data = data[size:]
+    return result + lines.feed(data) + lines.close()
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "LINE_LIMIT", 24)
+    monkeypatch.setattr(log_lines, "PARTIAL_LIMIT", 40)
+
+
+# Few words make many rewritten, blank, coloured, too long and folded lines.
+WORDS = (
+    *(bytes([byte]) for byte in b"\n\n\n\r\r\b\t \x1b[m;0ab\x00\x07\x7f\x80\xc3\xa9\xff"),
+    b"   ",
+    b"\x1b[31m",
+    b"\x1b[2K",
+    b"\xc2\x9b",
+    b"xxxxxxxxxxxxxxxxxxxxxxxxx",
+    b"\n" + ABSL + b"\n",
+    b"\n/job:worker/replica:0/task:1\n",
+    "né\n".encode(),
+)
+logs = st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=4)), max_size=30).map(b"".join)
+cuts = st.lists(st.integers(0, 30), max_size=20)
+
+
+class TestPieces:
+    @settings(deadline=None)
+    @given(logs, cuts, st.booleans(), st.booleans())
+    def test_of_any_size_give_the_same_lines(self, data: bytes, pieces: list[int], colours: bool, fold: bool) -> None:
+        assert shown(data, pieces, keep_colours=colours, fold=fold) == shown(data, keep_colours=colours, fold=fold)
+
+    @pytest.mark.usefixtures("small_limits")
+    def test_of_one_byte_give_the_same_lines_also_where_lines_are_too_long(self) -> None:
+        @settings(deadline=None)
+        @given(logs, cuts)
+        def check(data: bytes, pieces: list[int]) -> None:
+            at_once = shown(data)
+            assert shown(data, pieces) == at_once
+            assert shown(data, [1] * len(data)) == at_once
+
+        check()
+
+    @pytest.mark.usefixtures("small_limits")
+    @pytest.mark.parametrize(
+        ("data", "lines"),
+        [
+            (b"100%\r   \n", [b"100%"]),
+            (b"100%\r   \rnext\n", [b"next"]),
+            (b"\r   \n", [b""]),
+            (b"   \n", [b"   "]),
+            (b"\r", [b""]),
+            (b"ab\r" + b"x" * 41 + b"\rcd\n", [b"x" * 24 + b"... (cut here; the log has all of it)"]),
+            (b"x" * 41 + b"\rcd\nnext", [b"x" * 24 + b"... (cut here; the log has all of it)", b"next"]),
+            (b"x" * 40 + b"\r" + b"y" * 24 + b"\n", [b"y" * 24]),
+            ("a│\x1b[3".encode(), ["a│3".encode()]),
+            (b"one\b\b\rtwo", [b"two"]),
+        ],
+    )
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+    def test_that_cut_a_line_in_two_change_nothing(self, data: bytes, lines: list[bytes], size: int) -> None:
+        assert shown(data, [size] * len(data)) == lines
+
+    @settings(deadline=None)
+    @given(
+        st.lists(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\xa0"), max_size=20))
+    )
+    def test_of_plain_text_are_shown_as_they_are(self, lines: list[str]) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode()
+
+        assert shown(data, [7, 1, 30]) == [line.encode() for line in lines]
+
+    def test_without_a_line_break_at_the_end_are_shown_when_the_log_ends(self) -> None:
+        lines = LogLines()
+
+        assert lines.feed(b"one\ntw") == [b"one"]
+        assert lines.feed(b"o") == []
+        assert lines.unfinished == b"two"
+        assert (lines.close(), lines.close()) == ([b"two"], [])
+
+    def test_that_end_at_a_line_break_leave_nothing_unfinished(self) -> None:
+        lines = LogLines()
+
+        assert lines.feed(b"one\n\n") == [b"one", b""]
+        assert (lines.unfinished, lines.close()) == (b"", [])
+
+
+class TestRewrittenLines:
+    KERAS = b"".join(
+        b"\r\x1b[1m%2d/10\x1b[0m \x1b[32m%s\x1b[0m\x1b[37m%s\x1b[0m \x1b[1m1s\x1b[0m 10ms/step - loss: 0.%d"
+        % (step, "━".encode() * step, "━".encode() * (10 - step), 10 - step)
+        + b"\b" * 60
+        for step in range(1, 11)
+    )
+
+    def test_show_what_they_show_in_the_end(self) -> None:
+        bar = "10/10 ━━━━━━━━━━ 1s 10ms/step - loss: 0.0"
+
+        assert shown(b"Epoch 1/1\n" + self.KERAS + b"\nDone\n") == [b"Epoch 1/1", bar.encode(), b"Done"]
+
+    def test_show_meanwhile_what_they_show_just_then(self) -> None:
+        lines = LogLines()
+        lines.feed(self.KERAS[: self.KERAS.index(b"\r", 400)])
+
+        assert lines.unfinished.decode().startswith(" 3/10 ━━━━━━━━━━ 1s")
+
+    def test_do_not_pile_up_in_memory(self) -> None:
+        lines = LogLines()
+        tracemalloc.start()
+        for step in range(5_000):
+            lines.feed(b"\r%d of 5000 %s" % (step, b"." * 200))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert lines.unfinished.startswith(b"4999 of 5000")
+        assert peak < 50_000
+
+    def test_that_are_blanked_show_what_they_had_shown(self) -> None:
+        assert shown(b"\r50%\r100%\r      \rnext\n") == [b"next"]
+        assert shown(b"\r50%\r100%\r      \n") == [b"100%"]
+
+    def test_with_the_line_breaks_of_windows_lose_nothing(self) -> None:
+        assert shown(b"one\r\ntwo\r\n\r\n") == [b"one", b"two", b""]
+
+
+class TestControlSequences:
+    @pytest.mark.parametrize(
+        "moving",
+        [
+            b"\x1b[A",
+            b"\x1b[10;20H",
+            b"\x1b[2J",
+            b"\x1b[K",
+            b"\x1b[?25l",
+            b"\x1b[>4;1m",
+            b"\x1b7",
+            b"\x1bM",
+            b"\x1bc",
+            b"\x1b(B",
+            b"\x1b]0;a title\x07",
+            b"\x1b]8;;http://x\x1b\\",
+            b"\x1bPq#0\x1b\\",
+            b"\xc2\x9b2J",
+            b"\xc2\x85",
+            b"\x00",
+            b"\x07",
+            b"\x0b",
+            b"\x0c",
+            b"\x0e",
+            b"\x1b",
+            b"\x7f",
+        ],
+    )
+    @pytest.mark.parametrize("colours", [True, False])
+    def test_that_move_the_cursor_are_left_out(self, moving: bytes, colours: bool) -> None:
+        (line,) = shown(b"before" + moving + b"\nafter\n", keep_colours=colours)[:1]
+
+        assert line.removesuffix(b"\x1b[0m") == b"before"
+
+    def test_that_colour_are_kept_on_request_and_end_with_the_line(self) -> None:
+        assert shown(b"\x1b[1;31mred\nplain\n", keep_colours=True) == [b"\x1b[1;31mred\x1b[0m", b"plain"]
+
+    def test_that_colour_are_left_out_otherwise(self) -> None:
+        assert shown(b"\x1b[1;31mred\x1b[m\nplain\n") == [b"red", b"plain"]
+
+    @settings(deadline=None)
+    @given(logs, st.booleans())
+    def test_never_come_through_but_for_colours(self, data: bytes, colours: bool) -> None:
+        for line in shown(data, keep_colours=colours):
+            text = re.sub(r"\x1b\[[0-9;]*m", "", line.decode()) if colours else line.decode()
+
+            assert not [char for char in text if unicodedata.category(char) == "Cc" and char != "\t"]
+
+    def test_stay_out_of_text_as_well(self) -> None:
+        assert without_controls("\x1b[31mred\x1b[0m \udce9 \x1b]0;t\x07x\ty") == "red \\udce9 x\ty"
+
+
+class TestBytes:
+    def test_that_are_not_utf_8_are_replaced(self) -> None:
+        assert shown(b"caf\xe9 \xff\xfe\n") == ["caf\ufffd \ufffd\ufffd".encode()]
+
+    @settings(deadline=None)
+    @given(logs)
+    def test_of_any_kind_are_shown_as_utf_8(self, data: bytes) -> None:
+        for line in shown(data):
+            line.decode()
+
+
+class TestLongLines:
+    CUT = b"... (cut here; the log has all of it)"
+
+    def test_are_shown_cut(self) -> None:
+        assert shown(b"x" * 8192 + b"\n" + b"y" * 8193 + b"\nz\n") == [b"x" * 8192, b"y" * 8192 + self.CUT, b"z"]
+
+    def test_are_not_cut_within_a_character(self) -> None:
+        (line,) = shown("━".encode() * 4000 + b"\n")
+
+        assert line == "━".encode() * 2730 + self.CUT
+
+    def test_of_10_mb_are_shown_before_they_end_and_kept_out_of_memory(self) -> None:
+        lines = LogLines()
+        piece = b"x" * (64 << 10)
+        tracemalloc.start()
+        fed = [lines.feed(piece) for _ in range(160)]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert [line for result in fed for line in result] == [b"x" * 8192 + self.CUT]
+        assert fed[4] != []
+        assert peak < 1_500_000
+        assert lines.unfinished == b""
+        assert lines.feed(b"the end of it\nnext\n") == [b"next"]
+
+    def test_of_10_mb_at_once_are_shown_cut_as_well(self) -> None:
+        assert shown(b"x" * 10_000_000 + b"\nnext\n") == [b"x" * 8192 + self.CUT, b"next"]
+
+
+def error(line: bytes) -> bytes:
+    """The same line, as an error."""
+    return line.replace(b": I ", b": E ").replace(b": W ", b": E ").replace(b"I0", b"E0", 1).replace(b"W0", b"E0", 1)
+
+
+class TestChatter:
+    def test_of_a_real_start_is_folded_all_of_it(self) -> None:
+        data = CHATTER.read_bytes()
+        lines = LogLines()
+
+        assert lines.feed(data) == []
+        assert lines.folded == data.count(b"\n") > 20
+
+    def test_of_a_real_start_is_shown_on_request(self) -> None:
+        data = CHATTER.read_bytes()
+        lines = LogLines(fold=False)
+
+        assert lines.feed(data) == data.splitlines()
+        assert lines.folded == 0
+
+    OLDER = (
+        b"2024-03-11 09:14:02.123456: I tensorflow/core/util/port.cc:113] oneDNN custom operations are on.",
+        (
+            b"2024-03-11 09:14:02.123456: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:485] Unable to "
+            b"register cuFFT factory: Attempting to register factory for plugin cuFFT when one has already been "
+            b"registered"
+        ),
+        (
+            b"2024-03-11 09:14:02.123456: W tensorflow/compiler/tf2tensorrt/utils/py_utils.cc:38] TF-TRT Warning: "
+            b"Could not find TensorRT"
+        ),
+        (
+            b"2024-03-11 09:14:02.123456: E external/local_xla/xla/stream_executor/cuda/cuda_driver.cc:152] failed "
+            b"call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
+        ),
+        b"I0000 00:00:1710148442.123456    1234 gpu_device.cu.cc:19] Created device /job:worker/replica:0/task:0",
+    )
+
+    @pytest.mark.parametrize("line", OLDER)
+    def test_of_other_versions_and_of_gpus_is_folded(self, line: bytes) -> None:
+        assert shown(line + b"\n") == []
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            # Errors, and what may be one.
+            (
+                b"E0000 00:00:1795226239.513345   28543 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
+                b"error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"
+            ),
+            b"E0000 00:00:1795226239.513345   28543 coordination_service_agent.cc:755] Coordination agent is in ERROR",
+            b"F0000 00:00:1795226239.513345   28543 client.cc:80] Terminating process because the service is gone",
+            b"2024-03-11 09:14:02.123456: E tensorflow/core/grpc_server_lib.cc:601] Could not start gRPC server",
+            b"2024-03-11 09:14:02.123456: F tensorflow/core/framework/tensor.cc:1] Check failed: 1 == 2",
+            b"Traceback (most recent call last):",
+            b'  File "/usr/lib/python3/tensorflow/util/port.cc.py", line 1, in <module>',
+            b"tensorflow.python.framework.errors_impl.UnavailableError: /job:worker/replica:0/task:1 failed",
+            b"Fatal Python error: Segmentation fault",
+            # A user's own.
+            b"I1121 01:57:12.644315 140735 train.py:153] step 100, loss 0.5",
+            b"W1121 01:57:12.644315 140735 train.py:153] loss is NaN",
+            b"2024-03-11 09:14:02.123456: I train.py:10] step",
+            b"2024-03-11 09:14:02,123 INFO train: step 100",
+            b"INFO:tensorflow:step 100",
+            b"WARNING:tensorflow:Collective ops is not configured at program startup.",
+            b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR, says the book",
+            b"Epoch 1/12",
+            b"/job:worker/replica:0/task:1",
+            b"To enable the following instructions: read them, then rebuild TensorFlow with care.",
+            b"model.h:10] a C header",
+            b"see port.cc:153] there",
+            ABSL.replace(b"I0000", b"  I0000"),
+        ],
+    )
+    def test_is_neither_an_error_nor_a_users_line(self, line: bytes) -> None:
+        assert shown(ABSL + b"\nx\n" + line + b"\nx\n") == [b"x", line, b"x"]
+
+    @pytest.mark.parametrize("line", [line for line in CHATTER.read_bytes().splitlines() if line[4:5] == b"0"])
+    def test_does_not_include_the_same_as_an_error(self, line: bytes) -> None:
+        if b"cuInit" not in line:
+            assert shown(error(line) + b"\n") == [error(line)]
+
+    def test_includes_the_lines_that_go_on_below_it_and_no_other(self) -> None:
+        waiting = b"I0000 00:00:1795226239.734979   29711 coordination_service.cc:505] Example stragglers:\n"
+        missing = b"/job:worker/replica:0/task:1\n"
+
+        assert shown(waiting + missing + missing + b"user\n" + missing) == [b"user", missing.strip()]
+
+    def test_is_counted_with_its_second_lines_however_it_arrives(self) -> None:
+        data = CHATTER.read_bytes()
+        lines = LogLines()
+
+        for byte in data:
+            lines.feed(bytes([byte]))
+
+        assert lines.folded == data.count(b"\n")

@@ -1,0 +1,247 @@
+"""The last words on the console, exactly as a user reads them, and report.json."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
+from launcher.gang import Gang
+from launcher.report import make_attempt_report, render_error, render_summary
+from launcher.results import RunReport, Verdict
+from launcher.tasks import TaskId
+from launcher.verdict import exit_status, outcome
+from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
+from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
+from worker_entry.messages import CrashRecord, Problem, TaskExit
+
+LOCAL = {"local": [W0, W1]}
+
+
+def make_report(gang: Gang, *, processes_left: int | None = 0) -> RunReport:
+    plan = plan_of(gang.rules)
+    attempt = make_attempt_report(
+        gang,
+        plan,
+        judged(gang),
+        attempt=1,
+        started=999.0,
+        ended=1061.5,
+        logs={task: f"attempt-1/{task.file_stem}.log" for task in gang.rules.tasks},
+        processes_left=processes_left,
+    )
+    return RunReport(
+        run_id="20261121-143005-test-3f9a",
+        name="test",
+        outcome=outcome(gang),
+        exit_status=exit_status(gang),
+        versions={"distlaunch": "0.1.0"},
+        directory="/runs/x",
+        started=999.0,
+        ended=1061.5,
+        attempts=[attempt],
+    )
+
+
+def history(layout: dict[str, list[TaskId]], *events: Event | float, left_behind: int = 0) -> Gang:
+    rules = make_rules(layout)
+    return play(rules, *running(rules), *events, *(NodeEmpty(node, left_behind) for node in rules.nodes))[0]
+
+
+class TestSummary:
+    def test_of_success(self) -> None:
+        assert render_summary(make_report(history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0)))) == (
+            "  worker:0  exit status 0\n"
+            "  worker:1  exit status 0\n"
+            "  0 processes left on this machine\n"
+            "Succeeded in 62.5 s: all 2 training tasks ended with status 0\n"
+            "Logs and report: /runs/x"
+        )
+
+    def test_of_success_that_cleaned_up_behind_a_task(self) -> None:
+        clean = [ended(W0, 1050.0), ended(W1, 1051.0)]
+
+        one = render_summary(make_report(history(LOCAL, *clean, left_behind=1)))
+        two = render_summary(make_report(history(LOCAL, *clean, left_behind=2)))
+
+        assert "\n  0 processes left on this machine (1 process that had outlived its task was ended)\n" in one
+        assert "\n  0 processes left on this machine (2 processes that had outlived their task were ended)\n" in two
+
+    def test_of_a_failure(self) -> None:
+        gang = history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL))
+
+        assert render_summary(make_report(gang)) == (
+            "  worker:0  SIGKILL (signal 9), stopped by distlaunch\n"
+            "  worker:1  exit status 1\n"
+            "  0 processes left on 2 nodes\n"
+            "Failed after 62.5 s, exit status 1\n"
+            "Logs and report: /runs/x"
+        )
+
+    def test_aligns_names_of_different_lengths(self) -> None:
+        workers = [TaskId("worker", 9), TaskId("worker", 10)]
+
+        lines = render_summary(make_report(history({"a": workers}, *(ended(task, 1050.0) for task in workers))))
+
+        assert lines.splitlines()[:2] == ["  worker:9   exit status 0", "  worker:10  exit status 0"]
+
+    def test_of_an_interruption(self) -> None:
+        ends = [ended(W0, 1052.0, by=signal.SIGTERM), ended(W1, 1052.0, 143)]
+
+        assert render_summary(make_report(history(LOCAL, Interrupted(signal.SIGINT), *ends))) == (
+            "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
+            "  worker:1  exit status 143, stopped by distlaunch\n"
+            "  0 processes left on this machine\n"
+            "Interrupted after 62.5 s, exit status 130\n"
+            "Logs and report: /runs/x"
+        )
+
+    def test_of_a_refusal_names_no_tasks(self) -> None:
+        refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
+        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+
+        assert render_summary(make_report(gang)) == (
+            "  0 processes left on 1 node\nFailed after 62.5 s, exit status 2\nLogs and report: /runs/x"
+        )
+
+    def test_of_a_lost_node_does_not_claim_to_know(self) -> None:
+        gang = history(TWO_NODES, NodeLost("b", "the agent ended"), ended(W0, 1051.0, by=signal.SIGTERM))
+
+        assert render_summary(make_report(gang, processes_left=None)) == (
+            "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
+            "  worker:1  its end was not seen\n"
+            "  an unknown number of processes left on 2 nodes\n"
+            "Failed after 62.5 s, exit status 3\n"
+            "Logs and report: /runs/x"
+        )
+
+    def test_counts_one_process_as_one(self) -> None:
+        gang = history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0))
+
+        assert "  1 process left on this machine\n" in render_summary(make_report(gang, processes_left=1))
+
+    def test_tells_a_task_that_was_not_started(self) -> None:
+        rules = make_rules(TWO_NODES)
+        gang, _ = play(rules, *preparing(rules), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, rules.nodes))
+
+        assert "  worker:1  not started\n" in render_summary(make_report(gang))
+
+
+class TestError:
+    def test_shows_message_evidence_log_and_cure(self) -> None:
+        gang = history(
+            TWO_NODES,
+            failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
+            failed(W1, 1043.0, "ModuleNotFoundError", "No module named 'pandas'", raised=1042.0),
+        )
+
+        assert render_error(judged(gang), ["Traceback (most recent call last):", "ModuleNotFoundError: …"]) == (
+            "Error: worker:1 on b exited with status 1 after 42.0 s [task-failed]\n"
+            "  ModuleNotFoundError: No module named 'pandas'   train.py:88\n"
+            "  worker:0 failed 0.9 s later because of it\n"
+            "  log: /runs/x/attempt-1/worker-1.log\n"
+            "    worker:1 │ Traceback (most recent call last):\n"
+            "    worker:1 │ ModuleNotFoundError: …\n"
+            "  install the module for the Python that the tasks use, or set PYTHONPATH"
+        )
+
+    def test_without_more_is_one_line(self) -> None:
+        assert render_error(Verdict(reference="start-timeout", message="no answer from b within 600 s")) == (
+            "Error: no answer from b within 600 s [start-timeout]"
+        )
+
+    def test_passes_nothing_on_that_would_move_the_cursor_or_colour_the_terminal(self) -> None:
+        verdict = Verdict(
+            reference="task-failed", message="it", task="worker:0", evidence=["\x1b[31mValueError\x1b[0m: \x1b[2J"]
+        )
+
+        shown = render_error(verdict, ["50%\x1b[A\x1b[K\x07", "tab\tstays"])
+
+        assert shown.splitlines()[1:] == ["  ValueError: ", "    worker:0 │ 50%", "    worker:0 │ tab\tstays"]
+
+
+class TestReport:
+    def test_holds_all_that_is_known_of_a_task(self) -> None:
+        crash = CrashRecord(1042.0, "ValueError", "no", "train.py", 88)
+        rules = make_rules(TWO_NODES)
+        gang, _ = play(
+            rules,
+            *preparing(rules),
+            *started(W0, W1),
+            *listening(W0),
+            TaskExited(W1, TaskExit(None, signal.SIGABRT, core_dumped=True), 1043.0, crash),
+        )
+
+        attempt = make_report(gang).attempts[0]
+
+        assert attempt.tasks[1].model_dump() == {
+            "task": "worker:1",
+            "node": "b",
+            "address": "10.0.0.1:20001",
+            "pid": 101,
+            "started": 1000.0,
+            "port_opened": None,
+            "ended": 1043.0,
+            "exit_code": None,
+            "exit_signal": 6,
+            "core_dumped": True,
+            "stopped_by_us": False,
+            "crash": {"time": 1042.0, "exception": "ValueError", "message": "no", "file": "train.py", "line": 88},
+            "log": "attempt-1/worker-1.log",
+        }
+        assert attempt.tasks[0].port_opened == 1001.0
+        assert attempt.cluster_up is None
+
+    def test_says_when_the_cluster_was_up(self) -> None:
+        gang = history(TWO_NODES, ended(W0, 1050.0), ended(W1, 1051.0))
+
+        assert make_report(gang).attempts[0].cluster_up == 1001.0
+
+    def test_sums_up_what_the_nodes_cleaned(self) -> None:
+        rules = make_rules(TWO_NODES)
+        gang, _ = play(rules, *running(rules), failed(W0, 1050.0), NodeEmpty("a", 1, 2), NodeEmpty("b", 3, 4))
+
+        attempt = make_report(gang).attempts[0]
+
+        assert (attempt.left_behind, attempt.killed) == (4, 6)
+
+    def test_survives_json_and_back(self) -> None:
+        report = make_report(history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL)))
+
+        assert RunReport.model_validate(json.loads(json.dumps(report.model_dump(mode="json")))) == report
+        assert RunReport.model_validate_json(report.model_dump_json()) == report
+
+    def test_keeps_texts_that_are_not_unicode_as_escapes(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1050.0, message="no file 'caf\udce9'"))
+
+        report = make_report(gang)
+
+        crash = report.attempts[0].tasks[0].crash
+        assert crash is not None
+        assert crash.message == "no file 'caf\\udce9'"
+        json.dumps(report.model_dump(mode="json"), ensure_ascii=False).encode()
+        assert "no file 'caf\\udce9'" in render_error(report.attempts[0].verdict)
+
+    def test_knows_no_other_fields(self) -> None:
+        data = make_report(history(ONE_NODE, failed(W0, 1050.0))).model_dump(mode="json")
+
+        with pytest.raises(ValueError, match="surprise"):
+            RunReport.model_validate({**data, "surprise": 1})
+
+
+def test_schema_describes_every_field() -> None:
+    schema = RunReport.model_json_schema()
+    models: dict[str, Any] = {"RunReport": schema, **schema["$defs"]}
+
+    silent = [
+        f"{name}.{field}"
+        for name, model in models.items()
+        for field, described in model["properties"].items()
+        if not described.get("description")
+    ]
+
+    assert models.keys() == {"RunReport", "AttemptReport", "TaskReport", "CrashReport", "Verdict"}
+    assert silent == []

@@ -1,0 +1,549 @@
+"""The verdict names the cause, not the task that was seen to end first, and says it in words for users."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
+from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited, Tick
+from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S, Gang, Reason, Rules
+from launcher.plan import LaunchPlan, TaskPlan
+from launcher.results import Verdict
+from launcher.tasks import TaskId
+from launcher.verdict import (
+    COLLATERAL_EXCEPTIONS,
+    COLLATERAL_SIGNATURES,
+    exit_status,
+    find_cause,
+    is_collateral,
+    judge,
+    outcome,
+    was_stopped,
+)
+from tests.test_gang import (
+    DRAIN_S,
+    EVALUATOR,
+    ONE_NODE,
+    START_S,
+    TWO_NODES,
+    W0,
+    W1,
+    W2,
+    WITH_EVALUATOR,
+    histories,
+    listening,
+    make_rules,
+    play,
+    preparing,
+    replay,
+    running,
+    started,
+)
+from worker_entry.messages import CrashRecord, Problem, Program, TaskExit
+
+THREE = {"a": [W0, W1, W2]}
+UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20001: Socket closed"
+
+
+def plan_of(rules: Rules) -> LaunchPlan:
+    tasks = [
+        TaskPlan(
+            task=task,
+            node=node,
+            python="python3",
+            address="10.0.0.1",
+            port=20000 + task.index,
+            explicit_port=False,
+            program=Program("script", "train.py"),
+            tf_config=None,
+            env={},
+            secrets=frozenset(),
+            mend_keras=True,
+        )
+        for node, of_node in rules.nodes.items()
+        for task in sorted(of_node)
+    ]
+    return LaunchPlan("test", "multi_worker_mirrored", "/work", tuple(tasks))
+
+
+def judged(gang: Gang, agents_said: Sequence[str] = ()) -> Verdict:
+    logs = {task: f"/runs/x/attempt-1/{task.file_stem}.log" for task in gang.rules.tasks}
+    return judge(gang, plan_of(gang.rules), logs, agents_said=agents_said)
+
+
+def failed(
+    task: TaskId,
+    at: float,
+    exception: str = "ValueError",
+    message: str = "shapes (3,4) and (5,) not aligned",
+    *,
+    raised: float | None = None,
+) -> TaskExited:
+    """A Python program that raised, and ended with status 1 about a second later."""
+    crash = CrashRecord(at - 1.0 if raised is None else raised, exception, message, "train.py", 88)
+    return TaskExited(task, TaskExit(1), at, crash)
+
+
+def ended(task: TaskId, at: float, code: int | None = 0, by: int | None = None) -> TaskExited:
+    return TaskExited(task, TaskExit(None if by else code, by), at)
+
+
+def history(layout: dict[str, list[TaskId]], *events: Event | float) -> Gang:
+    """A gang that ran, then heard the events, and whose nodes all became empty."""
+    rules = make_rules(layout)
+    gang, _ = play(rules, *running(rules), *events, *map(NodeEmpty, rules.nodes))
+    return gang
+
+
+class TestCause:
+    def test_is_the_earliest_raise_though_its_exit_is_seen_after_that_of_its_victim(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1050.0, raised=1049.9), failed(W1, 1050.4, raised=1049.1))
+
+        cause = find_cause(gang)
+
+        assert cause is not None
+        assert cause.task == W1
+
+    def test_is_a_signal_that_came_before_a_raise(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1051.0, raised=1050.2), ended(W1, 1050.0, by=signal.SIGSEGV))
+
+        assert judged(gang).task == "worker:1"
+
+    @pytest.mark.parametrize("signature", COLLATERAL_SIGNATURES)
+    @pytest.mark.parametrize("exception", COLLATERAL_EXCEPTIONS)
+    def test_is_never_a_task_that_only_lost_its_peer_when_another_failed(self, exception: str, signature: str) -> None:
+        victim = failed(W0, 1049.0, exception, f"Graph execution error:\n{signature} and so on")
+
+        assert is_collateral(victim)
+        assert judged(history(ONE_NODE, victim, failed(W1, 1060.0))).task == "worker:1"
+        assert judged(history(ONE_NODE, victim, ended(W1, 1060.0, by=signal.SIGBUS))).task == "worker:1"
+
+    def test_is_the_first_to_lose_its_peer_if_nobody_failed_otherwise(self) -> None:
+        late, early = (
+            failed(W0, 1059.0, "UnavailableError", UNAVAILABLE),
+            failed(W1, 1051.0, "AbortedError", UNAVAILABLE),
+        )
+
+        assert judged(history(ONE_NODE, late, early)).task == "worker:1"
+
+    @pytest.mark.parametrize("exception", ["RuntimeError", "InvalidArgumentError", "OSError"])
+    def test_may_be_an_error_of_the_users_whose_text_is_like_a_lost_peer(self, exception: str) -> None:
+        assert not is_collateral(failed(W0, 1050.0, exception, UNAVAILABLE))
+
+    def test_may_be_an_error_of_tensorflows_that_names_no_peer(self) -> None:
+        assert not is_collateral(failed(W0, 1050.0, "InternalError", "cuDNN launch failure"))
+
+    def test_is_never_a_task_that_was_stopped(self) -> None:
+        gang = history(ONE_NODE, failed(W1, 1050.0), ended(W0, 1040.0, by=signal.SIGKILL))
+
+        assert judged(gang).task == "worker:1"
+
+    def test_is_never_an_evaluator(self) -> None:
+        gang = history(WITH_EVALUATOR, failed(EVALUATOR, 1020.0), failed(W1, 1050.0))
+
+        assert judged(gang).task == "worker:1"
+
+    def test_is_absent_without_a_failure(self) -> None:
+        assert find_cause(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1050.0))) is None
+
+
+class TestWasStopped:
+    @pytest.mark.parametrize(
+        "how", [TaskExit(0), TaskExit(143), TaskExit(None, signal.SIGTERM), TaskExit(None, signal.SIGKILL)]
+    )
+    def test_when_it_ended_as_a_stopped_task_does(self, how: TaskExit) -> None:
+        event = TaskExited(W0, how, 1051.0)
+
+        assert was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+
+    @pytest.mark.parametrize(
+        "how", [TaskExit(1), TaskExit(42), TaskExit(None, signal.SIGSEGV), TaskExit(None, signal.SIGABRT)]
+    )
+    def test_not_when_it_ended_in_another_way(self, how: TaskExit) -> None:
+        event = TaskExited(W0, how, 1051.0)
+
+        assert not was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+
+    def test_not_when_it_had_raised_before_it_was_killed(self) -> None:
+        event = replace(failed(W0, 1051.0), exit=TaskExit(None, signal.SIGKILL))
+
+        assert not was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+
+    def test_when_python_ended_with_143_because_of_its_own_handler_of_term(self) -> None:
+        crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9)
+        event = TaskExited(W0, TaskExit(143), 1051.0, crash)
+
+        assert was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+
+    def test_not_when_it_ended_before_anything_was_stopped(self) -> None:
+        event = ended(W0, 1040.0)
+
+        assert not was_stopped(history(ONE_NODE, event, failed(W1, 1050.0)), event)
+
+
+class TestSuccess:
+    def test_of_several(self) -> None:
+        verdict = judged(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0)))
+
+        assert verdict == Verdict(reference="succeeded", message="all 2 training tasks ended with status 0")
+
+    def test_of_one_with_an_evaluator_that_was_stopped(self) -> None:
+        rules = make_rules({"a": [W0, EVALUATOR]})
+        gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), NodeEmpty("a"))
+
+        assert judged(gang) == Verdict(
+            reference="succeeded",
+            message="worker:0 ended with status 0",
+            evidence=["evaluator:0 was still running and was stopped"],
+        )
+
+    def test_with_an_evaluator_that_failed(self) -> None:
+        gang = history(WITH_EVALUATOR, ended(EVALUATOR, 1020.0, 1), ended(W0, 1050.0), ended(W1, 1051.0))
+
+        assert judged(gang).evidence == ["evaluator:0 ended with exit status 1, which does not fail the run"]
+
+
+class TestFailure:
+    def test_says_who_when_how_and_what_followed(self) -> None:
+        gang = history(
+            THREE,
+            failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
+            failed(W1, 1043.0, raised=1042.0),
+            ended(W2, 1044.5, by=signal.SIGKILL),
+        )
+
+        assert judged(gang) == Verdict(
+            reference="task-failed",
+            message="worker:1 on a exited with status 1 after 42.0 s",
+            task="worker:1",
+            evidence=[
+                "ValueError: shapes (3,4) and (5,) not aligned   train.py:88",
+                "worker:0 failed 0.9 s later because of it",
+                "stopped by distlaunch: worker:2",
+                "log: /runs/x/attempt-1/worker-1.log",
+            ],
+        )
+
+    def test_by_a_signal(self) -> None:
+        gang = history(ONE_NODE, TaskExited(W0, TaskExit(None, signal.SIGSEGV, core_dumped=True), 1010.25))
+
+        verdict = judged(gang)
+
+        assert verdict.message == "worker:0 on a was ended by SIGSEGV (signal 11, core dumped) after 10.2 s"
+        assert verdict.evidence == ["log: /runs/x/attempt-1/worker-0.log"]
+        assert verdict.cure == ""
+
+    def test_by_kill_points_to_the_memory(self) -> None:
+        verdict = judged(history(ONE_NODE, ended(W0, 1010.0, by=signal.SIGKILL)))
+
+        assert verdict.message == "worker:0 on a was ended by SIGKILL (signal 9) after 10.0 s"
+        assert verdict.cure == "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
+
+    def test_of_others_on_their_own_tells_how(self) -> None:
+        gang = history(THREE, failed(W0, 1043.0), failed(W1, 1044.0), ended(W2, 1044.0, by=signal.SIGABRT))
+
+        assert judged(gang).evidence[1:3] == [
+            "worker:1 failed 1.0 s later with exit status 1",
+            "worker:2 failed 2.0 s later with SIGABRT (signal 6)",
+        ]
+
+    def test_of_a_victim_whose_clock_is_early_makes_no_negative_time(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1043.0, "UnavailableError", UNAVAILABLE), failed(W1, 1044.0))
+
+        assert judged(gang).evidence[1] == "worker:0 failed, too"
+
+    def test_because_another_ended_early_says_so(self) -> None:
+        gang = history(ONE_NODE, ended(W1, 1050.0), failed(W0, 1060.8, "UnavailableError", UNAVAILABLE, raised=1059.8))
+
+        assert judged(gang) == Verdict(
+            reference="task-failed",
+            message="worker:0 on a exited with status 1 after 59.8 s",
+            task="worker:0",
+            evidence=[
+                f"UnavailableError: {UNAVAILABLE}   train.py:88",
+                "ended with status 0 up to 9.8 s before: worker:1",
+                "log: /runs/x/attempt-1/worker-0.log",
+            ],
+            cure="a worker that ends before the others makes them fail: all have to take the same number of steps",
+        )
+
+    def test_by_sys_exit_shows_the_call(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1010.0, "SystemExit", "sys.exit(3)"))
+
+        assert judged(gang).evidence[0] == "sys.exit(3)   train.py:88"
+
+    def test_shows_one_line_of_a_long_message(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1010.0, message="\n\n  first  \nsecond"))
+
+        assert judged(gang).evidence[0] == "ValueError: first   train.py:88"
+
+    def test_shows_an_exception_without_a_message(self) -> None:
+        assert judged(history(ONE_NODE, failed(W0, 1010.0, message=""))).evidence[0] == "ValueError   train.py:88"
+
+    def test_of_many_names_a_few(self) -> None:
+        workers = [TaskId("worker", index) for index in range(30)]
+        gang = history(
+            {"a": workers},
+            failed(W0, 1010.0),
+            *(failed(task, 1011.0, "AbortedError", UNAVAILABLE) for task in workers[1:12]),
+            *(ended(task, 1012.0, by=signal.SIGKILL) for task in workers[12:]),
+        )
+
+        evidence = judged(gang).evidence
+
+        assert evidence[8:] == [
+            "worker:8 failed 1.0 s later because of it",
+            "3 more tasks failed later",
+            (
+                "stopped by distlaunch: worker:12, worker:13, worker:14, worker:15, worker:16, worker:17, worker:18, "
+                "worker:19 and 10 more"
+            ),
+            "log: /runs/x/attempt-1/worker-0.log",
+        ]
+
+    @pytest.mark.parametrize(
+        ("module", "cure"),
+        [
+            (
+                "tensorflow",
+                "install TensorFlow for this Python, or name the one that has it with --python (`python:` in a spec)",
+            ),
+            ("pandas", "install the module for the Python that the tasks use, or set PYTHONPATH"),
+        ],
+    )
+    def test_of_an_import_says_how_to_get_the_module(self, module: str, cure: str) -> None:
+        crash = failed(W0, 1010.0, "ModuleNotFoundError", f"No module named '{module}'")
+
+        assert judged(history(ONE_NODE, crash)).cure == cure
+
+
+class TestRefusal:
+    def refused(self, *refusals: NodeRefused) -> Gang:
+        return play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), *refusals)[0]
+
+    def test_of_all_for_one_reason_says_it_once(self) -> None:
+        problem = Problem("no-program", "cannot read the script /work/x.py: No such file or directory", "name another")
+
+        verdict = judged(
+            self.refused(*(NodeRefused(node, (replace(problem, task=f"worker:{i}"),)) for i, node in enumerate("ab")))
+        )
+
+        assert verdict.message == "cannot read the script /work/x.py: No such file or directory"
+        assert (verdict.reference, verdict.evidence, verdict.cure) == ("no-program", [], "name another")
+
+    def test_of_one_task_names_it(self) -> None:
+        problem = Problem(
+            "port-taken", "port 20000 is held by nginx (pid 7)", "end it, or choose another port", "worker:0"
+        )
+
+        assert judged(self.refused(NodeRefused("a", (problem,)))) == Verdict(
+            reference="port-taken",
+            message="worker:0: port 20000 is held by nginx (pid 7)",
+            task="worker:0",
+            cure="end it, or choose another port",
+        )
+
+    def test_for_several_reasons_shows_all(self) -> None:
+        problems = (
+            Problem("no-program", "there is no program /x", task="worker:0"),
+            Problem("port-taken", "port 1 is held"),
+        )
+
+        verdict = judged(self.refused(NodeRefused("a", problems[:1]), NodeRefused("b", problems[1:])))
+
+        assert verdict.message == "worker:0: there is no program /x"
+        assert verdict.evidence == ["b: port 1 is held [port-taken]"]
+
+    def test_without_a_reason_names_the_node(self) -> None:
+        assert judged(self.refused(NodeRefused("b", ()))).message == "node b refused, and did not say why"
+
+
+class TestLoss:
+    def test_names_node_tasks_and_the_agents_last_words(self) -> None:
+        gang = history(TWO_NODES, NodeLost("b", "the agent ended"))
+
+        assert judged(gang, ["MemoryError"]) == Verdict(
+            reference="node-lost",
+            message="node b was lost: the agent ended",
+            evidence=["its tasks: worker:1", "MemoryError"],
+        )
+
+    def test_begins_with_the_node_that_was_lost_first(self) -> None:
+        gang = history(TWO_NODES, NodeLost("b", "the agent ended"), NodeLost("a", "the agent has been silent for 60 s"))
+
+        verdict = judged(gang)
+
+        assert verdict.message == "node b was lost: the agent ended"
+        assert verdict.evidence[1:] == ["node a was lost: the agent has been silent for 60 s"]
+
+    def test_while_stopping_is_told_beside_the_cause(self) -> None:
+        rules = make_rules(TWO_NODES)
+        gang, _ = play(rules, *running(rules), failed(W0, 1010.0), FAILURE_GRACE_S + STOP_MARGIN_S, Tick())
+
+        verdict = judged(gang)
+
+        assert verdict.reference == "task-failed"
+        assert "node b was lost: did not say that all of its processes ended" in verdict.evidence
+
+
+class TestStartTimeout:
+    CURE = (
+        "a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
+        "(--start-timeout) if it needs longer, 0 turns this off"
+    )
+
+    def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> Gang:
+        rules = make_rules(layout)
+        ends = [ended(task, 1700.0, by=signal.SIGTERM) for task in rules.tasks]
+        gang, _ = play(rules, *preparing(rules), *events, START_S, Tick(), *ends, *map(NodeEmpty, rules.nodes))
+        assert gang.reason is Reason.START_TIMEOUT
+        return gang
+
+    def test_names_the_one_task_that_is_missing(self) -> None:
+        gang = self.timed_out(TWO_NODES, *started(W0, W1), *listening(W0))
+
+        assert judged(gang) == Verdict(
+            reference="start-timeout",
+            message="no cluster within 600 s: worker:1 (port 20001 on b) did not open its port",
+            task="worker:1",
+            evidence=["up: worker:0"],
+            cure=self.CURE,
+        )
+
+    def test_names_all_that_are_missing(self) -> None:
+        verdict = judged(self.timed_out(TWO_NODES, *started(W0, W1)))
+
+        assert (
+            verdict.message == "no cluster within 600 s: worker:0 (port 20000 on a), worker:1 (port 20001 on b) "
+            "did not open their ports"
+        )
+        assert (verdict.task, verdict.evidence) == (None, [])
+
+    def test_names_a_few_of_many(self) -> None:
+        workers = [TaskId("worker", index) for index in range(30)]
+
+        verdict = judged(self.timed_out({"a": workers}, *started(*workers), *listening(W0)))
+
+        assert verdict.message.endswith("worker:8 (port 20008 on a) and 21 more did not open their ports")
+
+    def test_names_the_tasks_that_were_never_started(self) -> None:
+        rules = make_rules({"a": [W0, W2], "b": [W1, EVALUATOR]})
+
+        gang, _ = play(rules, *preparing(rules), *started(W0, W2), *listening(W0), START_S, Tick())
+
+        assert judged(gang).message == "no cluster within 600 s: not started: evaluator:0, worker:1"
+
+    def test_names_the_nodes_that_do_not_answer(self) -> None:
+        gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), START_S, Tick())
+
+        assert judged(gang).message == "no answer from a, b within 600 s"
+
+
+def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
+    rules = make_rules(THREE)
+    killed = [ended(task, 1400.0, by=signal.SIGKILL) for task in (W1, W2)]
+    gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), *killed, NodeEmpty("a"))
+
+    assert judged(gang) == Verdict(
+        reference="drain-timeout",
+        message="worker:1, worker:2 did not end within 300 s of the first that did",
+        evidence=["ended with status 0: worker:0"],
+        cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
+    )
+
+
+@pytest.mark.parametrize(
+    ("signum", "message"),
+    [
+        (signal.SIGINT, "interrupted by SIGINT (signal 2); all tasks were stopped"),
+        (signal.SIGTERM, "interrupted by SIGTERM (signal 15); all tasks were stopped"),
+        (signal.SIGHUP, "interrupted by SIGHUP (signal 1); all tasks were stopped"),
+        (signal.SIGPIPE, "nobody reads the output any more; all tasks were stopped"),
+    ],
+)
+def test_interruption_names_the_signal(signum: int, message: str) -> None:
+    assert judged(history(ONE_NODE, Interrupted(signum))) == Verdict(reference="interrupted", message=message)
+
+
+class TestExitStatus:
+    @pytest.mark.parametrize(
+        ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGPIPE, 141)]
+    )
+    def test_of_an_interrupted_run_names_the_signal(self, signum: int, status: int) -> None:
+        gang = history(ONE_NODE, Interrupted(signum))
+
+        assert (exit_status(gang), outcome(gang)) == (status, "interrupted")
+
+    def test_of_success_is_0(self) -> None:
+        gang = history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0))
+
+        assert (exit_status(gang), outcome(gang)) == (0, "succeeded")
+
+    @pytest.mark.parametrize("how", [TaskExit(1), TaskExit(77), TaskExit(None, signal.SIGKILL)])
+    def test_of_a_failed_task_is_1_whatever_its_own_was(self, how: TaskExit) -> None:
+        gang = history(ONE_NODE, TaskExited(W0, how, 1050.0))
+
+        assert (exit_status(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+
+    def test_of_a_failed_task_stays_1_when_the_user_cannot_wait_for_the_end(self) -> None:
+        gang = history(ONE_NODE, failed(W0, 1050.0), Interrupted(signal.SIGINT))
+
+        assert (exit_status(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+
+    @pytest.mark.parametrize(
+        ("reference", "status"),
+        [
+            ("no-program", EXIT_USAGE),
+            ("no-working-directory", EXIT_USAGE),
+            ("syntax-error", EXIT_USAGE),
+            ("not-executable", EXIT_USAGE),
+            ("no-tensorflow", EXIT_USAGE),
+            ("port-taken", EXIT_INFRASTRUCTURE),
+            ("run-directory", EXIT_INFRASTRUCTURE),
+        ],
+    )
+    def test_of_a_refusal_tells_the_users_mistakes_from_the_machines(self, reference: str, status: int) -> None:
+        refusal = NodeRefused("a", (Problem(reference, "it is so"),))
+
+        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+
+        assert (exit_status(gang), outcome(gang)) == (status, "failed")
+
+    def test_of_a_refusal_for_both_is_the_machines(self) -> None:
+        problems = (Problem("no-program", "there is none"), Problem("port-taken", "it is"))
+
+        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), NodeRefused("a", problems), NodeEmpty("a"))
+
+        assert exit_status(gang) == EXIT_INFRASTRUCTURE
+
+    def test_of_a_refusal_once_tasks_ran_is_3(self) -> None:
+        assert exit_status(history(ONE_NODE, NodeRefused("a", (Problem("no-program", "gone"),)))) == EXIT_INFRASTRUCTURE
+
+    def test_of_a_lost_node_is_3(self) -> None:
+        assert exit_status(history(TWO_NODES, NodeLost("b", "the agent ended"))) == EXIT_INFRASTRUCTURE
+
+    def test_of_timeouts_is_3(self) -> None:
+        rules = make_rules(ONE_NODE)
+
+        assert exit_status(play(rules, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
+        drained, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), NodeEmpty("a"))
+        assert exit_status(drained) == EXIT_INFRASTRUCTURE
+
+
+@settings(deadline=None)
+@given(histories())
+def test_every_end_has_a_verdict(told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+    steps = replay(*told)
+    if steps and steps[-1][2].reason is not None:
+        gang = steps[-1][2]
+
+        verdict = judged(gang)
+
+        assert verdict.message
+        assert "  " not in verdict.message
+        assert (verdict.reference == "succeeded") == (exit_status(gang) == 0)
