@@ -1,0 +1,435 @@
+"""Trains tiny models in many ways under one strategy, and writes what came out as JSON: `keras_cases.py DIR [CASE…]`.
+
+An ordinary user's script: it knows TF_CONFIG and tf.distribute, and runs alone as well as in a cluster, on
+Keras 3 as well as on tf_keras (TF_USE_LEGACY_KERAS=1). Data, initial weights and the order of the samples are
+fixed, so that runs can be compared number by number. Every case builds its own model; a case that raises is
+written down with its traceback, and the next one runs.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+CLUSTER = "TF_CONFIG" in os.environ
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if CLUSTER else 0
+BATCH = 8
+"""Samples per global batch: what one process sees at once, or all workers together."""
+
+OUT = pathlib.Path(sys.argv[1])
+OWN = OUT / f"files-{TASK}"
+"""Where this worker keeps the files that it must not share."""
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy() if CLUSTER else tf.distribute.get_strategy()
+WORKERS = strategy.num_replicas_in_sync
+
+keras: Any = tf.keras
+LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
+LEGACY = LIBRARY.__name__ == "tf_keras"
+
+Result = dict[str, Any]
+CASES: dict[str, Callable[[], Result]] = {}
+
+
+def case(function: Callable[[], Result]) -> Callable[[], Result]:
+    CASES[function.__name__] = function
+    return function
+
+
+@keras.utils.register_keras_serializable()
+class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
+    """The same numbers on every Keras, all different from each other."""
+
+    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
+        flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
+        return tf.constant(flat.reshape(tuple(shape)), dtype=dtype or "float32")
+
+
+def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
+    random = np.random.RandomState(seed)
+    x = random.uniform(-1, 1, (count, 4)).astype("float32")
+    y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 0.1 * x[:, :1] ** 2).astype("float32")
+    return x, y
+
+
+def dense(units: int, activation: str | None = None) -> Any:
+    return keras.layers.Dense(units, activation, kernel_initializer=Spread())
+
+
+def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_options: Any) -> Any:
+    """A model; if it is not built, Keras has to look at the first batch to build it."""
+    with strategy.scope():
+        model = keras.Sequential(list(layers) or [dense(8, "tanh"), dense(1)])
+        if build:
+            model.build((None, 4))
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], **compile_options)
+    return model
+
+
+def numbers(value: Any) -> list[float]:
+    return [float(number) for number in np.asarray(value, "float64").ravel()]
+
+
+def weights(model: Any) -> list[list[float]]:
+    return [numbers(weight) for weight in model.get_weights()]
+
+
+def history(fitted: Any) -> dict[str, list[float]]:
+    return {name: [float(value) for value in values] for name, values in fitted.history.items()}
+
+
+def fit(model: Any, x: Any, y: Any, *, epochs: int = 3, **options: Any) -> Result:
+    fitted = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **options)
+    return {"history": history(fitted), "epochs": list(fitted.epoch), "weights": weights(model)}
+
+
+@case
+def plain_fit() -> Result:
+    """`model.fit` on arrays that divide evenly, with a model that is not built before."""
+    return fit(regression(), *samples(32))
+
+
+@case
+def fit_on_dataset() -> Result:
+    """A tf.data.Dataset of dictionaries, and a model with two inputs and two outputs."""
+    x, y = samples(32)
+    data = tf.data.Dataset.from_tensor_slices(({"left": x[:, :2], "right": x[:, 2:]}, {"sum": y, "half": y / 2})).batch(
+        BATCH
+    )
+    with strategy.scope():
+        inputs = {name: keras.Input((2,), name=name) for name in ("left", "right")}
+        joined = keras.layers.Concatenate()([dense(3, "tanh")(inputs["left"]), dense(3)(inputs["right"])])
+        outputs = {
+            name: keras.layers.Dense(1, kernel_initializer=Spread(), name=name)(joined) for name in ("sum", "half")
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), {"sum": "mse", "half": "mae"})
+    fitted = model.fit(data, epochs=3, verbose=0)
+    predicted = model.predict(data, verbose=0)
+    return {
+        "history": history(fitted),
+        "weights": weights(model),
+        "predictions": {name: numbers(values) for name, values in predicted.items()},
+    }
+
+
+@case
+def validation_data() -> Result:
+    """Validation after each epoch; its last batch is one sample, so that one worker gets none."""
+    return fit(regression(), *samples(32), validation_data=samples(17, seed=1))
+
+
+@case
+def evaluate() -> Result:
+    """`model.evaluate` with uneven last batches of 5 samples, and of 1."""
+    model = regression()
+    result: Result = {}
+    for count in (37, 33):
+        logs = model.evaluate(*samples(count), batch_size=BATCH, verbose=0, return_dict=True)
+        result[str(count)] = {name: float(value) for name, value in logs.items()}
+    return result
+
+
+@case
+def predict() -> Result:
+    """`model.predict`: all samples in their order, with last batches of 5 samples, and of 1."""
+    model = regression(dense(1))
+    result: Result = {}
+    for count in (37, 33):
+        x, _ = samples(count)
+        predicted = model.predict(x, batch_size=BATCH, verbose=0)
+        kernel, bias = (np.asarray(weight) for weight in model.get_weights())
+        result[str(count)] = {"predictions": numbers(predicted), "expected": numbers(x @ kernel + bias)}
+    return result
+
+
+@case
+def uneven_fit() -> Result:
+    """Last batches of 5 samples, which one process averages over 5 and two workers over 3 and over 2."""
+    return fit(regression(), *samples(37))
+
+
+@case
+def uneven_fit_with_idle_worker() -> Result:
+    """Last batches of a single sample: one worker gets it, the other nothing."""
+    return fit(regression(), *samples(33))
+
+
+def mean_of_means(count: int, workers: int = 2) -> Any:
+    """Sample weights with which one process' mean over a batch is the mean of the workers' own means.
+
+    Workers take equal parts of a batch, the last one what remains. A sample of a worker that has `own` of the
+    batch's `all` samples counts 1 / (workers * own) there, and 1 / all in a plain mean.
+    """
+    weight = np.empty(count, "float32")
+    for start in range(0, count, BATCH):
+        everything = min(BATCH, count - start)
+        part = -(-everything // workers)
+        for first in range(0, everything, part):
+            own = min(part, everything - first)
+            weight[start + first : start + first + own] = everything / (workers * own)
+    return weight
+
+
+@case
+def uneven_fit_as_mean_of_means() -> Result:
+    """What `uneven_fit` amounts to, written for one process."""
+    return {} if CLUSTER else fit(regression(), *samples(37), sample_weight=mean_of_means(37))
+
+
+@case
+def uneven_fit_with_idle_worker_as_mean_of_means() -> Result:
+    """What `uneven_fit_with_idle_worker` amounts to, written for one process."""
+    return {} if CLUSTER else fit(regression(), *samples(33), sample_weight=mean_of_means(33))
+
+
+@case
+def sample_weight() -> Result:
+    """A weight for every sample, in the loss and in a weighted metric."""
+    with strategy.scope():
+        weighted = keras.metrics.MeanSquaredError(name="weighted")
+    model = regression(weighted_metrics=[weighted])
+    return fit(model, *samples(32), sample_weight=np.linspace(0.1, 2, 32, dtype="float32"))
+
+
+@case
+def class_weight() -> Result:
+    """A weight for every class of a classifier."""
+    x, y = samples(32)
+    classes = np.digitize(y[:, 0], [-1, 1])
+    with strategy.scope():
+        model = keras.Sequential([dense(8, "tanh"), dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return fit(model, x, classes, class_weight={0: 1.0, 1: 3.0, 2: 0.25})
+
+
+def normalized(count: int, **options: Any) -> Result:
+    return normalized_by(keras.layers.BatchNormalization(momentum=0.8, **options), count)
+
+
+def normalized_by(layer: Any, count: int, **fit_options: Any) -> Result:
+    model = regression(dense(8), layer, dense(1), rate=0.02)
+    x, y = samples(count)
+    result = fit(model, x, y, **fit_options)
+    first, first_bias, gamma, beta, mean, variance, last, last_bias = model.get_weights()
+    expected = gamma * (x @ first + first_bias - mean) / np.sqrt(variance + layer.epsilon) + beta
+    return {
+        **result,
+        "evaluated": numbers(model.evaluate(x, y, batch_size=BATCH, verbose=0)),
+        "predictions": numbers(model.predict(x, batch_size=BATCH, verbose=0)),
+        "expected": numbers(expected @ last + last_bias),
+    }
+
+
+@case
+def batch_normalization() -> Result:
+    """Plain BatchNormalization: each worker normalizes by its own half of the batch."""
+    return normalized(32)
+
+
+@case
+def batch_normalization_with_idle_worker() -> Result:
+    """Plain BatchNormalization with last batches of which one worker gets nothing."""
+    return normalized(33)
+
+
+class HalvedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # no types
+    """Normalizes each half of a batch by itself, and takes the mean of both for its moving statistics."""
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        if not training:
+            return super().call(inputs, training=False)
+        middle = (tf.shape(inputs)[0] + 1) // 2
+        halves = [inputs[:middle], inputs[middle:]]
+        moments = [self.moments_or_moving(half) for half in halves]
+        mean, variance = (sum(values) / 2 for values in zip(*moments, strict=True))
+        self.moving_mean.assign(self.moving_mean * self.momentum + mean * (1 - self.momentum))
+        self.moving_variance.assign(self.moving_variance * self.momentum + variance * (1 - self.momentum))
+        normalize = tf.nn.batch_normalization
+        return tf.concat(
+            [
+                normalize(half, mean, variance, self.beta, self.gamma, self.epsilon)
+                for half, (mean, variance) in zip(halves, moments, strict=True)
+            ],
+            0,
+        )
+
+    def moments_or_moving(self, half: Any) -> Any:
+        moving = (self.moving_mean, self.moving_variance)
+        return [
+            tf.where(tf.size(half) > 0, moment, tf.convert_to_tensor(usual))
+            for moment, usual in zip(tf.nn.moments(half, 0), moving, strict=True)
+        ]
+
+
+@case
+def batch_normalization_by_halves() -> Result:
+    """What `batch_normalization` amounts to, written for one process."""
+    return {} if CLUSTER else normalized_by(HalvedBatchNormalization(momentum=0.8), 32)
+
+
+@case
+def batch_normalization_with_idle_worker_by_halves() -> Result:
+    """What `batch_normalization_with_idle_worker` amounts to, written for one process."""
+    if CLUSTER:
+        return {}
+    layer = HalvedBatchNormalization(momentum=0.8)
+    return normalized_by(layer, 33, sample_weight=mean_of_means(33))
+
+
+@case
+def synchronized_batch_normalization() -> Result:
+    """BatchNormalization(synchronized=True) normalizes by the whole batch."""
+    return normalized(32, synchronized=True)
+
+
+class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no types
+    """A model with its own train_step, which returns other names than the compiled metrics have."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {
+            "own_error": tf.reduce_mean(tf.abs(y - predicted)),
+            "own_loss": loss,
+            "own_moments": tf.reduce_mean(predicted, axis=0),
+        }
+
+
+@case
+def custom_train_step() -> Result:
+    """Values that a train_step computes itself are averaged over the workers."""
+    with strategy.scope():
+        model = OwnStep([dense(8, "tanh"), dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    x, y = samples(32)
+    fitted = model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    logs = {name: [numbers(value) for value in values] for name, values in fitted.history.items()}
+    return {"logs": logs, "weights": weights(model)}
+
+
+@case
+def steps_per_execution() -> Result:
+    """Four steps per call of the compiled function, with five steps in an epoch."""
+    model = regression(steps_per_execution=4)
+    x, y = samples(40)
+    return {
+        **fit(model, x, y, validation_data=(x, y)),
+        "predictions": numbers(model.predict(samples(37)[0], batch_size=BATCH, verbose=0)),
+    }
+
+
+@case
+def mixed_precision() -> Result:
+    """mixed_float16, which scales the loss."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return fit(regression(), *samples(32))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@case
+def mixed_precision_with_overflow() -> Result:
+    """mixed_float16 where the gradients of one worker overflow: all workers have to skip the same steps."""
+    x, y = samples(32)
+    y[0] = 2000.0  # worker 0 has this sample
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = regression(rate=1e-5)
+        return {**fit(model, x, y), "applied_steps": int(model.optimizer.iterations.numpy())}
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@case
+def early_stopping() -> Result:
+    """Training stops when the validation loss gets worse, and goes back to the best weights."""
+    x, _ = samples(19, seed=1)
+    stopping = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    validation = (x, np.full((19, 1), 0.3, "float32"))  # fits what the model learns for a while only
+    result = fit(regression(), *samples(32), epochs=40, validation_data=validation, callbacks=[stopping])
+    return {**result, "stopped_epoch": int(stopping.stopped_epoch)}
+
+
+@case
+def model_checkpoint() -> Result:
+    """The best model and the weights of every epoch, each worker to its own files; both are read again."""
+    best, latest = OWN / "best.keras", OWN / "latest.weights.h5"
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(str(best), monitor="loss", save_best_only=True),
+        keras.callbacks.ModelCheckpoint(str(latest), save_weights_only=True),
+    ]
+    model = regression(rate=0.2)  # too fast, so that the best epoch is not the last
+    passed: list[Any] = []
+    callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: passed.append(weights(model))))
+    result = {**fit(model, *samples(32), callbacks=callbacks), "passed": passed}
+    if LEGACY and TASK != 0:  # tf_keras leaves nothing but the chief's files
+        return result
+    saved = keras.models.load_model(str(best))
+    reloaded = keras.models.clone_model(saved)
+    reloaded.load_weights(str(latest))
+    return {**result, "saved": weights(saved), "reloaded": weights(reloaded)}
+
+
+class InterruptionError(Exception):
+    """What stops a training run half-way."""
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise InterruptionError
+
+
+@case
+def backup_and_restore() -> Result:
+    """A fit is interrupted after two epochs; another one resumes, and ends as if nothing had happened."""
+    # Keras 3 has no notion of a chief, so that workers need a directory each; tf_keras needs a shared one.
+    directory = OUT / "backup" if LEGACY else OWN / "backup"
+    x, y = samples(32)
+
+    def run(*more: Any) -> Result:
+        model = regression(build=True)
+        backup = keras.callbacks.BackupAndRestore(str(directory))
+        return fit(model, x, y, epochs=5, callbacks=[backup, *more])
+
+    try:
+        run(Interrupt())
+    except InterruptionError:
+        interrupted = True
+    resumed = run()
+    return {"interrupted": interrupted, **resumed, "uninterrupted": fit(regression(), x, y, epochs=5)}
+
+
+def main() -> None:
+    OWN.mkdir(parents=True, exist_ok=True)
+    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__, "workers": WORKERS}
+    failed = False
+    for name in sys.argv[2:] or CASES:
+        start = time.monotonic()
+        try:
+            results[name] = CASES[name]()
+        except Exception:  # noqa: BLE001 - what a case raises is its result
+            failed = True
+            results[name] = {"error": traceback.format_exc()}
+            traceback.print_exc()
+        print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+        (OUT / f"results-{TASK}.json").write_text(json.dumps(results))
+    sys.exit(failed)
+
+
+main()

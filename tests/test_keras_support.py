@@ -1,0 +1,785 @@
+"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: what the mend finds, and what training then comes to.
+
+The first half needs no TensorFlow: it mends small packages that are written like Keras. The second half runs
+tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and compares the
+numbers: worker with worker, cluster with one process, Keras 3 with tf_keras.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.conftest import PROGRAMS, distlaunch_command
+from worker_entry import keras_support
+
+# --- Without TensorFlow: detection -----------------------------------------------------------------------
+
+FAULTY_TRAINER = """
+    class TensorFlowTrainer:
+        def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+            for _, _, batches in iterator or ():
+                data_batch = next(batches)
+                if isinstance(data_batch, DistributedValues):
+                    data_batch = self._distribute_strategy.reduce("MEAN", data_batch, axis=None)
+            self.built_with = data_batch
+
+        def _make_function(self, step_function):
+            def one_step_on_data(data):
+                return step_function(data)
+
+            if not self.run_eagerly:
+                one_step_on_data = tf.function(one_step_on_data, reduce_retracing=True)
+
+            def multi_step_on_iterator(iterator):
+                return tf.while_loop(one_step_on_data, iterator)
+
+            if not self.run_eagerly:
+                multi_step_on_iterator = tf.function(multi_step_on_iterator, reduce_retracing=True)
+
+            def function(iterator):
+                return multi_step_on_iterator(iterator)
+
+            return function
+
+    def reduce_per_replica(values, strategy, reduction):
+        if reduction == "concat":
+            return "concatenated"
+        return strategy.reduce("MEAN", values, axis=0)
+"""
+
+FIXED_TRAINER = """
+    class TensorFlowTrainer:
+        def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+            for _, _, batches in iterator or ():
+                data_batch = self._distribute_strategy.experimental_local_results(next(batches))[0]
+
+        def _make_function(self, step_function):
+            def one_step_on_data(data):
+                return step_function(data)
+
+            return tf.function(lambda iterator: tf.while_loop(one_step_on_data, iterator))
+
+    def reduce_per_replica(values, strategy, reduction):
+        return strategy.reduce("MEAN", values, axis=None)
+"""
+
+TRAINER_HEAD = """
+    import types
+
+    class DistributedValues:
+        pass
+
+    tf = types.SimpleNamespace(
+        distribute=types.SimpleNamespace(DistributedValues=DistributedValues),
+        function=lambda function, reduce_retracing: ("tf.function", function),
+        while_loop=lambda step, data: ("while_loop", step, data),
+    )
+    tree = types.SimpleNamespace(map_structure=lambda function, value: function(value))
+
+    def _collective_all_reduce_multi_worker(strategy):
+        return strategy.workers > 1
+"""
+
+LAYER = """
+    class Layer:
+        def add_weight(self, name=None, aggregation={default!r}):
+            return name, aggregation
+
+    class BatchNormalization(Layer):
+        def build(self):
+            self.gamma = self.add_weight(name="gamma")
+            self.moving_mean = self.add_weight(name="moving_mean"{aggregation})
+
+        def call(self, inputs):
+            return {call}
+
+        def _moments(self, inputs, mask):
+            return ops.moments(inputs)
+"""
+
+FAULTY_LAYER = LAYER.format(default="none", aggregation="", call="self._moments(inputs)")
+FIXED_LAYER = LAYER.format(
+    default="none", aggregation=', aggregation="mean"', call="ops.cond(ops.size(inputs), self._moments)"
+)
+
+FAULTY_OPTIMIZER = """
+    class LossScaleOptimizer:
+        def check_finite(self, grads):
+            return ops.all(ops.isfinite(grads))
+"""
+
+FIXED_OPTIMIZER = """
+    class LossScaleOptimizer:
+        def check_finite(self, grads):
+            return context.all_reduce("SUM", ops.all(ops.isfinite(grads)))
+"""
+
+LOSS = "def scale_loss_for_distribution(value): ..."
+METRIC = """
+    class Metric:
+        def add_variable(self, name):
+            return backend.Variable(name=name, synchronization="on_read")
+"""
+
+EVERYTHING = [
+    "_maybe_symbolic_build",
+    "reduce_per_replica",
+    "_make_function",
+    "BatchNormalization.add_weight",
+    "BatchNormalization._moments",
+    "LossScaleOptimizer.check_finite",
+]
+
+
+def write_module(folder: Path, name: str, source: str) -> None:
+    """Writes a module and the packages around it."""
+    *packages, last = name.split(".")
+    for package in packages:
+        folder /= package
+        folder.mkdir(exist_ok=True)
+        (folder / "__init__.py").touch()
+    (folder / f"{last}.py").write_text(textwrap.dedent(source))
+
+
+WriteKeras = Callable[..., None]
+
+
+@pytest.fixture
+def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteKeras]:
+    """Writes a package `keras` that can be imported, with the modules that the mend looks at."""
+
+    def forget_keras() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "keras"]:
+            monkeypatch.delitem(sys.modules, name)
+
+    def write(
+        trainer: str = FAULTY_TRAINER,
+        layer: str = FAULTY_LAYER,
+        optimizer: str = FAULTY_OPTIMIZER,
+        loss: str = LOSS,
+        metric: str = METRIC,
+    ) -> None:
+        modules = {
+            "keras.src.version": '__version__ = "3.99.0"',
+            keras_support.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
+            keras_support.BATCH_NORMALIZATION: layer,
+            keras_support.LOSS_SCALE_OPTIMIZER: optimizer,
+            keras_support.LOSS: loss,
+            keras_support.METRIC: metric,
+        }
+        for name, source in modules.items():
+            write_module(tmp_path, name, source)
+        imports = "".join(f"import {name}\n" for name in modules)
+        (tmp_path / "keras" / "__init__.py").write_text(imports)
+        importlib.invalidate_caches()
+
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    forget_keras()
+    yield write
+    forget_keras()
+
+
+def import_mended() -> tuple[ModuleType, list[str]]:
+    """Imports the written Keras with the mend installed; gives its trainer and what was logged."""
+    lines: list[str] = []
+    keras_support.install(lines.append)
+    importlib.import_module("keras")
+    return sys.modules[keras_support.TRAINER], lines
+
+
+def finders() -> list[Any]:
+    return [finder for finder in sys.meta_path if type(finder).__module__ == keras_support.__name__]
+
+
+def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
+    write_keras()
+    _, lines = import_mended()
+    assert lines == [
+        f"mended Keras 3.99.0 for multi-worker training: {', '.join(EVERYTHING)} (--no-keras-mend turns this off)"
+    ]
+
+
+def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
+    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_OPTIMIZER)
+    trainer, lines = import_mended()
+    assert lines == ["Keras 3.99.0 needs no mend for multi-worker training"]
+    functions = [
+        trainer.reduce_per_replica,
+        *vars(trainer.TensorFlowTrainer).values(),
+        *vars(sys.modules[keras_support.BATCH_NORMALIZATION].BatchNormalization).values(),
+        *vars(sys.modules[keras_support.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
+    ]
+    assert not [function for function in functions if hasattr(function, "__wrapped__")]
+
+
+@pytest.mark.parametrize(
+    ("sources", "mended"),
+    [
+        ({"trainer": FIXED_TRAINER}, EVERYTHING[3:]),
+        ({"layer": FIXED_LAYER}, [*EVERYTHING[:3], EVERYTHING[5]]),
+        ({"optimizer": FIXED_OPTIMIZER}, EVERYTHING[:5]),
+    ],
+    ids=["trainer", "layer", "optimizer"],
+)
+def test_what_is_still_faulty_is_mended_where_the_rest_is_fixed(
+    write_keras: WriteKeras, sources: dict[str, str], mended: list[str]
+) -> None:
+    write_keras(**sources)
+    _, (line,) = import_mended()
+    assert f": {', '.join(mended)} (" in line
+
+
+def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: WriteKeras) -> None:
+    """As they once did: a layer's weights were averaged unless they said otherwise."""
+    write_keras(layer=LAYER.format(default="mean", aggregation="", call="self._moments(inputs)"))
+    _, (line,) = import_mended()
+    assert "BatchNormalization._moments" in line
+    assert "add_weight" not in line
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [{"loss": ""}, {"metric": METRIC.replace(', synchronization="on_read"', "")}],
+    ids=["gradients are added up", "metrics are not of the whole batch"],
+)
+def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
+    write_keras: WriteKeras, sources: dict[str, str]
+) -> None:
+    """Keras before 3.8, and before 3.10: a loud failure is better than a wrong model."""
+    write_keras(**sources)
+    trainer, (line,) = import_mended()
+    assert line.startswith("Keras 3.99.0 is not mended, for it would train wrongly")
+    assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
+
+
+def test_hook_is_lazy(write_keras: WriteKeras) -> None:
+    write_keras()
+    lines: list[str] = []
+    keras_support.install(lines.append)
+    importlib.import_module("json.tool")
+    assert finders()
+    assert "keras" not in sys.modules
+    assert lines == []
+
+
+def test_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
+    write_keras()
+    import_mended()
+    assert finders() == []
+
+
+def test_hook_outlives_a_look_whether_keras_is_there(write_keras: WriteKeras) -> None:
+    write_keras()
+    lines: list[str] = []
+    keras_support.install(lines.append)
+    assert importlib.util.find_spec("keras") is not None
+    importlib.import_module("keras")
+    assert len(lines) == 1
+    assert finders() == []
+
+
+def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKeras) -> None:
+    write_keras()
+    importlib.import_module("keras")
+    lines: list[str] = []
+    keras_support.install(lines.append)
+    assert "mended Keras 3.99.0" in lines[0]
+    assert finders() == []
+
+
+def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
+    write_keras(layer="BatchNormalization = None")
+    _, (problem, mended) = import_mended()
+    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {keras_support.BATCH_NORMALIZATION} (")
+    assert mended.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-mend turns this off)")
+
+
+def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: WriteKeras) -> None:
+    write_keras(metric="Metric = None")
+    trainer, (line,) = import_mended()
+    assert line.startswith("could not look at Keras 3.99.0 to mend it (")
+    assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
+
+
+def test_keras_without_the_tensorflow_trainer_is_left_alone(tmp_path: Path, write_keras: WriteKeras) -> None:
+    """Keras 2, or Keras 3 on JAX or PyTorch."""
+    write_keras()
+    (tmp_path / "keras" / "__init__.py").write_text("import keras.src.version")
+    lines: list[str] = []
+    keras_support.install(lines.append)
+    importlib.import_module("keras")
+    assert lines == []
+
+
+class FakeStrategy:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def reduce(self, reduction: str, value: Any, axis: int | None) -> Any:
+        return reduction, value, axis
+
+    def experimental_local_results(self, value: Any) -> list[str]:
+        return ["first local", "second local"]
+
+
+def test_several_workers_build_a_model_from_the_first_local_part_of_a_batch(write_keras: WriteKeras) -> None:
+    write_keras()
+    trainer, _ = import_mended()
+    model = trainer.TensorFlowTrainer()
+    model._distribute_strategy = FakeStrategy(2)
+    model._maybe_symbolic_build(iterator=[(0, 0, iter([trainer.DistributedValues()]))])
+    assert model.built_with == "first local"
+
+
+def test_one_worker_builds_a_model_by_the_original_code(write_keras: WriteKeras) -> None:
+    write_keras()
+    trainer, _ = import_mended()
+    model = trainer.TensorFlowTrainer()
+    model._distribute_strategy = FakeStrategy(1)
+    batch = trainer.DistributedValues()
+    model._maybe_symbolic_build(iterator=[(0, 0, iter([batch]))])
+    assert model.built_with == ("MEAN", batch, None)
+
+
+@pytest.mark.parametrize("reduction", ["auto", "mean"])
+def test_log_values_of_several_workers_are_averaged_over_replicas_only(write_keras: WriteKeras, reduction: str) -> None:
+    write_keras()
+    trainer, _ = import_mended()
+    assert trainer.reduce_per_replica(1.5, FakeStrategy(2), reduction) == ("MEAN", 1.5, None)
+
+
+def test_one_worker_and_other_reductions_run_the_original_code(write_keras: WriteKeras) -> None:
+    write_keras()
+    trainer, _ = import_mended()
+    assert trainer.reduce_per_replica(1.5, FakeStrategy(1), "auto") == ("MEAN", 1.5, 0)
+    assert trainer.reduce_per_replica(1.5, FakeStrategy(2), "concat") == "concatenated"
+
+
+@pytest.mark.parametrize(
+    ("workers", "steps", "step_has_own_function"),
+    [(2, 4, False), (2, 1, True), (1, 4, True)],
+    ids=["two workers, several steps", "two workers, one step", "one worker"],
+)
+def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
+    write_keras: WriteKeras, workers: int, steps: int, step_has_own_function: bool
+) -> None:
+    write_keras()
+    trainer, _ = import_mended()
+    model = trainer.TensorFlowTrainer()
+    model.steps_per_execution, model.run_eagerly, model.jit_compile = steps, False, False
+    model.distribute_strategy = FakeStrategy(workers)
+
+    function = model._make_function(print)
+    (loop_kind, loop) = function.__closure__[0].cell_contents
+    _, step, data = loop("data")
+
+    assert loop_kind == "tf.function"
+    assert data == "data"
+    assert isinstance(step, tuple) == step_has_own_function
+    assert model.run_eagerly is False
+
+
+def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) -> None:
+    write_keras()
+    import_mended()
+    layer = sys.modules[keras_support.BATCH_NORMALIZATION].BatchNormalization()
+    layer.build()
+    assert layer.gamma == ("gamma", "none")
+    assert layer.moving_mean == ("moving_mean", "mean")
+
+
+# --- With TensorFlow: what training comes to -------------------------------------------------------------
+
+PROGRAM = PROGRAMS / "keras_cases.py"
+OLDER_KERAS = "3.11.3"
+KERAS = ["newest Keras", f"Keras {OLDER_KERAS}"]
+START_AND_TRAIN_S = 500.0
+"""Enough for a machine that has much else to do; a quiet one needs less than a minute."""
+
+
+def case_names() -> list[str]:
+    """The functions of the program that are marked as cases, in order."""
+    return [
+        node.name
+        for node in ast.parse(PROGRAM.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(mark, ast.Name) and mark.id == "case" for mark in node.decorator_list)
+    ]
+
+
+ONE_PROCESS_ONLY = {
+    "uneven_fit_as_mean_of_means",
+    "uneven_fit_with_idle_worker_as_mean_of_means",
+    "batch_normalization_by_halves",
+    "batch_normalization_with_idle_worker_by_halves",
+}
+"""Cases that say in one process' terms what another case amounts to on two workers."""
+
+CASES = [name for name in case_names() if name not in ONE_PROCESS_ONLY]
+
+NOT_AS_ONE_PROCESS = {
+    "uneven_fit": "a worker averages its own samples, and the workers' means are averaged",
+    "uneven_fit_with_idle_worker": "the same",
+    "batch_normalization": "a worker normalizes by its own part of the batch",
+    "batch_normalization_with_idle_worker": "the same",
+}
+"""Cases that mathematics does not let agree with one process; each has a test of what does hold."""
+
+NOT_COMPARED_WITH_ONE_PROCESS = {
+    "custom_train_step": {"logs.own_loss"},  # the step's own loss is scaled; has its own test
+}
+NOT_COMPARED_WITH_TF_KERAS = {
+    # tf_keras sums over the replicas what a train_step returns, Keras 3 averages it.
+    "custom_train_step": {"logs"},
+    # A worker of tf_keras evaluates with moving statistics of its own; what it saves is their mean.
+    "batch_normalization": {"evaluated", "predictions"},
+    # There, an idle worker keeps its own moving statistics, here the common ones.
+    "batch_normalization_with_idle_worker": {
+        "evaluated",
+        "predictions",
+        "expected",
+        "weights.4",
+        "weights.5",
+    },
+    # tf_keras takes the mean of squares in float16, where it is infinite, and counts skipped steps, too.
+    "mixed_precision_with_overflow": {"history.loss", "history.mae", "applied_steps"},
+}
+
+EXACT = 0.0
+CLOSE = 1e-5
+TOLERANCES = {"mixed_precision": 2e-3}
+"""float16 keeps 11 bits (5e-4), and halves of a batch are rounded apart from each other."""
+
+Results = dict[str, Any]
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def start_cluster(
+    run_dir: Path, *arguments: str, flags: tuple[str, ...] = (), env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program on two workers of this machine by the launcher's command."""
+    command = distlaunch_command("local", "--workers", "2", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_AND_TRAIN_S, check=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of the program: the results and the log of every process."""
+
+    workers: list[Results]
+    logs: list[str]
+
+    def case(self, name: str, worker: int = 0) -> Results:
+        result: Results = self.workers[worker][name]
+        assert "error" not in result, f"worker {worker} raised:\n{result['error']}"
+        return result
+
+    def mend_line(self) -> str:
+        """What the mend said about Keras, which is the same in every worker's log, once."""
+        lines = [[line for line in log.splitlines() if line.startswith("distlaunch: ")] for log in self.logs]
+        about_keras = [[line for line in of_worker if "Keras" in line] for of_worker in lines]
+        assert [len(of_worker) for of_worker in about_keras] == [1] * len(self.logs)
+        return about_keras[0][0]
+
+
+class Runs:
+    """Runs the program when a test first asks for a configuration, and once only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.get = functools.cache(self._get)
+
+    def _get(self, configuration: str) -> Run:
+        """
+        Args:
+            configuration: "one process", "newest Keras", "Keras VERSION", "tf_keras" or "unmended" (plain fit only).
+        """
+        folder = self._folder / configuration.replace(" ", "-")
+        out, run_dir = folder / "out", folder / "run"
+        out.mkdir(parents=True)
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"}
+        env.pop("TF_CONFIG", None)
+        env["TF_USE_LEGACY_KERAS"] = "1" if configuration == "tf_keras" else "0"
+        if configuration == f"Keras {OLDER_KERAS}":
+            place = install_keras(OLDER_KERAS, folder / "packages")
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(place), env.get("PYTHONPATH", "")]))
+        if configuration == "one process":
+            done = subprocess.run(
+                [sys.executable, str(PROGRAM), str(out)],
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=START_AND_TRAIN_S,
+                check=False,
+            )
+            return Run([read_results(out, 0, done)], [done.stderr])
+        if configuration == "unmended":
+            done = start_cluster(run_dir, str(out), "plain_fit", flags=("--no-keras-mend",), env=env)
+        else:
+            done = start_cluster(run_dir, str(out), env=env)
+        logs = [run_dir / "attempt-1" / f"worker-{worker}.log" for worker in (0, 1)]
+        return Run(
+            [read_results(out, worker, done) for worker in (0, 1)],
+            [log.read_text(errors="replace") for log in logs],
+        )
+
+
+def read_results(out: Path, worker: int, done: subprocess.CompletedProcess[str]) -> Results:
+    file = out / f"results-{worker}.json"
+    assert file.exists(), f"no results; the command said:\n{done.stdout}\n{done.stderr}"
+    results: Results = json.loads(file.read_text())
+    return results
+
+
+def install_keras(version: str, target: Path) -> Path:
+    """Installs that Keras beside the installed one; skips the test if pip cannot."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+    done = subprocess.run([*pip, f"keras=={version}"], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pip could not install keras=={version}: {done.stderr.strip()[-300:]}")
+    return target
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("keras"))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of a result, with their places in it."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield path, float(value)
+        return
+    for key, item in items:
+        yield from leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def assert_agree(one: Results, other: Results, *, tolerance: float, apart_from: set[str] | None = None) -> None:
+    """Asserts that two results have the same numbers; relative above 1, absolute below."""
+    compared = [
+        {path: number for path, number in leaves(result) if not is_below(path, apart_from or set())}
+        for result in (one, other)
+    ]
+    assert compared[0], "there is nothing to compare"
+    assert compared[0].keys() == compared[1].keys()
+    differences = {
+        path: (number, compared[1][path])
+        for path, number in compared[0].items()
+        if not abs(number - compared[1][path]) <= tolerance * max(1.0, abs(number))
+    }
+    assert differences == {}
+
+
+def is_below(path: str, parents: set[str]) -> bool:
+    return any(f"{path}.".startswith(f"{parent}.") for parent in parents)
+
+
+def tensorflow(test: Test) -> Test:
+    """Marks a test that may be the first to ask for a cluster or two."""
+    marked: Test = pytest.mark.tensorflow(pytest.mark.timeout(1100)(test))
+    return marked
+
+
+every_case = pytest.mark.parametrize("case", CASES)
+every_keras = pytest.mark.parametrize("keras", KERAS)
+
+
+@tensorflow
+def test_plain_fit_fails_without_the_mend(runs: Runs) -> None:
+    if "needs no mend" in runs.get("newest Keras").mend_line():
+        pytest.skip("this Keras needs no mend")
+    for result in runs.get("unmended").workers:
+        assert "error" in result["plain_fit"]
+
+
+@tensorflow
+def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
+    line = runs.get("newest Keras").mend_line()
+    if "mended Keras" in line and "reduce_per_replica" in line:
+        return
+    errors = [result["plain_fit"].get("error") for result in runs.get("unmended").workers]
+    if any(errors):
+        pytest.fail(
+            "Keras has changed: the mend no longer finds the faulty code in its trainer, and model.fit on two "
+            f"workers still fails. worker_entry/keras_support.py has to learn it.\nIts log line: {line}\n{errors[0]}",
+            pytrace=False,
+        )
+
+
+@tensorflow
+@every_keras
+def test_mend_says_once_in_every_log_what_it_did(runs: Runs, keras: str) -> None:
+    run = runs.get(keras)
+    version = run.workers[0]["version"]
+    assert run.mend_line().startswith(("distlaunch: mended Keras " + version, f"distlaunch: Keras {version} needs"))
+    assert keras in ("newest Keras", f"Keras {version}")
+
+
+@tensorflow
+def test_tf_keras_is_not_mended(runs: Runs) -> None:
+    run = runs.get("tf_keras")
+    assert [results["library"] for results in run.workers] == ["tf_keras", "tf_keras"]
+    assert not [log for log in run.logs if "mended" in log]
+
+
+@tensorflow
+@every_keras
+def test_both_workers_train_in_one_cluster(runs: Runs, keras: str) -> None:
+    assert [results["workers"] for results in runs.get(keras).workers] == [2, 2]
+
+
+@tensorflow
+@every_keras
+@every_case
+def test_two_workers_end_with_the_same_weights_and_history(runs: Runs, keras: str, case: str) -> None:
+    run = runs.get(keras)
+    assert_agree(run.case(case, 0), run.case(case, 1), tolerance=EXACT)
+
+
+@tensorflow
+@every_keras
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_AS_ONE_PROCESS])
+def test_two_workers_train_as_one_process_does(runs: Runs, keras: str, case: str) -> None:
+    assert_agree(
+        runs.get("one process").case(case),
+        runs.get(keras).case(case),
+        tolerance=TOLERANCES.get(case, CLOSE),
+        apart_from=NOT_COMPARED_WITH_ONE_PROCESS.get(case),
+    )
+
+
+@tensorflow
+@every_keras
+@every_case
+def test_two_workers_train_as_tf_keras_does(runs: Runs, keras: str, case: str) -> None:
+    assert_agree(
+        runs.get("tf_keras").case(case),
+        runs.get(keras).case(case),
+        tolerance=TOLERANCES.get(case, CLOSE),
+        apart_from=NOT_COMPARED_WITH_TF_KERAS.get(case),
+    )
+
+
+@tensorflow
+@every_keras
+@pytest.mark.parametrize("case", ["uneven_fit", "uneven_fit_with_idle_worker"])
+def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, keras: str, case: str) -> None:
+    """One process averages a batch over its samples; workers average their own samples, then their means."""
+    alone, cluster = runs.get("one process"), runs.get(keras).case(case)
+    assert_agree(
+        {"weights": alone.case(f"{case}_as_mean_of_means")["weights"]},
+        {"weights": cluster["weights"]},
+        tolerance=CLOSE,
+    )
+    with pytest.raises(AssertionError, match="weights"):
+        assert_agree({"weights": alone.case(case)["weights"]}, {"weights": cluster["weights"]}, tolerance=1e-3)
+
+
+@tensorflow
+@every_keras
+@pytest.mark.parametrize("case", ["batch_normalization", "batch_normalization_with_idle_worker"])
+def test_batch_normalization_normalizes_each_workers_part_by_itself(runs: Runs, keras: str, case: str) -> None:
+    """And its moving statistics follow the mean of the parts' statistics; a worker without samples is no part."""
+    alone, cluster = runs.get("one process").case(f"{case}_by_halves"), runs.get(keras).case(case)
+    # The weights that stand for a worker without samples weigh the reported loss, too.
+    assert_agree(alone, cluster, tolerance=CLOSE, apart_from={"history"})
+
+
+@tensorflow
+@every_keras
+@pytest.mark.parametrize(
+    "case",
+    ["batch_normalization", "batch_normalization_with_idle_worker", "synchronized_batch_normalization"],
+)
+def test_batch_normalization_predicts_with_the_statistics_that_it_saves(runs: Runs, keras: str, case: str) -> None:
+    result = runs.get(keras).case(case)
+    assert result["predictions"] == pytest.approx(result["expected"], abs=CLOSE)
+
+
+@tensorflow
+@every_keras
+def test_worker_without_samples_leaves_the_moving_statistics_finite(runs: Runs, keras: str) -> None:
+    result = runs.get(keras).case("batch_normalization_with_idle_worker")
+    assert [path for path, number in leaves(result) if not math.isfinite(number)] == []
+
+
+@tensorflow
+@every_keras
+def test_predict_gives_every_sample_in_its_order(runs: Runs, keras: str) -> None:
+    for count, result in runs.get(keras).case("predict").items():
+        assert len(result["predictions"]) == int(count)
+        assert result["predictions"] == pytest.approx(result["expected"], abs=CLOSE)
+
+
+@tensorflow
+@every_keras
+def test_overflow_on_one_worker_skips_the_step_on_both(runs: Runs, keras: str) -> None:
+    """The first of an epoch's four steps overflows, on worker 0 only."""
+    for worker in (0, 1):
+        assert runs.get(keras).case("mixed_precision_with_overflow", worker)["applied_steps"] == 9
+
+
+@tensorflow
+@every_keras
+def test_early_stopping_stops_both_workers_at_the_same_early_epoch(runs: Runs, keras: str) -> None:
+    epochs = [runs.get(keras).case("early_stopping", worker)["epochs"] for worker in (0, 1)]
+    assert epochs[0] == epochs[1]
+    assert len(epochs[0]) < 40
+
+
+@tensorflow
+@every_keras
+def test_checkpoints_hold_what_was_trained(runs: Runs, keras: str) -> None:
+    for worker in (0, 1):
+        result = runs.get(keras).case("model_checkpoint", worker)
+        losses = result["history"]["loss"]
+        best = losses.index(min(losses))
+        assert best < len(losses) - 1, "the best model must not be the last for this test"
+        assert result["saved"] == result["passed"][best]
+        assert result["reloaded"] == result["weights"] == result["passed"][-1]
+
+
+@tensorflow
+@every_keras
+def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs, keras: str) -> None:
+    for worker in (0, 1):
+        result = runs.get(keras).case("backup_and_restore", worker)
+        assert result["interrupted"]
+        assert result["epochs"] == [2, 3, 4]
+        assert_agree({"weights": result["uninterrupted"]["weights"]}, {"weights": result["weights"]}, tolerance=1e-6)
+
+
+@tensorflow
+@every_keras
+def test_values_of_a_custom_train_step_are_averaged_over_the_workers(runs: Runs, keras: str) -> None:
+    """compute_loss divides by the number of replicas, so that the mean of what it gives is half of the loss."""
+    alone = runs.get("one process").case("custom_train_step")["logs"]["own_loss"]
+    cluster = runs.get(keras).case("custom_train_step")["logs"]["own_loss"]
+    assert_agree({"loss": [[2 * value for value in values] for values in cluster]}, {"loss": alone}, tolerance=CLOSE)
+
+
+@tensorflow
+@every_keras
+def test_tf_keras_sums_what_a_custom_train_step_returns(runs: Runs, keras: str) -> None:
+    """The one thing that a script sees differently on Keras 3: it averages."""
+    cluster = runs.get(keras).case("custom_train_step")["logs"]["own_error"]
+    legacy = runs.get("tf_keras").case("custom_train_step")["logs"]["own_error"]
+    assert_agree({"error": [[2 * value for value in values] for values in cluster]}, {"error": legacy}, tolerance=CLOSE)
