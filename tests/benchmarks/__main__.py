@@ -1,0 +1,27 @@
+"""`python -m tests.benchmarks [help] [logs] [start] [stop] [--runs N]`: measures, and prints a table for each."""
+
+import argparse
+
+from tests.benchmarks import help_time, log_throughput, start_time, stop_time
+
+BENCHMARKS = {
+    "help": help_time.measure,
+    "logs": log_throughput.measure,
+    "start": start_time.measure,
+    "stop": stop_time.measure,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each side; default: 5")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - BENCHMARKS.keys()
+    if unknown:
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}")
+    for name in arguments.names or BENCHMARKS:
+        BENCHMARKS[name](arguments.runs)
+
+
+main()

@@ -1,0 +1,87 @@
+"""Two workers that print as fast as they can, against the same program with its output sent to a file by a shell."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.pairs import print_pair, time_pairs
+
+MEGABYTES = 200
+PROGRAM = f"""
+import os, sys, time
+line = b"x" * 99 + b"\\n"
+block = line * 640
+started = time.time()
+for _ in range({MEGABYTES} * 1_000_000 // len(block)):
+    os.write(1, block)
+with open(sys.argv[1] + "/" + str(os.getpid()), "w") as file:
+    file.write(f"{{started}} {{time.time()}}")
+"""
+
+
+def measure(runs: int) -> None:
+    peaks: list[tuple[int, int]] = []
+    ours, rival = time_pairs(lambda: _ours(peaks), _plain, runs)
+    megabytes = 2 * MEGABYTES
+    print(f"2 workers print {MEGABYTES} MB each; rival: `python chatty.py > file &` twice")
+    print_pair("into the files", [megabytes / s for s in ours], [megabytes / s for s in rival], "MB/s")
+    controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
+    print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB")
+
+
+def _ours(peaks: list[tuple[int, int]]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        program, times = _write(Path(folder))
+        command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--run-dir", f"{folder}/run"]
+        with (Path(folder) / "console").open("wb") as console:
+            process = subprocess.Popen([*command, str(program), str(times)], stdout=console, stderr=console)
+            peak = [0, 0]
+            watch = threading.Thread(target=_watch, args=(process, peak))
+            watch.start()
+            assert process.wait() == 0
+            watch.join()
+        peaks.append((peak[0], peak[1]))
+        return _seconds(times)
+
+
+def _plain() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        program, times = _write(Path(folder))
+        processes = []
+        for index in range(2):
+            with (Path(folder) / f"{index}.log").open("wb") as log:
+                processes.append(subprocess.Popen([sys.executable, str(program), str(times)], stdout=log, stderr=log))
+        assert [process.wait() for process in processes] == [0, 0]
+        return _seconds(times)
+
+
+def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:
+    controller = psutil.Process(process.pid)
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            peak[0] = max(peak[0], controller.memory_info().rss)
+            agents = [p for p in controller.children(recursive=True) if p.cmdline()[-1:] == ["agent"]]
+            peak[1] = max(peak[1], sum(p.memory_info().rss for p in agents))
+        time.sleep(0.02)
+
+
+def _write(folder: Path) -> tuple[Path, Path]:
+    program, times = folder / "chatty.py", folder / "times"
+    program.write_text(PROGRAM)
+    times.mkdir()
+    return program, times
+
+
+def _seconds(times: Path) -> float:
+    """From the first worker's first byte to the last one's last."""
+    spans = [tuple(map(float, path.read_text().split())) for path in times.iterdir()]
+    assert len(spans) == 2
+    return max(end for _, end in spans) - min(start for start, _ in spans)
