@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import psutil
+
+from tests.polling import eventually
 
 MARK = "DISTLAUNCH_TEST_MARK"
 
@@ -31,7 +32,8 @@ def _find(value: str) -> Iterator[psutil.Process]:
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Polls until the condition holds; fails the test if it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)
+
+    def check() -> None:
+        assert condition(), f"not within {timeout_s:g} s: {what}"
+
+    eventually(check, timeout_s)

@@ -8,14 +8,15 @@ def main() -> None:
     if not __package__:
         # Started as a path: Python put the package itself first on sys.path; what it needs is the folder around it.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    place = sys.path[0]
-    # Both names are imported while the folder is on sys.path; the user's program then gets a path without it.
-    from worker_entry import agent, task
-
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if verb == "agent":
-        sys.exit(agent.main())
-    if sys.path and sys.path[0] == place:
+        from worker_entry import guardian
+
+        sys.exit(guardian.main())
+    # Imported while the folder is on sys.path; the user's program then gets a path without it.
+    from worker_entry import task
+
+    if not (__package__ and getattr(sys.flags, "safe_path", False)):  # -P and `-m`: Python has put nothing there
         del sys.path[0]
     if verb == "task":
         task.main(rest)

@@ -1,8 +1,7 @@
 """The node agent: one per node and run. It starts the tasks, sends their logs and ends, and leaves nothing behind.
 
-An agent is two processes. The outer one, the *guardian*, only waits: if the agent dies, by SIGKILL even, it kills
-whatever is left below it. If the guardian dies, the agent is told by the kernel and stops everything itself. The
-agent has one thread and one loop: frames in, deaths, log files that grew, deadlines, frames out.
+It has one thread and one loop: frames in, deaths, log files that grew, deadlines, frames out. `guardian` starts it,
+and takes care that its own death leaves nothing behind either.
 
 It talks to its controller over stdin and stdout. A closed stdin, or silence for longer than the lease, means that
 the controller is gone: the tasks are stopped.
@@ -16,6 +15,7 @@ import selectors
 import signal
 import sys
 import time
+from collections import deque
 from typing import Optional
 
 from worker_entry import kernel, processes
@@ -40,7 +40,7 @@ from worker_entry.messages import (
     Stop,
     TaskExit,
 )
-from worker_entry.ports import HeldPorts, is_open
+from worker_entry.ports import LAST_PORT, HeldPorts, is_open
 from worker_entry.programs import find_problem, installed_version
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 from worker_entry.run_files import AttemptFiles, make_private_directory
@@ -53,43 +53,10 @@ IDLE_TICK_S = 0.5
 BEAT_S = 2.0
 LOST_GRACE_S = 2.0
 """Between TERM and KILL when the controller is gone."""
+FIRST_LEASE_S = 60.0
+"""The lease until Hello has named one."""
 OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""
-
-
-def main() -> int:
-    """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 1 if it died."""
-    kernel.become_subreaper()
-    guardian = os.getpid()
-    child = os.fork()
-    if child == 0:
-        kernel.die_with_parent(signal.SIGTERM, guardian)
-        kernel.become_subreaper()
-        status = 1
-        try:
-            status = Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    return _guard(child)
-
-
-def _guard(agent: int) -> int:
-    # The controller has to see the end of the agent's output when the agent ends, not when the guardian does.
-    devnull = os.open(os.devnull, os.O_RDWR)
-    os.dup2(devnull, 0)
-    os.dup2(devnull, 1)
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, lambda received, _: os.kill(agent, signal.SIGTERM))
-    status = None
-    while status is None:
-        pid, wait_status = os.waitpid(-1, 0)
-        if pid == agent:
-            status = TaskExit.from_wait_status(wait_status)
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, signal.SIG_IGN)
-    processes.kill_descendants()
-    return status.code if status.code is not None else 1
 
 
 class Agent:
@@ -101,11 +68,15 @@ class Agent:
         self._decoder = Decoder()
         self._output = bytearray()
         self._hello: Optional[Hello] = None
+        self._lease_s = FIRST_LEASE_S
         self._tree = processes.Tree()
         self._tasks: dict[str, StartedTask] = {}
+        self._log_turns: deque[StartedTask] = deque()
         self._attempt = 0
+        self._prepared: set[str] = set()
         self._ports = HeldPorts()
         self._closing = False
+        self._garbled = False
         self._controller_gone = False
         self._heard = time.monotonic()
         self._beat_due = 0.0
@@ -150,13 +121,16 @@ class Agent:
                 self._write()
 
     def _tick(self) -> float:
-        streaming = self._hello is not None and self._hello.stream_logs
         forming = any(task.forming for task in self._tasks.values())
-        return TICK_S if self._tree.stopping or forming or (streaming and self._tasks) else IDLE_TICK_S
+        return TICK_S if self._tree.stopping or forming or (self._streaming and self._tasks) else IDLE_TICK_S
+
+    @property
+    def _streaming(self) -> bool:
+        return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
         now = time.monotonic()
-        if self._asked_to_end:
+        if self._asked_to_end or now - self._heard > self._lease_s:
             self._lose_controller()
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
@@ -164,13 +138,9 @@ class Agent:
             if task.forming and is_open(self._ports.numbers[task.name]):
                 task.forming = False
                 self._send(Listening(task.name, time.time()))
-        if self._hello is None:
-            return
-        if not self._closing and now - self._heard > self._hello.lease_s:
-            self._lose_controller()
-        if self._hello.stream_logs:
+        if self._streaming:
             self._stream_logs()
-        if now >= self._beat_due:
+        if self._hello is not None and now >= self._beat_due and len(self._output) < OUTPUT_LIMIT:
             self._beat_due = now + BEAT_S
             self._send(Beat(time.time()))
         if self._tree.stopping and self._tree.sweep() == 0:
@@ -184,11 +154,14 @@ class Agent:
         if not data:
             self._lose_controller()
             return
+        if self._garbled:  # only the end of the stream means something now
+            return
         self._heard = time.monotonic()
         try:
             for message, _ in self._decoder.feed(data):
                 self._handle(message)
         except ProtocolError as error:
+            self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
     def _write(self) -> None:
@@ -206,7 +179,10 @@ class Agent:
     # --- what the controller asks for ---
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Hello):
+        if self._closing:  # nothing new begins; a stop can still be shortened
+            if isinstance(message, Stop):
+                self._stop(message.grace_s)
+        elif isinstance(message, Hello):
             self._greet(message)
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
@@ -226,12 +202,15 @@ class Agent:
     def _greet(self, hello: Hello) -> None:
         if hello.version != VERSION:
             raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {VERSION}")
+        if self._hello is not None:
+            raise ProtocolError("a second Hello")
         try:
             make_private_directory(hello.directory)
         except OSError as error:
-            self._break(Problem("run-directory", f"{hello.directory}: {error.strerror}", "choose another directory"))
+            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", "choose another directory"))
             return
         self._hello = hello
+        self._lease_s = hello.lease_s
         self._send(
             Ready(
                 version=VERSION,
@@ -248,6 +227,11 @@ class Agent:
 
     def _prepare(self, order: Prepare) -> None:
         assert self._hello is not None
+        if self._tasks:
+            raise ProtocolError(f"Prepare while attempt {self._attempt} is running")
+        for port in (order.first_port, order.last_port, *(request.port for request in order.tasks if request.port)):
+            if not 0 < port <= LAST_PORT:
+                raise ProtocolError(f"Prepare with port {port}")
         self._ports.release()
         problems = []
         for request in order.tasks:
@@ -256,6 +240,7 @@ class Agent:
                 problems.append(Problem(problem.reference, problem.message, problem.cure, request.task))
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
         self._attempt = order.attempt
+        self._prepared = set() if problems else {request.task for request in order.tasks}
         if problems:
             self._ports.release()
             self._send(Refused(problems))
@@ -264,17 +249,21 @@ class Agent:
 
     def _start(self, order: Start) -> None:
         assert self._hello is not None
+        names = {start.task for start in order.tasks}
+        if self._tasks or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
+            raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         files = AttemptFiles(self._hello.directory, order.attempt)
         self._tasks = {}
         self._tree = processes.Tree()
         for start in order.tasks:
             try:
                 task = StartedTask.start(start, files, self._hello.cwd)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 self._break(start_problem(start, error))
                 return
             task.forming = start.task in self._ports.numbers
             self._tasks[start.task] = task
+            self._log_turns.append(task)
             self._tree.add(task.pid)
             self._send(Started(start.task, task.pid, time.time()))
 
@@ -294,23 +283,27 @@ class Agent:
                 self._send(Exited(task.name, TaskExit.from_wait_status(status), ended, task.read_crash()))
 
     def _finish_attempt(self) -> None:
-        streaming = self._hello is not None and self._hello.stream_logs and not self._controller_gone
-        if streaming and any(task.unsent() for task in self._tasks.values()):
+        if self._streaming and any(task.unsent() for task in self._tasks.values()):
             return  # the rest of the logs goes first
         self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
         for task in self._tasks.values():
             task.close()
         self._tasks = {}
+        self._log_turns.clear()
+        self._prepared = set()
         self._tree = processes.Tree()
         self._ports.release()
 
     def _stream_logs(self) -> None:
-        for task in self._tasks.values():
-            while len(self._output) < OUTPUT_LIMIT:
-                offset, data = task.read_log()
-                if not data:
-                    break
+        """Sends a piece of every task in turn, so that none waits for a chatty one, until all is sent or enough."""
+        silent = 0
+        while silent < len(self._log_turns) and len(self._output) < OUTPUT_LIMIT:
+            task = self._log_turns[0]
+            self._log_turns.rotate(-1)
+            offset, data = task.read_log()
+            if data:
                 self._send(Log(self._attempt, task.name, offset, len(data)), data)
+            silent = 0 if data else silent + 1
 
     def _note_signal(self, *_: object) -> None:
         self._asked_to_end = True  # the loop, which the signal wakes, does the rest

@@ -7,13 +7,14 @@ On Linux an agent is a *subreaper*: what its tasks leave behind becomes its chil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Optional
 
@@ -53,8 +54,18 @@ def die_with_parent(signum: int, parent: int) -> None:
         os.kill(os.getpid(), signum)
 
 
-def descendants(root: int, groups: Iterable[int] = ()) -> list[Process]:
-    """All living processes below `root`, zombies left out; without Linux also the members of these process groups."""
+def descendants(
+    root: int, groups: Iterable[int] = (), *, spare: Collection[int] = (), unreaped: bool = False
+) -> list[Process]:
+    """All living processes below `root`; without Linux also the members of these process groups.
+
+    Args:
+        root: whose descendants are meant; it is not among them.
+        groups: the process groups.
+        spare: processes that are left out, with everything below them.
+        unreaped: whether the zombies among the children of `root` are meant, too. A process that forks and exits
+            while we look can be missed, but not the zombie that it leaves: only without one is nothing there.
+    """
     everything = _processes_from_proc() if LINUX else _processes_from_ps()
     children: dict[int, list[Process]] = {}
     for process in everything.values():
@@ -68,33 +79,55 @@ def descendants(root: int, groups: Iterable[int] = ()) -> list[Process]:
         queue += [p.pid for p in members]
     while queue:
         for child in children.get(queue.pop(), ()):
-            if child.pid not in found:
+            if child.pid not in found and child.pid not in spare:
                 found[child.pid] = child
                 queue.append(child.pid)
-    return [p for p in found.values() if not p.zombie]
+    return [p for p in found.values() if not p.zombie or (unreaped and p.parent == root)]
 
 
 def send_signal(process: Process, signum: int) -> bool:
-    """Signals exactly this process, not a later one that got its pid; False if it is gone."""
+    """Signals exactly this process, not a later one that got its pid; False if it is gone.
+
+    Raises:
+        PermissionError: it runs as another user.
+    """
+    descriptor = None
     try:
-        if not LINUX:
+        if LINUX:
+            descriptor = _open_pidfd(process.pid)
+            # The descriptor pins the process: if it is the one we mean now, it stays the one.
+            current = _process(process.pid)
+            if current is None or current.started != process.started:
+                return False
+        if descriptor is None:
             os.kill(process.pid, signum)
-            return True
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return False
-    try:
-        # The descriptor pins the process: if it is the one we mean now, it stays the one.
-        current = _process(process.pid)
-        if current is None or current.started != process.started:
-            return False
-        signal.pidfd_send_signal(descriptor, signum)  # type: ignore[attr-defined,unused-ignore]  # Linux only
+        else:
+            signal.pidfd_send_signal(descriptor, signum)  # type: ignore[attr-defined,unused-ignore]  # Linux only
     except ProcessLookupError:
         return False
     else:
         return True
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
+    """Kills what is below `root`, each as soon as it is seen, and so catches one that lives very briefly.
+
+    Some may be missed, which `descendants` finds.
+    """
+    killed: set[int] = set()
+    queue = [pid for pid in _children(root) if pid not in spare] if LINUX else []
+    while queue:
+        process = _process(queue.pop())
+        if process is not None and not process.zombie:
+            # Its children are asked for first: once it is dead, they are no longer below it.
+            queue += _children(process.pid)
+            with contextlib.suppress(PermissionError):
+                if send_signal(process, signal.SIGKILL):
+                    killed.add(process.pid)
+    return killed
 
 
 def cores() -> int:
@@ -108,7 +141,7 @@ def port_holder(port: int) -> Optional[str]:
     """Which process holds a TCP port of this machine, as `pid 123 (python)`; None where that cannot be seen."""
     if not LINUX:
         return None
-    inodes = _socket_inodes(port)
+    inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
     if not inodes:
         return None
     for pid in _pids():
@@ -120,6 +153,11 @@ def port_holder(port: int) -> Optional[str]:
         except OSError:  # not ours to look at, or gone
             continue
     return None
+
+
+def only_closing(port: int) -> bool:
+    """Whether nothing but connections that no process has any more, which the kernel is closing, is on a port."""
+    return LINUX and set(_socket_inodes(port)) == {"0"}
 
 
 def gpus() -> list[str]:
@@ -146,6 +184,18 @@ def hostname() -> str:
     return socket.gethostname()
 
 
+def _open_pidfd(pid: int) -> Optional[int]:
+    """None where there is none: Linux before 5.3, some sandboxes, a Python that was built on an old system."""
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
@@ -165,6 +215,17 @@ def _process(pid: int) -> Optional[Process]:
         started=int(fields[19]),
         zombie=fields[0] in (b"Z", b"X"),
     )
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as stream:
+                found += map(int, stream.read().split())
+    except OSError:  # gone, or a kernel without this list
+        pass
+    return found
 
 
 def _processes_from_proc() -> dict[int, Process]:
@@ -187,8 +248,9 @@ def _processes_from_ps() -> dict[int, Process]:
     return found
 
 
-def _socket_inodes(port: int) -> set[str]:
-    inodes = set()
+def _socket_inodes(port: int) -> list[str]:
+    """The sockets on a local TCP port but for those that neither listen nor are connected; 0: no process has it."""
+    inodes = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as stream:
@@ -197,6 +259,6 @@ def _socket_inodes(port: int) -> set[str]:
             continue
         for row in rows:
             fields = row.split()
-            if int(fields[1].rpartition(":")[2], 16) == port and fields[9] != "0":
-                inodes.add(f"socket:[{fields[9]}]")
+            if int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.append(fields[9])
     return inodes

@@ -15,6 +15,8 @@ from typing import Optional
 from worker_entry import kernel
 from worker_entry.messages import Problem, TaskRequest
 
+LAST_PORT = 65535
+
 
 class HeldPorts:
     """The ports of one attempt; `release` gives them back."""
@@ -52,20 +54,25 @@ class HeldPorts:
 
     def _hold_explicit(self, task: str, port: int) -> Optional[Problem]:
         error = self._try(task, port)
+        if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port):
+            # The connections of a run that has just ended keep a port from being bound for a minute.
+            error = self._try(task, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
-            holder = kernel.port_holder(port) or "another process (of another user, or just closing)"
+            holder = kernel.port_holder(port) or "another process (of another user, or one that does not listen yet)"
             return Problem("port-taken", f"port {port} is held by {holder}", "end it, or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
-    def _try(self, task: str, port: int) -> Optional[OSError]:
+    def _try(self, task: str, port: int, *, reuse: bool = False) -> Optional[OSError]:
         held = _socket()
         try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))
         except OSError as error:
             held.close()
             return error
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._sockets.append(held)
         self.numbers[task] = port

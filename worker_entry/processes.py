@@ -16,6 +16,9 @@ from typing import Optional
 
 from worker_entry import kernel
 
+KILL_ROUNDS = 50
+"""How often we kill at sight what respawns faster than we can look at all processes."""
+
 
 def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
     """Starts a process in a session of its own, which dies with this one; stdout and stderr go to `output`.
@@ -45,6 +48,7 @@ class Tree:
         self.left_behind: set[int] = set()
         self._leaders: set[int] = set()
         self._reaped: set[int] = set()
+        self._untouchable: set[int] = set()
         self._deadline: Optional[float] = None
 
     def add(self, leader: int) -> None:
@@ -81,36 +85,71 @@ class Tree:
         for process in self.living():
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
-            if kernel.send_signal(process, signal.SIGTERM):
+            if self._signal(process, signal.SIGTERM):
                 # A stopped process would get TERM only once it goes on.
-                kernel.send_signal(process, signal.SIGCONT)
+                self._signal(process, signal.SIGCONT)
 
     def sweep(self) -> int:
-        """One round of an ongoing stop; returns how many processes are left."""
+        """One round of an ongoing stop; returns how many processes are left, those to be reaped included."""
         assert self._deadline is not None
-        living = self.living()
-        if living and time.monotonic() >= self._deadline:
-            for process in living:
-                if process.pid not in self._leaders:
-                    self._note_left_behind(process)
-                if kernel.send_signal(process, signal.SIGKILL):
-                    self.killed.add(process.pid)
-        return len(living)
+        left = self._left()
+        if left and time.monotonic() >= self._deadline:
+            self._kill(left)
+            self.killed |= _kill_what_respawns(self._untouchable)
+        return len(left)
+
+    def _left(self) -> list[kernel.Process]:
+        found = kernel.descendants(os.getpid(), self._leaders, unreaped=True)
+        return [process for process in found if process.pid not in self._untouchable]
+
+    def _kill(self, left: list[kernel.Process]) -> None:
+        for process in left:
+            if process.zombie:
+                continue
+            if process.pid not in self._leaders:
+                self._note_left_behind(process)
+            if self._signal(process, signal.SIGKILL):
+                self.killed.add(process.pid)
+
+    def _signal(self, process: kernel.Process, signum: int) -> bool:
+        try:
+            return kernel.send_signal(process, signum)
+        except PermissionError:  # of another user (`sudo`): we can neither end it nor wait for it
+            self._untouchable.add(process.pid)
+            return False
 
     def _note_left_behind(self, process: kernel.Process) -> None:
         if not self._leaders - self._reaped:  # with a leader alive, it may still be at work for it
             self.left_behind.add(process.pid)
 
 
-def kill_descendants(others: Collection[int] = ()) -> None:
-    """Kills everything below this process, but for `others`, until nothing is left."""
+def kill_descendants(spare: Collection[int] = ()) -> None:
+    """Kills everything below this process, but for `spare` and what is below those, until nothing is left."""
+    me = os.getpid()
+    untouchable: set[int] = set()
     while True:
-        living = [process for process in kernel.descendants(os.getpid()) if process.pid not in others]
-        for process in living:
-            kernel.send_signal(process, signal.SIGKILL)
-        for process in living:
+        found = kernel.descendants(me, spare=spare, unreaped=True)
+        left = [process for process in found if process.pid not in untouchable]
+        if not left:
+            return
+        for process in left:
+            try:
+                kernel.send_signal(process, signal.SIGKILL)
+            except PermissionError:  # of another user
+                untouchable.add(process.pid)
+        for process in left:
             with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
                 os.waitpid(process.pid, os.WNOHANG)
-        if not living:
-            return
+        _kill_what_respawns({*spare, *untouchable})
         time.sleep(0.005)
+
+
+def _kill_what_respawns(spare: Collection[int]) -> set[int]:
+    """Kills processes that are gone, with successors, before a look at all processes has ended."""
+    killed: set[int] = set()
+    for _ in range(KILL_ROUNDS):
+        hit = kernel.kill_at_sight(os.getpid(), spare)
+        if hit and hit <= killed:  # they are only dying now
+            break
+        killed |= hit
+    return killed

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import shutil
 import sys
+import warnings
+import zipfile
 from typing import Optional
 
 from worker_entry.messages import Problem, Program
@@ -37,12 +39,16 @@ def _find_script_problem(path: str) -> Optional[Problem]:
     try:
         with open(path, "rb") as stream:
             source = stream.read()
-    except OSError as error:
-        return Problem("no-program", f"cannot read the script {path}: {error.strerror}", "")
-    if source.startswith(b"PK"):  # a zip application
+    except (OSError, ValueError) as error:  # ValueError: a null character in its name
+        return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", "")
+    if zipfile.is_zipfile(path):  # a zip application
         return None
     try:
-        compile(source, path, "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the task shows them
+            compile(source, path, "exec", dont_inherit=True)
+    except (RecursionError, MemoryError):  # a depth that only the task can tell whether it is too deep
+        return None
     except SyntaxError as error:
         return Problem("syntax-error", f"{path}:{error.lineno}: {error.msg}", "mend the script")
     except ValueError as error:  # null bytes

@@ -25,6 +25,9 @@ HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 1 << 20
 """Bytes of a body at the most; longer content is sent in pieces."""
 
+FLOAT_LIMIT = 1e15
+"""No time in seconds is as long."""
+
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(ToAgent), *get_args(ToController))}
 
 
@@ -92,28 +95,34 @@ def _message(line: bytes) -> Message:
     cls = _TYPES.get(name)
     if cls is None:
         raise ProtocolError(f"unknown frame type {name[:80]!r}")
-    message: Message = _value(cls, header, name)
+    message: Message = parse(cls, header, name)
     length = getattr(message, "length", 0)
     if not 0 <= length <= BODY_LIMIT:
         raise ProtocolError(f"{name}.length: {length} is not within 0 and {BODY_LIMIT}")
     return message
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """`value`, checked to be of the type `kind`; JSON objects become dataclasses."""
+def parse(kind: Any, value: Any, where: str) -> Any:
+    """What JSON holds as the type `kind`: objects become dataclasses.
+
+    Raises:
+        ProtocolError: it is not of that type; `where` begins the path to the wrong part.
+    """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Union:  # Optional is the only union that messages use
-        return None if value is None else _value(arguments[0], value, where)
+        return None if value is None else parse(arguments[0], value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _dataclass(kind, value, where)
     if origin is list and isinstance(value, list):
-        return [_value(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [parse(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {key: _value(arguments[1], item, f"{where}[{key[:80]!r}]") for key, item in value.items()}
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return {key: parse(arguments[1], item, f"{where}[{key[:80]!r}]") for key, item in value.items()}
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # NaN is not, either: no deadline would ever come
+            raise ProtocolError(f"{where}: {value!r:.80} is out of range")
         return float(value)
     # bool is an int to isinstance, but not to this contract.
-    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+    if origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise ProtocolError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
 
@@ -131,4 +140,4 @@ def _dataclass(cls: Any, values: dict[str, Any], where: str) -> Any:
     missing = sorted(required - set(values))
     if missing:
         raise ProtocolError(f"{where}: field {missing[0]!r} is missing")
-    return cls(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+    return cls(**{name: parse(hints[name], value, f"{where}.{name}") for name, value in values.items()})

@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from typing import Optional
+from typing import Optional, Union
 
 from worker_entry import processes
 from worker_entry.messages import CrashRecord, Problem, TaskStart
 from worker_entry.programs import find_command
+from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
 
 LOG_PIECE = 64 << 10
@@ -38,7 +39,7 @@ class StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
-            OSError: it could not be started; `start_problem` says why.
+            OSError, ValueError: it could not be started; `start_problem` says why.
         """
         env = _environment(start)
         program = start.program
@@ -62,6 +63,8 @@ class StartedTask:
 
     def read_log(self) -> tuple[int, bytes]:
         """The next piece of the log with its offset; empty when all of it has been read."""
+        if self.unsent() < 0:  # the program has cut its own log: `echo … > /dev/stderr` does
+            self._offset = 0
         offset = self._offset
         data = os.pread(self._log, LOG_PIECE, offset)
         self._offset += len(data)
@@ -73,16 +76,19 @@ class StartedTask:
     def read_crash(self) -> Optional[CrashRecord]:
         try:
             with open(self._crash_file, encoding="utf-8") as stream:
-                return CrashRecord(**json.load(stream))
-        except (OSError, ValueError, TypeError):  # none was written, or something else wrote it
+                record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
+        except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
+        return record
 
     def close(self) -> None:
         os.close(self._log)
 
 
-def start_problem(start: TaskStart, error: OSError) -> Problem:
+def start_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:
     """What `StartedTask.start` failed on, and what to do about it."""
+    if isinstance(error, ValueError):
+        return Problem("start-failed", f"its arguments or environment cannot be passed on: {error}", "", start.task)
     if error.errno == errno.E2BIG:
         message, cure = (
             "its arguments and environment are too long for this system",
@@ -104,9 +110,9 @@ def _environment(start: TaskStart) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in start.unset}
     env.update(start.env)
     # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
-    if "TF_CONFIG" in env and any(env.get(name) for name in _PROXIES):
-        cluster = json.loads(env["TF_CONFIG"])["cluster"]
-        hosts = {address.rpartition(":")[0] for addresses in cluster.values() for address in addresses}
+    if "TF_CONFIG" in start.env and any(env.get(name) for name in _PROXIES):
+        cluster = json.loads(start.env["TF_CONFIG"])["cluster"]
+        hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
         known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
         env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
     return env

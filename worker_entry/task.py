@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import faulthandler
+import importlib.machinery
 import io
 import json
 import os
@@ -45,8 +47,16 @@ def run(program: Program, crash_file: Optional[str] = None, *, mend_keras: bool 
     faulthandler.enable(all_threads=True)
     if mend_keras and "TF_CONFIG" in os.environ:
         keras_support.install(_log)
+    process = os.getpid()
+
+    def record(error: BaseException) -> None:
+        if crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
+            _write_crash(crash_file, error)
+
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
     sys.argv = [program.target, *program.args]
     # Registered before any handler of the program's, so that it runs after them.
@@ -57,16 +67,16 @@ def run(program: Program, crash_file: Optional[str] = None, *, mend_keras: bool 
             _set_first_path(os.getcwd())
             runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
         elif os.path.isdir(program.target) or zipfile.is_zipfile(program.target):
-            _set_first_path(program.target)
+            sys.path.insert(0, os.path.join(os.getcwd(), program.target))
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # as `python DIRECTORY` does
         else:
             _run_script(program.target, main)
     except SystemExit as error:
-        if _exit_code(error) != 0:
-            _write_crash(crash_file, error)
+        if _exit_status(error) != 0:
+            record(error)
         raise
     except BaseException as error:  # noqa: BLE001 - it is shown and recorded, and ends the process
-        _write_crash(crash_file, error)
+        record(error)
         error.__traceback__ = _without_our_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
@@ -76,11 +86,16 @@ def run(program: Program, crash_file: Optional[str] = None, *, mend_keras: bool 
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
-    absolute = os.path.abspath(path)
+    absolute = os.path.join(os.getcwd(), path)  # which Python leaves as it is, `./` included
     _set_first_path(os.path.dirname(os.path.realpath(path)))
-    main.__dict__.update(__file__=absolute, __cached__=None)
-    with io.open_code(absolute) as file:
-        source = file.read()
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader)
+    try:
+        with io.open_code(absolute) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
     code = compile(source, absolute, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102 - running the user's program is what this module is for
 
@@ -107,57 +122,78 @@ def _set_first_path(path: str) -> None:
         sys.path.insert(0, path)
 
 
-def _exit_code(error: SystemExit) -> int:
+def _exit_status(error: SystemExit) -> int:
     if error.code is None:
         return 0
-    return error.code if isinstance(error.code, int) else 1
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
 
 
-def _write_crash(path: Optional[str], error: BaseException) -> None:
-    if path is None:
-        return
-    file, line = _user_line(error)
-    message = str(error) if not isinstance(error, SystemExit) else f"sys.exit({error.code!r})"
-    record = CrashRecord(
-        time=time.time(),
-        exception=type(error).__qualname__,
-        message=message[:MESSAGE_LIMIT],
-        file=file,
-        line=line,
-    )
+def _write_crash(path: str, error: BaseException) -> None:
+    now = time.time()
     temporary = f"{path}.{os.getpid()}"
     try:
-        with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as stream:
-            json.dump(asdict(record), stream)
-        os.replace(temporary, path)
-    except OSError as problem:  # a full disk must not hide the program's own error
+        file, line = _user_line(error)
+        record = CrashRecord(
+            time=now,
+            exception=_writable(type(error).__qualname__),
+            message=_writable(_message(error)[:MESSAGE_LIMIT]),
+            file=None if file is None else _writable(file),
+            line=line,
+        )
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+                json.dump(asdict(record), stream)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
         _log(f"could not write the crash record: {problem}")
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+    except Exception:  # noqa: BLE001 - the program's own method, which may do anything
+        return "<exception str() failed>"  # as tracebacks have it
+
+
+def _writable(text: str) -> str:
+    """Without lone surrogates, which cannot be written as UTF-8: file names have them, and what was read from such."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _user_line(error: BaseException) -> tuple[Optional[str], Optional[int]]:
     """The innermost place in the user's own code: not in the standard library, nor in an installed package."""
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return error.filename, error.lineno
     paths = sysconfig.get_paths()
     libraries = tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-    frames = [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(_without_our_frames(error.__traceback__))
-        if not frame.filename.startswith((*libraries, "<"))
-    ]
-    return frames[-1] if frames else (None, None)
+    here = os.path.dirname(__file__)  # the mended functions of Keras are of here; the demo, a folder below, is not
+
+    def is_theirs(file: str) -> bool:
+        return not (
+            file.startswith((*libraries, "<"))
+            or os.path.dirname(file) == here
+            or any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
+        )
+
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and is_theirs(error.filename):
+        return error.filename, error.lineno
+    frames = traceback.walk_tb(_without_our_frames(error.__traceback__))
+    places = [(frame.f_code.co_filename, line) for frame, line in frames if is_theirs(frame.f_code.co_filename)]
+    return places[-1] if places else (None, None)
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(f"distlaunch: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(Exception):  # the program may have closed it, and the disk may be full
+        sys.stderr.write(f"distlaunch: {text}\n")
+        sys.stderr.flush()
 
 
 def main(arguments: Sequence[str]) -> None:

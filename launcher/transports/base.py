@@ -121,16 +121,18 @@ class Frames:
     def _read(self) -> None:
         reason = "the agent ended"
         try:
-            rest = self._skip_noise()
+            data = self._skip_noise()  # and empty, when the marker came alone
             decoder = Decoder()
-            while rest:
-                for message, body in decoder.feed(rest):
+            while True:
+                for message, body in decoder.feed(data):
                     if isinstance(message, Log):
                         self._mirror.write(message, body)
                     else:
                         self._deliver(self._node, message)
-                rest = os.read(self._from_agent.fileno(), 1 << 18)
-        except (ProtocolError, ValueError) as error:
+                data = os.read(self._from_agent.fileno(), 1 << 18)
+                if not data:
+                    break
+        except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}"
         except OSError as error:
             reason = f"its log cannot be written: {error.strerror}"

@@ -17,6 +17,9 @@ ENTRY = str(Path(worker_entry.__file__).parent)
 END_WAIT_S = 5.0
 """How long an agent that was asked to end may take before it is killed; its guardian then ends the tasks."""
 
+_guardians: set[int] = set()
+"""The agents of this process that have not been closed; closing one leaves the others alone."""
+
 
 class LocalTransport:
     """This machine. `python` runs the agent and the tasks; `errors` gets what the agent writes to stderr."""
@@ -29,7 +32,7 @@ class LocalTransport:
     def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> LocalLink:
         # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
         kernel.become_subreaper()
-        others = {process.pid for process in kernel.descendants(os.getpid())}
+        others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
         errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = subprocess.Popen(
@@ -41,11 +44,12 @@ class LocalTransport:
             )
         finally:
             os.close(errors)
+        _guardians.add(process.pid)
         return LocalLink(node, process, deliver, mirror, others)
 
 
 class LocalLink:
-    """A running agent of this machine; `others` are the processes below us that have nothing to do with it."""
+    """A running agent of this machine; `others` are the processes below us that were there before it."""
 
     def __init__(
         self,
@@ -80,9 +84,11 @@ class LocalLink:
         self._frames.join(END_WAIT_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
-        # The agent's and the guardian's word is checked: nothing below us may be alive.
-        processes.kill_descendants(self._others)
-        return len([p for p in kernel.descendants(os.getpid()) if p.pid not in self._others])
+        _guardians.discard(self._process.pid)
+        # The agent's and the guardian's word is checked: nothing below us may be alive, but for other agents.
+        spare = self._others | _guardians
+        processes.kill_descendants(spare)
+        return len(kernel.descendants(os.getpid(), spare=spare))
 
     def _end_stuck(self) -> None:
         """An agent that does not end, or is stopped: killing it has its guardian kill everything below."""

@@ -1,0 +1,9 @@
+"""Fails, with an exception that has something to say."""
+
+
+def step(batch: int) -> None:
+    raise ValueError(f"no batch of {batch}")
+
+
+print("about to fail", flush=True)
+step(32)

@@ -1,0 +1,1041 @@
+"""The node agent, spoken to as a controller speaks to it: frames over the stdin and stdout of a real process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+import worker_entry
+from tests.apart import linux
+from tests.conftest import PROGRAMS
+from tests.polling import eventually
+from tests.witness import make_mark, marked
+from worker_entry.messages import (
+    VERSION,
+    Beat,
+    Broken,
+    CrashRecord,
+    Empty,
+    Exited,
+    Goodbye,
+    Hello,
+    Listening,
+    Log,
+    Message,
+    Prepare,
+    Prepared,
+    Problem,
+    Program,
+    Ready,
+    Refused,
+    Start,
+    Started,
+    Stop,
+    TaskExit,
+    TaskRequest,
+    TaskStart,
+)
+from worker_entry.protocol import MARKER, Decoder, encode
+
+ENTRY = str(Path(worker_entry.__file__).parent)
+LOOK = str(PROGRAMS / "task_look.py")
+SERVE = str(PROGRAMS / "task_serve.py")
+RAISE = str(PROGRAMS / "task_raise.py")
+FAMILY = str(PROGRAMS / "tree_family.py")
+RSS_LIMIT = 64 << 20
+PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)
+"""A range that no other test run has, below the ports that the kernel gives to clients."""
+
+M = TypeVar("M")
+
+
+class Client:
+    """A controller of one agent, as plain as can be: it reads when it is told to."""
+
+    def __init__(self, directory: Path, *, python: str = sys.executable, env: dict[str, str] | None = None) -> None:
+        self.directory = directory
+        self.cwd = directory.parent
+        self.mark = make_mark()
+        self.logs: dict[str, bytearray] = {}
+        self.logs_may_restart = False
+        self._decoder = Decoder()
+        self._raw = b""
+        self._received: list[Message] = []
+        self._errors: str | None = None
+        self.process = subprocess.Popen(
+            [python, ENTRY, "agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self.mark, **(env or {})},
+            start_new_session=True,
+            umask=0,
+        )
+
+    # --- sending ---
+
+    def send(self, *messages: Message) -> None:
+        self.send_raw(b"".join(encode(message) for message in messages))
+
+    def send_raw(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def hello(self, *, lease_s: float = 60.0, stream_logs: bool = False, version: int = VERSION) -> Hello:
+        return Hello(version, "test-run", str(self.directory), str(self.cwd), lease_s, stream_logs)
+
+    def greet(self, *, lease_s: float = 60.0, stream_logs: bool = False) -> Ready:
+        self.send(self.hello(lease_s=lease_s, stream_logs=stream_logs))
+        return self.expect(Ready)
+
+    def start(self, *tasks: TaskStart, attempt: int = 1) -> dict[str, int]:
+        """Prepares and starts the tasks; returns their pids."""
+        self.send(Prepare(attempt, [TaskRequest(task.task, task.program) for task in tasks], *PORTS))
+        self.expect(Prepared)
+        self.send(Start(attempt, list(tasks)))
+        return {started.task: started.pid for started in (self.expect(Started) for _ in tasks)}
+
+    def start_family(self, *members: str) -> dict[str, int]:
+        """Starts a `tree_family.py` and returns the pids of its members, once all stand, and its own."""
+        pids = self.start(command("worker:0", sys.executable, FAMILY, *members))
+        log = self.directory / "attempt-1" / "worker-0.log"
+
+        def standing() -> list[str]:
+            lines = log.read_text().splitlines()
+            assert lines[-1:] == ["stands"]
+            return lines[:-1]
+
+        found = {name: int(pid) for name, _, pid in (line.partition(" ") for line in eventually(standing))}
+        return {"leader": pids["worker:0"], **found}
+
+    # --- receiving ---
+
+    def expect(self, kind: type[M], timeout_s: float = 20.0) -> M:
+        """The next message of this type; log bytes are collected, other messages are kept for later."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for position, message in enumerate(self._received):
+                if isinstance(message, kind):
+                    del self._received[position]
+                    return message
+            assert self.receive(deadline - time.monotonic()), f"no {kind.__name__}: the stream has ended"
+
+    def expect_marker(self) -> None:
+        """Waits until the agent is there, which says nothing else by itself."""
+        while len(self._raw) < len(MARKER):
+            assert self.receive(20.0)
+
+    def received(self, kind: type[M]) -> list[M]:
+        """Those of this type that have been received and not been asked for."""
+        return [message for message in self._received if isinstance(message, kind)]
+
+    def receive(self, timeout_s: float) -> bool:
+        """Takes in what comes next, once; False at the end of the stream."""
+        assert self.process.stdout is not None
+        descriptor = self.process.stdout.fileno()
+        assert select.select([descriptor], [], [], max(timeout_s, 0.0))[0], "nothing was received in time"
+        data = os.read(descriptor, 1 << 16)
+        ended = not data
+        if len(self._raw) < len(MARKER):  # the marker comes first, whole or in pieces
+            self._raw += data
+            assert MARKER.startswith(self._raw[: len(MARKER)])
+            data = self._raw[len(MARKER) :]
+        for message, body in self._decoder.feed(data):
+            if isinstance(message, Log):
+                log = self.logs.setdefault(message.task, bytearray())
+                assert message.offset == len(log) or self.logs_may_restart, "a gap or a repetition in the log"
+                assert message.length == len(body)
+                log += body
+            else:
+                self._received.append(message)
+        return not ended
+
+    def read_to_the_end(self) -> None:
+        while self.receive(20.0):
+            pass
+
+    # --- the end ---
+
+    def wait(self) -> int:
+        return self.process.wait(20.0)
+
+    def expect_nothing_left(self) -> None:
+        """The agent, its guardian and everything they started are gone."""
+
+        def nothing() -> None:
+            assert marked(self.mark) == []
+
+        eventually(nothing)
+
+    def close(self) -> str:
+        """Ends everything, by force if it must be; returns what was written to stderr."""
+        if self._errors is not None:
+            return self._errors
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.expect_nothing_left()
+            left = []
+        except AssertionError:
+            left = marked(self.mark)
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        with self.process.stdout, self.process.stderr:
+            self._errors = self.process.stderr.read().decode(errors="replace")
+        assert left == [], f"{left} were left; {self._errors}"
+        return self._errors
+
+
+Make = Callable[..., Client]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Starts agents; at the end nothing of them may be left, and none may have had a bug."""
+    clients: list[Client] = []
+
+    def start(*, directory: Path | None = None, **options: Any) -> Client:
+        clients.append(Client(directory or tmp_path / "run", **options))
+        return clients[-1]
+
+    yield start
+    for errors in [client.close() for client in clients]:
+        assert "Traceback" not in errors, errors
+
+
+@pytest.fixture
+def client(make: Make) -> Client:
+    return make()
+
+
+@pytest.fixture(params=[False, True], ids=["native", "portable"])
+def either(request: pytest.FixtureRequest, make: Make) -> Client:
+    """An agent as on this system, and one with the portable fall-back."""
+    return make(env={"DISTLAUNCH_PORTABLE": "1"} if request.param else {})
+
+
+def command(task: str, *argv: str, **options: Any) -> TaskStart:
+    return TaskStart(task, Program("command", argv[0], list(argv[1:])), **options)
+
+
+def script(task: str, path: str, *args: str, **options: Any) -> TaskStart:
+    return TaskStart(task, Program("script", path, list(args)), **options)
+
+
+def look(client: Client, start: TaskStart) -> dict[str, Any]:
+    """What `task_look.py`, started so, saw of itself."""
+    client.start(start)
+    assert client.expect(Exited).exit == TaskExit(code=0)
+    seen: dict[str, Any] = json.loads((client.directory / "attempt-1" / "worker-0.log").read_text())
+    return seen
+
+
+# --- the greeting ---
+
+
+def test_an_agent_answers_with_the_facts_of_its_node(make: Make) -> None:
+    client = make(env={"CUDA_VISIBLE_DEVICES": "3,5"})
+    before = time.time()
+    ready = client.greet()
+    assert ready.version == VERSION
+    assert (ready.hostname, ready.executable) == (socket.gethostname(), sys.executable)
+    assert ready.python == sys.version.split()[0]
+    assert before <= ready.time <= time.time()
+    assert ready.cores == len(psutil.Process().cpu_affinity() or [])
+    assert ready.gpus == ["3", "5"]
+    assert ready.tensorflow == installed_tensorflow()
+    assert psutil.Process(ready.pid).ppid() == client.process.pid  # the guardian
+
+
+def installed_tensorflow() -> str | None:
+    from importlib import metadata
+
+    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+def test_the_runs_folder_is_made_with_those_around_it_and_is_private(make: Make, tmp_path: Path) -> None:
+    client = make(directory=tmp_path / "new" / "newer" / "run")
+    client.cwd = tmp_path
+    client.greet()
+    for path in (tmp_path / "new", tmp_path / "new" / "newer", client.directory):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    client = make(directory=tmp_path / "file" / "run")
+    client.send(client.hello(), Beat(1.0))
+    problem = client.expect(Broken).problem
+    assert problem.reference == "run-directory"
+    assert problem.message == f"{tmp_path}/file: Not a directory"
+    client.read_to_the_end()
+    assert client.received(Broken) == []  # said once, whatever else was sent
+    assert client.wait() == 1
+
+
+@linux
+def test_a_folder_that_cannot_be_written_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
+    client = make(directory=Path("/sys"))  # which takes no file, not even from root
+    client.cwd = tmp_path
+    client.greet()
+    client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
+    client.expect(Prepared)
+    client.send(Start(1, [command("worker:0", "true")]))
+    problem = client.expect(Broken).problem
+    assert (problem.reference, problem.task) == ("start-failed", "worker:0")
+    assert "/sys/attempt-1" in problem.message
+    assert client.wait() == 1
+
+
+# --- a controller that is broken, or another one ---
+
+
+def long_task() -> TaskStart:
+    return command("worker:0", "sleep", "600")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"ls -la\n", "not a header: b'ls -la'"),
+        (b"\xff" * 100_000 + b"\n", "not a header"),
+        (b'{"type":"Shout"}\n', "unknown frame type 'Shout'"),
+        (b'{"type":"Stop","grace_s":NaN}\n', "Stop.grace_s: nan is out of range"),
+        (b'{"type":"Prepare","attempt":2,"tasks":5,"first_port":1,"last_port":2}\n', "Prepare.tasks: expected"),
+        (encode(Empty(1, 0, 0)), "Empty, which only agents send"),
+        (encode(Hello(VERSION, "other", "/tmp/other", "/", 60.0, stream_logs=False)), "a second Hello"),
+        (encode(Prepare(2, [], 1, 2)), "Prepare while attempt 1 is running"),
+        (encode(Start(1, [long_task()])), "Start of what was not prepared: worker:0"),
+    ],
+)
+def test_a_frame_that_makes_no_sense_is_named_and_ends_everything(client: Client, sent: bytes, said: str) -> None:
+    client.greet()
+    client.start(long_task())
+    client.send_raw(sent)
+    problem = client.expect(Broken).problem
+    assert problem.reference == "protocol-error"
+    assert said in problem.message
+    assert client.expect(Exited).exit == TaskExit(signal=signal.SIGTERM)
+    client.expect(Empty)
+    client.read_to_the_end()
+    assert client.wait() == 1
+    client.expect_nothing_left()
+
+
+@pytest.mark.parametrize("first", [Prepare(1, [], 1, 2), Start(1, []), Stop(1.0), Beat(1.0), Goodbye()])
+def test_nothing_is_done_before_hello(client: Client, first: Message) -> None:
+    client.send(first)
+    assert client.expect(Broken).problem.message.endswith(f"{type(first).__name__} before Hello")
+    client.read_to_the_end()
+    assert client.wait() == 1
+
+
+def test_another_version_is_refused_with_both_versions_named(client: Client) -> None:
+    client.send(client.hello(version=VERSION + 1))
+    message = client.expect(Broken).problem.message
+    assert f"version {VERSION + 1} of the protocol; this agent speaks {VERSION}" in message
+    client.read_to_the_end()
+    assert client.wait() == 1
+
+
+@pytest.mark.parametrize("ports", [(0, 10), (10, 65536), (-5, 10)])
+def test_ports_that_cannot_be_are_refused(client: Client, ports: tuple[int, int]) -> None:
+    client.greet()
+    client.send(Prepare(1, [], *ports))
+    assert client.expect(Broken).problem.reference == "protocol-error"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        Start(1, [command("worker:1", "true")]),
+        Start(2, [command("worker:0", "true")]),
+        Start(1, [command("worker:0", "true"), command("worker:0", "true")]),
+    ],
+    ids=["another task", "another attempt", "twice"],
+)
+def test_only_what_was_prepared_is_started(client: Client, start: Start) -> None:
+    client.greet()
+    client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
+    client.expect(Prepared)
+    client.send(start)
+    assert client.expect(Broken).problem.message.startswith("the agent was sent Start of what was not prepared")
+    client.read_to_the_end()
+    assert client.received(Started) == []
+
+
+def test_endless_garbage_is_answered_once(client: Client) -> None:
+    """With an answer to each piece, an agent whose controller is broken would grow without bound."""
+    agent = psutil.Process(client.greet().pid)
+    with contextlib.suppress(BrokenPipeError):
+        for _ in range(200):
+            client.send_raw(b"\n" * 65536)
+            with contextlib.suppress(psutil.Error):
+                assert agent.memory_info().rss < RSS_LIMIT
+    assert client.expect(Broken).problem.reference == "protocol-error"
+    client.read_to_the_end()
+    assert client.received(Broken) == []
+    assert client.wait() == 1
+
+
+# --- before the start ---
+
+
+@linux
+def test_everything_that_stands_in_the_way_is_told_at_once(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "null.py").write_bytes(b"x = 1\0")
+    client.greet()
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        programs = [
+            ("script", "missing.py"),
+            ("script", "wrong.py"),
+            ("command", "./plain"),
+            ("command", "distlaunch-no-such-command"),
+            ("command", "./absent"),
+            ("script", "folder"),
+            ("script", "null.py"),
+            ("script", "nul\0in its name.py"),
+            ("module", "worker_entry.demo.train"),
+        ]
+        tasks = [
+            TaskRequest(f"worker:{index}", Program(*program), port if index == 0 else 0)
+            for index, program in enumerate(programs)
+        ]
+        client.send(Prepare(1, tasks, PORTS[0], PORTS[0]))
+        problems = client.expect(Refused).problems
+    told = {(problem.task, problem.reference, problem.message) for problem in problems}
+    name = Path("/proc/self/comm").read_text().strip()
+    assert told >= {
+        ("worker:0", "no-program", f"cannot read the script {tmp_path}/missing.py: No such file or directory"),
+        ("worker:1", "syntax-error", f"{tmp_path}/wrong.py:2: invalid syntax"),
+        ("worker:2", "not-executable", f"{tmp_path}/./plain is not executable"),
+        ("worker:3", "no-program", "no program 'distlaunch-no-such-command' on PATH"),
+        ("worker:4", "no-program", f"there is no program {tmp_path}/./absent"),
+        ("worker:5", "no-program", f"{tmp_path}/folder is a folder without a __main__.py"),
+        ("worker:0", "port-taken", f"port {port} is held by pid {os.getpid()} ({name})"),
+        ("worker:2", "no-free-port", f"no free port is left in {PORTS[0]}-{PORTS[0]}"),
+    }
+    assert {"worker:6", "worker:7"} <= {problem.task for problem in problems}
+    client.send(Goodbye())
+    client.read_to_the_end()
+    assert client.received(Started) == []
+    assert client.wait() == 0
+
+
+def test_a_missing_working_directory_is_told(client: Client, tmp_path: Path) -> None:
+    client.cwd = tmp_path / "gone"
+    client.greet()
+    client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], *PORTS))
+    [problem] = client.expect(Refused).problems
+    assert problem == Problem(
+        "no-working-directory", f"the working directory {tmp_path}/gone does not exist", "", "worker:0"
+    )
+
+
+def test_a_refused_attempt_holds_no_port_and_a_better_one_can_follow(client: Client) -> None:
+    client.greet()
+    wrong = TaskRequest("worker:0", Program("command", "distlaunch-no-such-command"))
+    client.send(Prepare(1, [wrong], PORTS[0], PORTS[0]))
+    client.expect(Refused)
+    with socket.socket() as probe:
+        probe.bind(("", PORTS[0]))
+    client.send(Prepare(1, [TaskRequest("worker:0", Program("command", "true"))], PORTS[0], PORTS[0]))
+    assert client.expect(Prepared) == Prepared(1, {"worker:0": PORTS[0]})
+    client.send(Start(1, [command("worker:0", "true")]))
+    assert client.expect(Exited).exit == TaskExit(code=0)
+
+
+def test_what_is_fine_is_not_refused(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "warns.py").write_text("x = '\\d'  # a SyntaxWarning\n")
+    (tmp_path / "deep.py").write_text("x = " + "-" * 100_000 + "1\n")  # too deep perhaps, but that is for Python to say
+    (tmp_path / "latin.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
+    subprocess.run(
+        [sys.executable, "-m", "zipapp", "package", "-o", "app.pyz", "-p", "/usr/bin/env python3"],
+        cwd=tmp_path,
+        check=True,
+    )
+    client.greet()
+    scripts = ["warns.py", "deep.py", "latin.py", "package", "app.pyz"]
+    tasks = [TaskRequest(f"worker:{index}", Program("script", target)) for index, target in enumerate(scripts)]
+    client.send(Prepare(1, tasks, *PORTS))
+    assert set(client.expect(Prepared).ports) == {f"worker:{index}" for index in range(5)}
+    assert client.close() == ""  # no warning of the user's program in the agent's own errors
+
+
+# --- a task's life ---
+
+
+def test_a_task_starts_opens_its_port_and_ends(client: Client) -> None:
+    client.greet()
+    client.send(Prepare(1, [TaskRequest("worker:0", Program("script", SERVE))], *PORTS))
+    port = client.expect(Prepared).ports["worker:0"]
+    before = time.time()
+    client.send(Start(1, [script("worker:0", SERVE, str(port))]))
+    started = client.expect(Started)
+    listening = client.expect(Listening)
+    assert before <= started.time <= listening.time <= time.time()
+    assert psutil.Process(started.pid).ppid() != client.process.pid
+    client.send(Stop(10.0))
+    ended = client.expect(Exited)
+    assert (ended.task, ended.exit, ended.crash) == ("worker:0", TaskExit(signal=signal.SIGTERM), None)
+    assert ended.time >= listening.time
+    assert client.expect(Empty) == Empty(1, 0, 0)
+
+
+def test_no_port_is_called_open_before_the_task_has_opened_it(client: Client) -> None:
+    client.greet()
+    tasks = [command("worker:0", "sleep", "600"), command("worker:1", sys.executable, SERVE)]
+    client.send(Prepare(1, [TaskRequest(task.task, task.program) for task in tasks], *PORTS))
+    port = client.expect(Prepared).ports["worker:1"]
+    client.send(Start(1, [tasks[0], command("worker:1", sys.executable, SERVE, str(port))]))
+    assert client.expect(Listening).task == "worker:1"  # and the other has been looked at as often
+    assert client.received(Listening) == []
+
+
+def test_the_moment_of_an_end_is_told_when_it_happens(client: Client) -> None:
+    client.greet()
+    client.start(command("worker:0", "sh", "-c", "exit 7"), command("worker:1", "sleep", "600"))
+    ended = client.expect(Exited, timeout_s=5.0)
+    assert (ended.task, ended.exit) == ("worker:0", TaskExit(code=7))
+    assert abs(time.time() - ended.time) < 1.0
+
+
+def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
+    client.greet()
+    before = time.time()
+    client.start(script("worker:0", RAISE))
+    ended = client.expect(Exited)
+    assert ended.exit == TaskExit(code=1)
+    assert ended.crash is not None
+    assert before <= ended.crash.time <= ended.time
+    assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5)
+
+
+def test_a_crash_record_that_is_none_of_ours_is_ignored(client: Client, tmp_path: Path) -> None:
+    texts = ["", "nonsense", "[1]", "{}", '{"time": true}', "[" * 100_000, '{"time": 1e400}', '{"a": "\\ud800"}']
+    client.greet()
+    folder = client.directory / "attempt-1"
+    for index, text in enumerate(texts):
+        (tmp_path / f"record-{index}").write_text(text)
+    client.start(
+        *(
+            command(f"worker:{index}", "cp", f"record-{index}", str(folder / f"worker-{index}.crash.json"))
+            for index in range(len(texts))
+        )
+    )
+    for _ in texts:
+        ended = client.expect(Exited)
+        assert (ended.exit, ended.crash) == (TaskExit(code=0), None)
+    assert [(folder / f"worker-{index}.crash.json").read_text() for index in range(len(texts))] == texts
+
+
+def test_attempts_follow_each_other_each_with_its_own_files(client: Client) -> None:
+    client.greet()
+    for attempt in (1, 2, 3):
+        client.start(command("worker:0", "sh", "-c", f"echo {attempt}; exit {attempt}"), attempt=attempt)
+        assert client.expect(Exited).exit == TaskExit(code=attempt)
+        client.send(Stop(1.0))
+        assert client.expect(Empty).attempt == attempt
+    for attempt in (1, 2, 3):
+        assert (client.directory / f"attempt-{attempt}" / "worker-0.log").read_text() == f"{attempt}\n"
+
+
+def test_an_end_is_told_before_the_attempt_is_called_empty(client: Client) -> None:
+    client.greet()
+    for attempt in range(1, 6):
+        client.start(*(command(f"worker:{index}", "sleep", "600") for index in range(8)), attempt=attempt)
+        client.send(Stop(10.0))
+        client.expect(Empty)
+        assert len([client.expect(Exited, 0.0) for _ in range(8)]) == 8
+
+
+def test_goodbye_ends_everything(client: Client) -> None:
+    client.greet()
+    client.start(command("worker:0", "sleep", "600"))
+    client.send(Goodbye(), Start(1, [command("worker:1", "sleep", "600")]))
+    client.expect(Exited)
+    client.expect(Empty)
+    client.read_to_the_end()
+    assert client.received(Started) == []
+    assert client.wait() == 0
+
+
+# --- what a task is given ---
+
+
+@linux
+def test_a_task_gets_no_descriptor_of_the_agents(client: Client) -> None:
+    client.greet(stream_logs=True)
+    client.start(command("worker:1", "sleep", "600"), script("worker:0", LOOK))
+    client.expect(Exited)
+    log = client.directory / "attempt-1" / "worker-0.log"
+    descriptors = json.loads(log.read_text())["descriptors"]
+    assert descriptors == {"0": "/dev/null", "1": str(log), "2": str(log)}
+
+
+def test_a_task_leads_a_session_and_a_group_of_its_own(client: Client) -> None:
+    client.greet()
+    seen = look(client, script("worker:0", LOOK))
+    assert seen["session"] == seen["group"] == seen["pid"]
+
+
+def test_a_task_has_the_working_directory_of_the_run(client: Client, tmp_path: Path) -> None:
+    client.cwd = tmp_path / "here"
+    client.cwd.mkdir()
+    client.greet()
+    shutil.copy(LOOK, client.cwd / "look.py")
+    assert look(client, script("worker:0", "look.py", "a b", "é"))["cwd"] == str(client.cwd)
+
+
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_nothing_of_the_users_is_on_the_command_line_of_a_python_program(
+    client: Client, tmp_path: Path, kind: str
+) -> None:
+    shutil.copy(PROGRAMS / "tree_family.py", tmp_path / "private_name.py")
+    client.greet()
+    target = "private_name.py" if kind == "script" else "private_name"
+    env = {"TOKEN": "confidential-value"}
+    program = Program(kind, target, ["child"])
+    pids = client.start(TaskStart("worker:0", program, env))
+    log = client.directory / "attempt-1" / "worker-0.log"
+
+    def stands() -> None:
+        assert log.read_text().endswith("stands\n")
+
+    eventually(stands)
+    task = psutil.Process(pids["worker:0"])
+    assert task.environ()["TOKEN"] == "confidential-value"
+    order = str(client.directory / "attempt-1" / "worker-0.order.json")
+    assert task.cmdline() == [sys.executable, ENTRY, "task", order]
+    for process in marked(client.mark):
+        assert "private_name" not in " ".join(process.cmdline())
+        assert "confidential-value" not in " ".join(process.cmdline())
+    assert "confidential-value" not in Path(order).read_text()
+
+
+def test_the_environment_is_the_agents_without_what_is_unset_and_with_what_is_set(make: Make) -> None:
+    client = make(env={"TF_CONFIG": "stale", "KEPT": "of the agent", "CHANGED": "of the agent"})
+    client.greet()
+    env = {"CHANGED": "of the task", "EMPTY": "", "ÜMLAUT": "é\udcff"}
+    seen = look(client, script("worker:0", LOOK, env=env, unset=["TF_CONFIG", "NOT_THERE"]))["env"]
+    assert "TF_CONFIG" not in seen
+    assert seen["KEPT"] == "of the agent"
+    assert {name: seen[name] for name in env} == env
+
+
+CLUSTER = json.dumps({"cluster": {"worker": ["10.0.0.1:2222", "gpu-b:2222", "[fe80::1]:2222"], "ps": ["gpu-c:1"]}})
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"http_proxy": "http://proxy:3128"}, "10.0.0.1,fe80::1,gpu-b,gpu-c"),
+        ({"https_proxy": "http://proxy:3128"}, "10.0.0.1,fe80::1,gpu-b,gpu-c"),
+        ({"grpc_proxy": "http://proxy:3128"}, "10.0.0.1,fe80::1,gpu-b,gpu-c"),
+        ({"http_proxy": "http://proxy:3128", "no_proxy": "a,b"}, "a,b,10.0.0.1,fe80::1,gpu-b,gpu-c"),
+        (
+            {"http_proxy": "http://proxy:3128", "no_proxy": "a", "no_grpc_proxy": "c"},
+            "c,10.0.0.1,fe80::1,gpu-b,gpu-c",
+        ),
+        ({"http_proxy": ""}, None),
+        ({}, None),
+    ],
+)
+def test_workers_do_not_speak_to_each_other_through_a_proxy(
+    make: Make, env: dict[str, str], expected: str | None
+) -> None:
+    none = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "no_grpc_proxy"), "")
+    client = make(env={**none, **env})
+    client.greet()
+    seen = look(client, script("worker:0", LOOK, env={"TF_CONFIG": CLUSTER}))["env"]
+    assert (seen.get("no_grpc_proxy") or None) == expected
+
+
+def test_a_task_that_is_alone_is_left_to_its_proxies(make: Make) -> None:
+    client = make(env={"http_proxy": "http://proxy:3128", "no_grpc_proxy": ""})
+    client.greet()
+    assert look(client, script("worker:0", LOOK))["env"]["no_grpc_proxy"] == ""
+
+
+def test_all_files_are_private_whatever_the_umask(client: Client) -> None:
+    client.greet()
+    client.start(script("worker:0", RAISE), command("worker:1", "true"))
+    client.expect(Exited)
+    client.expect(Exited)
+    paths = sorted(client.directory.rglob("*"))
+    assert [path.name for path in paths] == [
+        "attempt-1",
+        "worker-0.crash.json",
+        "worker-0.log",
+        "worker-0.order.json",
+        "worker-1.log",
+    ]
+    for path in paths:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (command("worker:1", "true", env={"BIG": "x" * (4 << 20)}), "too long for this system"),
+        (command("worker:1", "true", "x" * (4 << 20)), "too long for this system"),
+        (command("worker:1", "./no_interpreter"), "has no #! line and is no binary"),
+        (command("worker:1", "./dangling"), "No such file or directory"),
+        (command("worker:1", "true", env={"A": "nul \0"}), "cannot be passed on: embedded null byte"),
+        (command("worker:1", "true", env={"A=B": "x"}), "cannot be passed on: illegal environment variable name"),
+        (command("worker:1", "true", "\ud800"), "cannot be passed on"),
+    ],
+    ids=["environment", "arguments", "no #! line", "#! of nothing", "null", "equals sign", "surrogate"],
+)
+def test_a_task_that_cannot_be_started_is_told_and_the_others_are_ended(
+    client: Client, start: TaskStart, said: str, tmp_path: Path
+) -> None:
+    for name, text in (("no_interpreter", "hello"), ("dangling", "#!/no/such/interpreter\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    client.greet()
+    tasks = [command("worker:0", "sleep", "600"), start]
+    client.send(Prepare(1, [TaskRequest(task.task, task.program) for task in tasks], *PORTS))
+    client.expect(Prepared)
+    client.send(Start(1, tasks))
+    problem = client.expect(Broken).problem
+    assert (problem.reference, problem.task) == ("start-failed", "worker:1")
+    assert said in problem.message
+    assert client.expect(Exited).task == "worker:0"
+    client.expect(Empty)
+    client.read_to_the_end()
+    assert client.wait() == 1
+
+
+# --- logs ---
+
+
+OUTPUTS = {
+    "no line break in 10 MB": ("import sys; sys.stdout.write('x' * 10_000_000)", b"x" * 10_000_000),
+    "any bytes": (
+        "import sys; sys.stdout.buffer.write(bytes(range(256)) * 5_000)",
+        bytes(range(256)) * 5_000,
+    ),
+    "1,000,000 short lines": (
+        "import sys; sys.stdout.writelines(f'{n}\\n' for n in range(1_000_000))",
+        b"".join(b"%d\n" % n for n in range(1_000_000)),
+    ),
+    "both streams in order": (
+        "import os; [os.write(1 + n % 2, b'%d\\n' % n) for n in range(10_000)]",
+        b"".join(b"%d\n" % n for n in range(10_000)),
+    ),
+    "nothing": ("", b""),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_the_bytes_of_a_log_arrive_as_they_are_in_the_file(client: Client, output: str) -> None:
+    code, expected = OUTPUTS[output]
+    agent = psutil.Process(client.greet(stream_logs=True).pid)
+    client.start(command("worker:0", sys.executable, "-c", code))
+    log = client.directory / "attempt-1" / "worker-0.log"
+
+    def is_written() -> None:
+        assert log.stat().st_size == len(expected)
+
+    eventually(is_written)  # though nobody has read yet
+    assert agent.memory_info().rss < RSS_LIMIT
+    client.send(Stop(1.0))
+    client.expect(Empty)
+    assert agent.memory_info().rss < RSS_LIMIT
+    received = bytes(client.logs.get("worker:0", b""))
+    assert hashlib.sha256(received).digest() == hashlib.sha256(expected).digest()
+    assert log.read_bytes() == expected
+
+
+def test_a_controller_that_does_not_read_stops_no_task(client: Client, tmp_path: Path) -> None:
+    client.greet(stream_logs=True)
+    code = "import sys; sys.stdout.write('x' * 5_000_000); sys.stdout.flush(); open('done', 'w')"
+    client.start(command("worker:0", sys.executable, "-c", code))
+
+    def is_done() -> None:
+        assert (tmp_path / "done").exists()
+
+    eventually(is_done)
+
+
+def test_a_controller_that_never_reads_loses_its_lease(client: Client) -> None:
+    """Its task is ended, and so is the agent, though what it had to say was never taken."""
+    client.greet(stream_logs=True, lease_s=1.0)
+    client.start(command("worker:0", sys.executable, "-c", "print('x' * 5_000_000)"))
+    log = client.directory / "attempt-1" / "worker-0.log"
+
+    def is_written() -> None:
+        assert log.stat().st_size == 5_000_001
+
+    eventually(is_written)
+    client.send(Goodbye())
+    client.expect_nothing_left()
+    assert client.wait() == 0
+
+
+def test_a_chatty_task_does_not_keep_the_others_logs_back(client: Client) -> None:
+    client.greet(stream_logs=True)
+    chatty, quiet = (client.directory / "attempt-1" / f"worker-{index}.log" for index in range(2))
+    wait_and_speak = "import os, sys\nwhile os.path.getsize(sys.argv[1]) < 20_000_000: pass\nprint('hello')"
+    client.start(
+        command("worker:0", sys.executable, "-c", "print('x' * 20_000_000)"),
+        command("worker:1", sys.executable, "-c", wait_and_speak, str(chatty)),
+    )
+
+    def has_spoken() -> None:
+        assert quiet.stat().st_size == 6
+
+    eventually(has_spoken)
+    while "worker:1" not in client.logs:
+        assert client.receive(20.0)
+    assert len(client.logs["worker:0"]) < 2_000_000
+
+
+def test_a_log_that_its_program_cuts_does_not_keep_the_agent(client: Client) -> None:
+    """`echo … > /dev/stderr` in a shell script does that, as it would to any file."""
+    client.logs_may_restart = True
+    client.greet(stream_logs=True)
+    client.start(command("worker:0", "sh", "-c", "echo a long line before; echo x > /dev/stderr"))
+    client.expect(Exited)
+    client.send(Stop(1.0))
+    client.expect(Empty)
+    assert client.logs["worker:0"].endswith(b"x\n")
+
+
+def test_no_log_bytes_are_sent_to_a_controller_that_reads_the_files(client: Client) -> None:
+    client.greet(stream_logs=False)
+    client.start(command("worker:0", "echo", "hello"))
+    client.expect(Exited)
+    client.send(Stop(1.0))
+    client.expect(Empty)
+    assert client.logs == {}
+    assert (client.directory / "attempt-1" / "worker-0.log").read_text() == "hello\n"
+
+
+# --- stopping ---
+
+
+def test_a_tree_that_heeds_term_is_gone_long_before_its_grace_is_over(either: Client) -> None:
+    either.greet()
+    either.start_family("child", "grandchild", "stopped")
+    either.send(Stop(60.0))
+    assert either.expect(Exited).exit == TaskExit(signal=signal.SIGTERM)
+    assert either.expect(Empty) == Empty(1, 0, 0)
+
+
+def test_a_tree_that_ignores_term_is_killed_after_the_grace_and_not_before(either: Client) -> None:
+    either.greet()
+    either.start_family("--ignore-term", "child", "grandchild", "stopped")
+    before = time.time()
+    either.send(Stop(0.5))
+    ended = either.expect(Exited)
+    assert ended.exit == TaskExit(signal=signal.SIGKILL)
+    assert ended.time - before >= 0.5
+    assert either.expect(Empty).killed == 5
+
+
+def test_a_second_stop_shortens_the_grace(either: Client) -> None:
+    either.greet()
+    either.start_family("--ignore-term")
+    either.send(Stop(600.0), Stop(0.0))
+    assert either.expect(Exited).exit == TaskExit(signal=signal.SIGKILL)
+    either.expect(Empty)
+
+
+@linux
+def test_what_outlives_its_task_is_ended_and_counted(client: Client, tmp_path: Path) -> None:
+    client.greet()
+    pids = client.start_family("--ignore-term", "--leave", str(tmp_path / "go"), "child", "daemon")
+    (tmp_path / "go").touch()
+    assert client.expect(Exited).exit == TaskExit(code=0)
+    assert {process.pid for process in marked(client.mark)} >= {pids["child"], pids["daemon"]}
+    client.send(Stop(0.0))
+    assert client.expect(Empty) == Empty(1, left_behind=2, killed=2)
+    assert not {process.pid for process in marked(client.mark)} & set(pids.values())
+
+
+@linux
+def test_a_stop_without_tasks_is_answered(client: Client) -> None:
+    client.greet()
+    client.send(Stop(5.0))
+    assert client.expect(Empty) == Empty(0, 0, 0)
+
+
+# --- nobody is left ---
+
+
+def close_stdin(client: Client, _: Ready) -> None:
+    assert client.process.stdin is not None
+    client.process.stdin.close()
+
+
+def terminate_guardian(client: Client, _: Ready) -> None:
+    client.process.terminate()
+
+
+def hang_up_guardian(client: Client, _: Ready) -> None:
+    client.process.send_signal(signal.SIGHUP)
+
+
+def terminate_agent(_: Client, ready: Ready) -> None:
+    os.kill(ready.pid, signal.SIGTERM)
+
+
+def kill_agent(_: Client, ready: Ready) -> None:
+    os.kill(ready.pid, signal.SIGKILL)
+
+
+def kill_guardian(client: Client, _: Ready) -> None:
+    client.process.kill()
+
+
+def kill_both(client: Client, ready: Ready) -> None:
+    client.process.kill()
+    os.kill(ready.pid, signal.SIGKILL)
+
+
+End = Callable[[Client, Ready], None]
+
+ENDS_EVERYWHERE = [close_stdin, terminate_guardian, hang_up_guardian, terminate_agent]
+
+
+@pytest.mark.parametrize("end", ENDS_EVERYWHERE)
+def test_nothing_is_left(either: Client, end: End) -> None:
+    ready = either.greet()
+    either.start_family("child", "grandchild", "stopped")
+    end(either, ready)
+    either.expect_nothing_left()
+    assert either.wait() == 0
+
+
+@linux
+@pytest.mark.parametrize("end", [close_stdin, kill_agent, kill_guardian])
+def test_nothing_is_left_of_a_tree_that_does_not_want_to_end(client: Client, end: End) -> None:
+    ready = client.greet()
+    client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
+    end(client, ready)
+    client.expect_nothing_left()
+    assert client.wait() == {kill_agent: 1, kill_guardian: -signal.SIGKILL}.get(end, 0)
+
+
+def test_nothing_is_left_when_the_controller_goes_before_its_first_word(either: Client) -> None:
+    either.expect_marker()
+    assert either.process.stdin is not None
+    either.process.stdin.close()
+    assert either.wait() == 0
+    either.expect_nothing_left()
+
+
+@linux
+def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
+    """Its children are for the controller, which adopts them."""
+    ready = client.greet()
+    client.start(command("worker:0", "sleep", "600"))
+    kill_both(client, ready)
+    client.expect_nothing_left()
+
+
+def test_silence_for_longer_than_the_lease_ends_everything(either: Client) -> None:
+    either.greet(lease_s=0.5)
+    either.start_family("child", "grandchild")
+    either.expect_nothing_left()
+    assert either.wait() == 0
+
+
+def test_a_beat_keeps_the_lease(client: Client) -> None:
+    client.greet(lease_s=1.0)
+    client.start(command("worker:0", "sleep", "600"))
+    ends = time.monotonic() + 1.8
+    while time.monotonic() < ends:
+        client.send(Beat(time.time()))
+        with contextlib.suppress(AssertionError):
+            client.receive(0.2)
+    assert client.received(Exited) == []
+    assert client.process.poll() is None
+
+
+def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(client: Client) -> None:
+    """The guardian, which still cleans up, does not keep it open."""
+    ready = client.greet()
+    os.kill(client.process.pid, signal.SIGSTOP)
+    try:
+        os.kill(ready.pid, signal.SIGKILL)
+        client.read_to_the_end()
+    finally:
+        os.kill(client.process.pid, signal.SIGCONT)
+    assert client.wait() == 1
+
+
+# --- Python 3.9, the oldest that nodes may have ---
+
+
+def find_python39() -> str | None:
+    python = shutil.which("python3.9")
+    if python is None:
+        return None
+    asked = subprocess.run([python, "-c", "import sys; print(sys.version_info[:2])"], capture_output=True, check=False)
+    return python if asked.stdout == b"(3, 9)\n" else None
+
+
+@pytest.fixture
+def old_client(make: Make) -> Client:
+    python = find_python39()
+    if python is None:
+        pytest.skip("no python3.9 on PATH")
+    return make(python=python)
+
+
+def test_python_39_runs_agent_and_tasks(old_client: Client) -> None:
+    ready = old_client.greet(stream_logs=True)
+    assert ready.python.startswith("3.9.")
+    old_client.start(script("worker:0", RAISE), script("worker:1", LOOK, "3"), command("worker:2", "sleep", "600"))
+    ended = {exited.task: exited for exited in (old_client.expect(Exited), old_client.expect(Exited))}
+    assert ended["worker:1"].exit == TaskExit(code=3)
+    crash = ended["worker:0"].crash
+    assert crash is not None
+    assert (crash.exception, crash.message, crash.file, crash.line) == ("ValueError", "no batch of 32", RAISE, 5)
+    old_client.send(Stop(10.0))
+    assert old_client.expect(Exited).exit == TaskExit(signal=signal.SIGTERM)
+    old_client.expect(Empty)
+    traceback = old_client.logs["worker:0"].decode()
+    assert traceback.endswith("ValueError: no batch of 32\n")
+    assert "worker_entry" not in traceback
+
+
+def test_python_39_refuses_wrong_frames_as_well(old_client: Client) -> None:
+    old_client.greet()
+    old_client.send_raw(b'{"type":"Start","attempt":1,"tasks":5}\n')
+    assert "Start.tasks: expected" in old_client.expect(Broken).problem.message

@@ -1,0 +1,262 @@
+"""Frames: whatever is sent arrives as it was, and whatever is no frame is refused, at a bounded cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import tracemalloc
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_entry.messages import Beat, Exited, Goodbye, Hello, Log, Message, ToAgent, ToController
+from worker_entry.protocol import BODY_LIMIT, FLOAT_LIMIT, HEADER_LIMIT, Decoder, ProtocolError, encode, parse
+
+Frame = tuple[Message, bytes]
+
+TYPES: list[type[Any]] = [*get_args(ToAgent), *(kind for kind in get_args(ToController) if kind is not Beat)]
+
+
+def decode(data: bytes) -> list[Frame]:
+    return list(Decoder().feed(data))
+
+
+def header(kind: str, **fields: object) -> bytes:
+    return json.dumps({"type": kind, **fields}).encode() + b"\n"
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a field's type: strings with every code point there is, lone surrogates included."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Union:
+        return st.none() | values(arguments[0])
+    if origin is list:
+        return st.lists(values(arguments[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(values(str), values(arguments[1]), max_size=3)
+    if dataclasses.is_dataclass(kind):
+        fields = {name: values(hint) for name, hint in get_type_hints(kind).items()}
+        return st.builds(kind, **fields)  # type: ignore[arg-type]
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        str: st.text(st.characters(), max_size=20),
+        int: st.integers(),
+        bool: st.booleans(),
+        float: st.floats(min_value=-FLOAT_LIMIT, max_value=FLOAT_LIMIT, exclude_min=True, exclude_max=True),
+    }
+    return simple[kind]
+
+
+def with_body(message: Message, body: bytes) -> Frame:
+    if isinstance(message, Log):
+        return dataclasses.replace(message, length=len(body)), body
+    return message, b""
+
+
+frames: st.SearchStrategy[Frame] = st.builds(
+    with_body, st.one_of([values(kind) for kind in TYPES]), st.binary(max_size=300)
+)
+
+
+# --- what is sent arrives ---
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
+def test_every_type_of_message_arrives_as_it_was_sent(kind: type[Any]) -> None:
+    @given(values(kind), st.binary(max_size=300))
+    def arrives(message: Message, data: bytes) -> None:
+        sent, body = with_body(message, data)
+        assert decode(encode(sent, body)) == [(sent, body)]
+
+    arrives()
+
+
+@given(st.lists(frames, max_size=5), st.randoms(use_true_random=False), st.integers(1, 400))
+def test_pieces_of_any_size_give_the_same_frames(sent: list[Frame], choose: random.Random, longest: int) -> None:
+    data = b"".join(encode(*frame) for frame in sent)
+    decoder = Decoder()
+    received: list[Frame] = []
+    while data:
+        cut = choose.randint(1, longest)
+        received += decoder.feed(data[:cut])
+        data = data[cut:]
+    assert received == sent
+
+
+@given(frames)
+def test_a_header_is_one_line_of_ascii_whatever_is_in_it(frame: Frame) -> None:
+    message, body = frame
+    data = encode(message, body)
+    line = data[: len(data) - len(body)]
+    assert line.isascii()
+    assert line.index(b"\n") == len(line) - 1
+
+
+def test_bodies_are_raw() -> None:
+    everything = bytes(range(256)) * 2 + b'\n{"type":"Goodbye"}\n'
+    log = Log(1, "worker:0", 0, len(everything))
+    data = encode(log, everything)
+    assert data.endswith(everything)
+    assert decode(data + encode(Goodbye())) == [(log, everything), (Goodbye(), b"")]
+
+
+def test_a_body_of_the_greatest_length_arrives() -> None:
+    log, body = Log(1, "worker:0", 0, BODY_LIMIT), bytes(BODY_LIMIT)
+    assert decode(encode(log, body)) == [(log, body)]
+
+
+def test_a_frame_is_delivered_with_its_last_byte_and_not_before() -> None:
+    decoder = Decoder()
+    data = encode(Log(1, "worker:0", 0, 3), b"abc")
+    for position in range(len(data) - 1):
+        assert list(decoder.feed(data[position : position + 1])) == []
+    assert list(decoder.feed(data[-1:])) == [(Log(1, "worker:0", 0, 3), b"abc")]
+
+
+def test_fields_with_a_default_may_be_missing() -> None:
+    line = header("Exited", task="worker:0", exit={"code": 1}, time=2.5)
+    assert decode(line) == [(parse(Exited, {"task": "worker:0", "exit": {"code": 1}, "time": 2.5}, "Exited"), b"")]
+
+
+# --- what is no frame is refused ---
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"hello\n", r"not a header: b'hello'"),
+        (b"\n", "not a header"),
+        (b"\xff\xfe\x00\n", "not a header"),
+        (b"\xc3\x28\n", "not a header"),
+        (b"[" * 100_000 + b"\n", "not a header"),
+        (b'{"a":' * 100_000 + b"\n", "not a header"),
+        (b"null\n", "without a type"),
+        (b"[]\n", "without a type"),
+        (b"{}\n", "without a type"),
+        (b'{"type":1}\n', "without a type"),
+        (header("Surprise"), "unknown frame type 'Surprise'"),
+        (header("TaskExit", code=1), "unknown frame type 'TaskExit'"),  # a value, no message
+        (header("Stop"), "Stop: field 'grace_s' is missing"),
+        (header("Stop", grace_s=1, force=True), "Stop: unknown field 'force'"),
+        (header("Stop", grace_s="1"), "Stop.grace_s: expected float, got str"),
+        (header("Stop", grace_s=True), "Stop.grace_s: expected float, got bool"),
+        (header("Stop", grace_s=None), "Stop.grace_s: expected float, got NoneType"),
+        (b'{"type":"Stop","grace_s":NaN}\n', "Stop.grace_s: nan is out of range"),
+        (b'{"type":"Stop","grace_s":-Infinity}\n', "Stop.grace_s: -inf is out of range"),
+        (b'{"type":"Stop","grace_s":1e999}\n', "Stop.grace_s: inf is out of range"),
+        (b'{"type":"Stop","grace_s":1' + b"0" * 400 + b"}\n", "Stop.grace_s: 10*[.]* is out of range"),
+        (b'{"type":"Stop","grace_s":1' + b"0" * 5000 + b"}\n", "not a header|is out of range"),
+        (header("Prepared", attempt=True, ports={}), "Prepared.attempt: expected int, got bool"),
+        (header("Prepared", attempt=1.0, ports={}), "Prepared.attempt: expected int, got float"),
+        (header("Prepared", attempt=1, ports={"a": "1"}), r"Prepared.ports\['a'\]: expected int, got str"),
+        (header("Prepared", attempt=1, ports=[]), "Prepared.ports: expected dict.*, got list"),
+        (header("Prepare", attempt=1, tasks={}, first_port=1, last_port=2), "Prepare.tasks: expected .*, got dict"),
+        (header("Start", attempt=1, tasks=[5]), r"Start.tasks\[0\]: expected TaskStart, got int"),
+        (header("Start", attempt=1, tasks=[{"task": "a"}]), r"Start.tasks\[0\]: field 'program' is missing"),
+        (header("Exited", task="a", time=1, exit=[]), "Exited.exit: expected TaskExit, got list"),
+        (header("Exited", task="a", time=1, exit={"code": True}), "Exited.exit.code: expected int, got bool"),
+        (
+            header("Hello", version=1, run_id="", directory="", cwd="", lease_s=1, stream_logs=1),
+            "Hello.stream_logs: expected bool, got int",
+        ),
+        (header("Log", attempt=1, task="a", offset=0, length=-1), "Log.length: -1 is not within"),
+        (header("Log", attempt=1, task="a", offset=0, length=BODY_LIMIT + 1), "Log.length: .* is not within"),
+        (header("Log", attempt=1, task="a", offset=0, length=4 << 30), "Log.length: 4294967296 is not within"),
+    ],
+)
+def test_what_is_no_frame_is_refused_and_named(data: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        decode(data)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_garbage_raises_nothing_but_a_protocol_error(pieces: list[bytes]) -> None:
+    decoder = Decoder()
+    try:
+        for piece in pieces:
+            for _ in decoder.feed(piece):
+                pass
+    except ProtocolError:
+        pass
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.data())
+def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(TYPES))
+    line = json.loads(encode(data.draw(values(kind))))
+    spot = line
+    while True:  # down to some place inside, to put something else there
+        name = data.draw(st.sampled_from(list(spot) if isinstance(spot, dict) else range(len(spot))))
+        if not (isinstance(spot[name], (dict, list)) and spot[name]) or data.draw(st.booleans()):
+            break
+        spot = spot[name]
+    spot[name] = data.draw(json_values)
+    try:
+        received = decode(json.dumps(line).encode() + b"\n")
+    except ProtocolError:
+        return
+    for message, _ in received:  # what was taken is of the right types, or it could not be sent on
+        assert decode(encode(message)) == [(message, b"")]
+
+
+def test_text_in_an_error_is_short_however_long_the_wrong_part_is() -> None:
+    long = "x" * 1_000_000
+    for data in (long.encode() + b"\n", header(long), header("Stop", grace_s=1, **{long: 1})):
+        with pytest.raises(ProtocolError) as caught:
+            decode(data)
+        assert len(str(caught.value)) < 300
+
+
+# --- at a bounded cost ---
+
+
+@pytest.mark.parametrize("piece", [1 << 16, HEADER_LIMIT + (1 << 16)])
+def test_a_header_without_an_end_is_refused_at_the_limit(piece: int) -> None:
+    decoder, fed = Decoder(), 0
+
+    def feed_on() -> None:
+        nonlocal fed
+        while fed <= 2 * HEADER_LIMIT:
+            fed += piece
+            assert list(decoder.feed(b"x" * piece)) == []
+
+    with pytest.raises(ProtocolError, match="a header of more than"):
+        feed_on()
+    assert fed <= HEADER_LIMIT + 2 * piece
+
+
+def test_a_long_header_below_the_limit_arrives() -> None:
+    hello = Hello(1, "x" * (HEADER_LIMIT - 1000), "", "", 1.0, stream_logs=False)
+    assert decode(encode(hello)) == [(hello, b"")]
+
+
+def test_memory_does_not_grow_with_what_has_passed() -> None:
+    data = encode(Log(1, "worker:0", 0, 1 << 16), bytes(1 << 16))
+    decoder = Decoder()
+    tracemalloc.start()
+    try:
+        for _ in range(500):  # 32 MB
+            for start in range(0, len(data), 10_000):
+                for _frame in decoder.feed(data[start : start + 10_000]):
+                    pass
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_header_in_small_pieces_is_searched_once() -> None:
+    """16 MB in pieces of 4 KB: searching it from its beginning each time would be 32 GB."""
+    decoder = Decoder()
+    for _ in range(HEADER_LIMIT // 4096):
+        assert list(decoder.feed(b" " * 4096)) == []
+    with pytest.raises(ProtocolError, match="not a header"):
+        list(decoder.feed(b"\n"))

@@ -1,0 +1,703 @@
+"""The task runner does what plain Python does: both run the same program, and everything they say is compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipapp
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import worker_entry
+from tests.apart import linux
+from tests.conftest import PROGRAMS
+from worker_entry.messages import CrashRecord
+from worker_entry.protocol import parse
+from worker_entry.task import MESSAGE_LIMIT
+
+ENTRY = str(Path(worker_entry.__file__).parent)
+BY_PATH = [ENTRY, "run"]
+AS_MODULE = ["-m", "worker_entry", "run"]
+TASK_RAISE = str(PROGRAMS / "task_raise.py")
+
+WAYS = {
+    "a script": ["program.py"],
+    "a script with ./": ["./program.py"],
+    "a script by its full path": ["{here}/program.py"],
+    "a script in a folder": ["folder/program.py"],
+    "a script by a detour": ["folder/../program.py"],
+    "a symbolic link to a script": ["link.py"],
+    "a module": ["-m", "program"],
+    "a module of a package": ["-m", "package.program"],
+    "a package": ["-m", "package"],
+    "a folder": ["directory"],
+    "a folder with ./": ["./directory/"],
+    "a zip file": ["program.pyz"],
+}
+python_311 = pytest.mark.skipif(sys.version_info < (3, 11), reason="since Python 3.11")
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(
+    cwd: Path,
+    arguments: Sequence[str],
+    *,
+    env: dict[str, str] | None = None,
+    together: bool = False,
+    preexec: Callable[[], object] | None = None,
+) -> Ended:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if together else subprocess.PIPE,
+        timeout=60,
+        preexec_fn=preexec,
+        check=False,
+    )
+
+    def text(data: bytes) -> str:
+        return re.sub(r"0x[0-9a-f]{6,}|\bpid=\d+", "…", data.decode(errors="backslashreplace"))
+
+    return Ended(done.returncode, text(done.stdout), text(done.stderr or b""))
+
+
+def write(folder: Path, source: str | bytes) -> None:
+    """Writes the program so that it can be run in every way."""
+    data = source if isinstance(source, bytes) else textwrap.dedent(source).encode()
+    (folder / "folder").mkdir()
+    for package in ("package", "directory"):
+        (folder / package).mkdir()
+    (folder / "package" / "__init__.py").write_text("'''A package.'''\n")
+    for path in ("program.py", "folder/program.py", "package/program.py", "package/__main__.py"):
+        (folder / path).write_bytes(data)
+    (folder / "directory" / "__main__.py").write_bytes(data)
+    (folder / "link.py").symlink_to("folder/program.py")
+    zipapp.create_archive(folder / "directory", folder / "program.pyz", "/usr/bin/env python3")
+
+
+def compare(
+    folder: Path, arguments: Sequence[str], runner: Sequence[str] = BY_PATH, **options: Any
+) -> tuple[Ended, Ended]:
+    """How plain Python ends, and how the task runner does, with the same arguments."""
+    arguments = [argument.replace("{here}", str(folder)) for argument in arguments]
+    return run(folder, arguments, **options), run(folder, [*runner, *arguments], **options)
+
+
+# --- the same as plain Python ---
+#
+# In the messages of an object's address and the like the numbers are left out; nothing else is.
+
+IDENTITY = """
+    '''What a program can know of itself.'''
+    import sys, os
+    spec = __spec__ and (__spec__.name, __spec__.origin, __spec__.parent)
+    print(__name__, __file__, __doc__, __package__, spec, __cached__, type(__loader__))
+    print(sys.argv)
+    print(sys.path)
+    print(os.getcwd())
+    print(sorted(globals()))
+    import __main__
+    print(__main__.__dict__ is globals(), sys.modules["__main__"] is __main__, vars(__main__) is globals())
+    def f(x: int) -> None: ...
+    print(f.__annotations__, f.__module__, f.__code__.co_filename, f)
+    if __name__ == "__main__":
+        print("I am the main program")
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_knows_of_itself_what_it_would_know_under_plain_python(tmp_path: Path, way: str) -> None:
+    write(tmp_path, IDENTITY)
+    arguments = [*WAYS[way], "a", "b c", "-m", "--help", "é"]
+    plain, ours = compare(tmp_path, arguments)
+    assert ours == plain
+    assert "I am the main program" in plain.stdout
+    if way in ("a script", "a module", "a folder"):
+        assert compare(tmp_path, arguments, AS_MODULE)[1] == plain
+
+
+@python_311
+@pytest.mark.parametrize("runner", [BY_PATH, AS_MODULE], ids=["by its path", "as a module"])
+@pytest.mark.parametrize("way", ["a script", "a folder", "a zip file"])
+def test_a_safe_path_is_as_safe(tmp_path: Path, way: str, runner: list[str]) -> None:
+    write(tmp_path, IDENTITY)
+    plain, ours = compare(tmp_path, WAYS[way], runner, env={"PYTHONSAFEPATH": "1"})
+    assert ours == plain
+    assert "I am the main program" in plain.stdout
+
+
+@python_311
+def test_a_safe_path_does_not_find_a_module_in_the_working_directory(tmp_path: Path) -> None:
+    write(tmp_path, IDENTITY)
+    plain, ours = compare(tmp_path, WAYS["a module"], env={"PYTHONSAFEPATH": "1"})
+    assert ours == plain
+    assert plain.status == 1
+
+
+PROGRAMS_TO_COMPARE = {
+    "exit None": "import sys; sys.exit(None)",
+    "exit without a word": "import sys; sys.exit()",
+    "exit 0": "import sys; sys.exit(0)",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit 256": "import sys; sys.exit(256)",
+    "exit 257": "import sys; sys.exit(257)",
+    "exit -1": "import sys; sys.exit(-1)",
+    "exit True": "import sys; sys.exit(True)",
+    "exit False": "import sys; sys.exit(False)",
+    "exit text": "import sys; sys.exit('no data in ./here, é')",
+    "exit empty text": "import sys; sys.exit('')",
+    "exit float": "import sys; sys.exit(0.0)",
+    "exit object": """
+        import sys
+        class Reason:
+            def __str__(self): return "a reason"
+        sys.exit(Reason())
+    """,
+    "raise SystemExit with two": "raise SystemExit(1, 2)",
+    "exit of the system at once": "import os; print('gone', flush=True); os._exit(5)",
+    "quit": "quit(4)",
+    "exception": """
+        def f(x):
+            return 1 / x
+        print("before")
+        f(0)
+    """,
+    "exception from": """
+        def f():
+            try:
+                {}["a"]
+            except KeyError as error:
+                raise RuntimeError("no a") from error
+        f()
+    """,
+    "exception during another": """
+        try:
+            {}["a"]
+        except KeyError:
+            int("b")
+    """,
+    "exception from None": """
+        try:
+            {}["a"]
+        except KeyError:
+            raise ValueError("b") from None
+    """,
+    "exception group": """
+        def f(): raise TypeError("inner")
+        try:
+            f()
+        except TypeError as error:
+            raise ExceptionGroup("several", [error, ValueError(2), ExceptionGroup("more", [OSError(1, "x")])])
+    """,
+    "exception with notes": """
+        error = ValueError("x")
+        error.add_note("a note")
+        raise error
+    """,
+    "exception without text": """
+        class Broken(Exception):
+            def __str__(self): raise RuntimeError("no text")
+        raise Broken
+    """,
+    "exception with surrogates": "raise ValueError('caf\\udce9 \\ud800')",
+    "exception of a nested class": """
+        class A:
+            class B(Exception): pass
+        raise A.B(1, 2)
+    """,
+    "exception in a library": "import json\njson.loads('{')",
+    "exception in an imported module": """
+        import pathlib, sys
+        pathlib.Path("other.py").write_text("def g():\\n    raise ValueError('of other')\\n")
+        import other
+        other.g()
+    """,
+    "syntax error in an imported module": """
+        import pathlib, sys
+        pathlib.Path("wrong.py").write_text("x = 1\\ndef f(:\\n    pass\\n")
+        import wrong
+    """,
+    "syntax error": "x = 1\ndef f(:\n    pass\n",
+    "indentation error": "def f():\nreturn 1\n",
+    "relative import": "from . import other",
+    "keyboard interrupt": "print('before'); raise KeyboardInterrupt",
+    "interrupted by a signal": """
+        import atexit, signal
+        atexit.register(print, "at exit")
+        def f(): signal.raise_signal(signal.SIGINT)
+        f()
+    """,
+    "interrupted, with threads": """
+        import threading, time
+        def late():
+            time.sleep(0.2)
+            print("late")
+        threading.Thread(target=late).start()
+        raise KeyboardInterrupt
+    """,
+    "interrupt caught": """
+        import signal
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise SystemExit(9)
+    """,
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
+    "handlers of signals": """
+        import signal
+        print([signal.getsignal(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")])
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """,
+    "at exit, in reverse": """
+        import atexit
+        atexit.register(print, "first registered")
+        atexit.register(print, "second registered")
+        print("main")
+    """,
+    "at exit, after an exception": "import atexit; atexit.register(print, 'at exit'); 1 / 0",
+    "exception at exit": """
+        import atexit
+        def fail(): raise ValueError("at exit")
+        atexit.register(fail)
+    """,
+    "exit at exit": """
+        import atexit, sys
+        atexit.register(sys.exit, 7)
+    """,
+    "a thread that outlives main": """
+        import threading, time
+        def late():
+            time.sleep(0.2)
+            print("late")
+        threading.Thread(target=late).start()
+        print("main ends")
+    """,
+    "exception in a thread": """
+        import threading
+        def fail(): raise ValueError("in a thread")
+        thread = threading.Thread(target=fail, name="T")
+        thread.start()
+        thread.join()
+    """,
+    "the end of objects": """
+        class A:
+            def __del__(self): print("gone")
+        a = A()
+    """,
+    "multiprocessing": """
+        import multiprocessing
+        class Result:
+            def __init__(self, value): self.value = value
+        def work(value): return Result(value * 2)
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print([result.value for result in pool.map(work, [1, 2])])
+        else:
+            print("imported as", __name__, flush=True)
+    """,
+    "forked": """
+        import os, sys
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(3)
+        print(os.waitpid(pid, 0)[1])
+    """,
+    "forked, and the child fails": """
+        import os, sys
+        pid = os.fork()
+        if pid == 0:
+            raise ValueError("of the child")
+        print(os.waitpid(pid, 0)[1])
+    """,
+    "pickle": """
+        import pickle
+        class A:
+            def __eq__(self, other): return type(other) is A
+        data = pickle.dumps(A())
+        print(data, pickle.loads(data) == A())
+    """,
+    "dataclass": """
+        import dataclasses, typing
+        @dataclasses.dataclass
+        class A:
+            x: "int" = 1
+            b: typing.Optional["A"] = None
+        print(A(), typing.get_type_hints(A))
+    """,
+    "annotations": """
+        print(__annotations__)
+        x: int = 1
+        print(__annotations__)
+    """ if sys.version_info < (3, 14) else "x: int = 1",
+    "source": """
+        import inspect
+        def f():
+            '''What f does.'''
+            return 1
+        print(inspect.getsource(f), inspect.getsourcefile(f), inspect.getmodule(f))
+    """,
+    "doctest": """
+        '''
+        >>> 1 + 1
+        3
+        '''
+        import doctest
+        print(doctest.testmod())
+    """,
+    "data of the package": """
+        import pkgutil
+        print(pkgutil.get_data("__main__", "program.py")[:20])
+    """,
+    "deprecation warning": """
+        import warnings
+        warnings.warn("old", DeprecationWarning)
+    """,
+    "syntax warning": "print('\\d', 1 is 1)",
+    "hook for exceptions": """
+        import sys
+        def hook(kind, error, trace): print("hooked", kind, error, trace.tb_lineno, trace.tb_frame.f_code.co_name)
+        sys.excepthook = hook
+        1 / 0
+    """,
+    "hook that exits": """
+        import sys
+        sys.excepthook = lambda *_: sys.exit(12)
+        1 / 0
+    """,
+    "closed output": """
+        import sys
+        sys.stdout.close()
+        1 / 0
+    """,
+    "input at the end": "input()",
+    "a byte order mark": b"\xef\xbb\xbfprint('caf\xc3\xa9')\n",
+    "an encoding": "# -*- coding: latin-1 -*-\nprint(ascii('é'))\n".encode("latin-1"),
+    "line ends of Windows": b"x = '''a\r\nb'''\r\nprint(repr(x))\r\n",
+    "no line end": b"print(1)",
+    "no program": b"",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS_TO_COMPARE)
+def test_a_script_says_and_ends_as_under_plain_python(tmp_path: Path, name: str) -> None:
+    source = PROGRAMS_TO_COMPARE[name]
+    write(tmp_path, source)
+    plain, ours = compare(tmp_path, ["program.py"])
+    assert ours == plain
+
+
+@pytest.mark.parametrize("name", ["exit 3", "exit text", "exception", "syntax error", "keyboard interrupt"])
+@pytest.mark.parametrize("way", ["a module", "a package", "a folder", "a symbolic link to a script"])
+def test_a_program_ends_alike_in_every_way_it_can_be_run(tmp_path: Path, name: str, way: str) -> None:
+    write(tmp_path, PROGRAMS_TO_COMPARE[name])
+    plain, ours = compare(tmp_path, WAYS[way])
+    assert ours == plain
+
+
+@pytest.mark.parametrize("name", ["exception", "exit text", "at exit, after an exception", "keyboard interrupt"])
+def test_both_streams_have_the_same_order_in_one_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path, PROGRAMS_TO_COMPARE[name])
+    plain, ours = compare(tmp_path, ["program.py"], together=True)
+    assert ours == plain
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["absent.py"], ["folder"], ["-m", "absent"], ["-m", "absent.deeper"], ["-m", "folder"], ["-m", "program.deeper"]],
+    ids=" ".join,
+)
+def test_a_missing_program_is_told_as_plain_python_tells_it(tmp_path: Path, arguments: list[str]) -> None:
+    write(tmp_path, "print('never')")
+    plain, ours = compare(tmp_path, arguments)
+    assert ours == plain
+    assert plain.status != 0
+
+
+def test_processes_of_a_module_find_their_main_program(tmp_path: Path) -> None:
+    write(tmp_path, PROGRAMS_TO_COMPARE["multiprocessing"])
+    plain, ours = compare(tmp_path, WAYS["a module"])
+    assert ours == plain
+    assert "[2, 4]" in plain.stdout
+
+
+# --- what differs, and has to ---
+
+
+def test_the_interpreter_knows_that_it_was_not_started_by_hand(tmp_path: Path) -> None:
+    write(tmp_path, "import faulthandler, sys; print(sys.orig_argv[1:], faulthandler.is_enabled())")
+    plain, ours = compare(tmp_path, ["program.py", "a"])
+    assert plain.stdout == "['program.py', 'a'] False\n"
+    assert ours.stdout == f"['{ENTRY}', 'run', 'program.py', 'a'] True\n"
+
+
+def test_what_is_imported_already_is_only_of_the_standard_library_and_ours(tmp_path: Path) -> None:
+    """A program's own `json.py`, say, is then not imported: as if another module had imported the library's."""
+    write(tmp_path, "import sys; print(*sys.modules)")
+    plain, ours = compare(tmp_path, ["program.py"])
+    more = {name.partition(".")[0] for name in set(ours.stdout.split()) - set(plain.stdout.split())}
+    assert more - sys.stdlib_module_names == {"worker_entry"}
+    assert not more & {"multiprocessing", "concurrent", "asyncio", "logging", "subprocess", "socket", "selectors"}
+
+
+def test_the_stack_is_a_few_frames_less_deep(tmp_path: Path) -> None:
+    source = """
+        def depth(n):
+            try:
+                return depth(n + 1)
+            except RecursionError:
+                return n
+        print(depth(0))
+    """
+    write(tmp_path, source)
+    plain, ours = compare(tmp_path, ["program.py"])
+    assert 0 < int(plain.stdout) - int(ours.stdout) < 12
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (b"x = 1\nprint('\xe9')\n", "codec can't decode byte 0xe9"),
+        (b"# coding: klingon\nprint(1)\n", "unknown encoding: klingon"),
+    ],
+    ids=["not UTF-8", "an unknown encoding"],
+)
+def test_a_source_that_cannot_be_decoded_is_told_in_other_words(tmp_path: Path, source: bytes, said: str) -> None:
+    write(tmp_path, source)
+    plain, ours = compare(tmp_path, ["program.py"])
+    assert plain.status == ours.status == 1
+    assert "SyntaxError: " in plain.stderr
+    assert re.search(f"SyntaxError: .*{said}", ours.stderr)
+    assert "worker_entry" not in ours.stderr
+
+
+@linux
+def test_a_fault_shows_where_it_happened(tmp_path: Path) -> None:
+    source = """
+        import ctypes
+        def crash():
+            ctypes.string_at(0)
+        crash()
+    """
+    write(tmp_path, source)
+    ours = run(tmp_path, [*BY_PATH, "program.py"], preexec=no_core)
+    assert ours.status == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in ours.stderr
+    assert f'File "{tmp_path}/program.py", line 4 in crash' in ours.stderr
+
+
+def no_core() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+# --- crash records ---
+
+
+@dataclass(frozen=True)
+class Task:
+    """Runs programs as an agent does, by an order in a file."""
+
+    folder: Path
+
+    @property
+    def crash_file(self) -> Path:
+        return self.folder / "crash.json"
+
+    def run(self, source: str | bytes, *, kind: str = "script", target: str = "program.py", **options: Any) -> Ended:
+        if not (self.folder / "program.py").exists():
+            write(self.folder, source)
+        order = {
+            "program": {"kind": kind, "target": target, "args": []},
+            "crash_file": str(options.pop("crash_file", self.crash_file)),
+            "mend_keras": False,
+        }
+        (self.folder / "order.json").write_text(json.dumps(order))
+        return run(self.folder, [ENTRY, "task", "order.json"], **options)
+
+    def crash(self, source: str | bytes, **options: Any) -> CrashRecord:
+        """The crash record of a program that has to fail."""
+        before = time.time()
+        assert self.run(source, **options).status != 0
+        record: CrashRecord = parse(CrashRecord, json.loads(self.crash_file.read_text()), "crash record")
+        assert before <= record.time <= time.time()
+        record.message.encode()  # can be written into any file
+        return record
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    return Task(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "exception", "message", "line"),
+    [
+        ("x = 1\nraise ValueError('no batch')", "ValueError", "no batch", 2),
+        ("def f():\n    {}['a']\nf()", "KeyError", "'a'", 2),
+        ("class A:\n    class B(Exception): pass\nraise A.B('x')", "A.B", "x", 3),
+        (
+            "try:\n    1 / 0\nexcept Exception as e:\n    raise RuntimeError('gone') from e",
+            "RuntimeError",
+            "gone",
+            4,
+        ),
+        ("assert False", "AssertionError", "", 1),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", "", 1),
+        ("import sys\nsys.exit(3)", "SystemExit", "sys.exit(3)", 2),
+        ("import sys\nsys.exit(256 + 3)", "SystemExit", "sys.exit(259)", 2),
+        ("import sys\nsys.exit('no data')", "SystemExit", "sys.exit('no data')", 2),
+        ("raise ValueError('caf\\udce9')", "ValueError", "caf\\udce9", 1),
+        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E", "<exception str() failed>", 3),
+        ("class R:\n    def __repr__(self): 1 / 0\nraise SystemExit(R())", "SystemExit", "<exception str() failed>", 3),
+        ("raise ValueError('x' * 10_000_000)", "ValueError", "x" * MESSAGE_LIMIT, 1),
+        ("import json\njson.loads('{')", "JSONDecodeError", "Expecting property name", 2),
+        ("import importlib\nimportlib.import_module('absent')", "ModuleNotFoundError", "No module named 'absent'", 2),
+        ("exec('1 / 0')", "ZeroDivisionError", "division by zero", 1),
+        ("import ast\nast.parse('f(')", "SyntaxError", "was never closed", 2),
+        ("x = 1\ny = (\n", "SyntaxError", "was never closed", 2),
+    ],
+)
+def test_a_crash_record_has_exception_message_and_the_users_line(
+    task: Task, source: str, exception: str, message: str, line: int
+) -> None:
+    record = task.crash(source)
+    assert record.exception == exception
+    assert message in record.message
+    assert len(record.message) <= MESSAGE_LIMIT
+    assert (record.file, record.line) == (str(task.folder / "program.py"), line)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "file"),
+    [
+        ("script", "folder/program.py", "folder/program.py"),
+        ("script", "link.py", "link.py"),
+        ("script", "directory", "directory/__main__.py"),
+        ("module", "program", "program.py"),
+        ("module", "package", "package/__main__.py"),
+    ],
+)
+def test_the_users_line_is_found_in_every_way_a_program_can_be_run(
+    task: Task, kind: str, target: str, file: str
+) -> None:
+    record = task.crash("import json\n\njson.loads('{')", kind=kind, target=target)
+    assert (record.file, record.line) == (str(task.folder / file), 3)
+
+
+def test_the_users_line_is_the_innermost_and_never_an_installed_packages(task: Task) -> None:
+    """Also of a package that calls back into the user's code, as Keras does."""
+    packages = task.folder / "lib" / "python3" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "framework.py").write_text("def call(f):\n    f()\n    raise ValueError\n")
+    source = f"""if True:
+        import sys
+        sys.path.append({str(packages)!r})
+        import framework
+        def inner(): framework.call(lambda: None)
+        def outer(): framework.call(inner)
+        outer()
+    """
+    record = task.crash(source)
+    assert (record.file, record.line) == (str(task.folder / "program.py"), 5)
+
+
+def test_the_line_of_a_syntax_error_is_that_of_the_imported_module(task: Task) -> None:
+    (task.folder / "wrong.py").write_text("x = 1\nf(:\n")
+    record = task.crash("import wrong")
+    assert (record.exception, record.file, record.line) == ("SyntaxError", str(task.folder / "wrong.py"), 2)
+
+
+def test_the_moment_is_that_of_the_raise_and_not_of_the_end(task: Task) -> None:
+    record = task.crash("import atexit, time\natexit.register(time.sleep, 0.5)\n1 / 0")
+    assert time.time() - record.time >= 0.5
+
+
+@pytest.mark.parametrize(
+    "source", ["pass", "import sys; sys.exit()", "import sys; sys.exit(0)", "import sys; sys.exit(256)"]
+)
+def test_a_success_leaves_no_crash_record(task: Task, source: str) -> None:
+    assert task.run(source).status == 0
+    assert not task.crash_file.exists()
+
+
+def test_a_forked_child_that_fails_leaves_no_crash_record_for_its_parent(task: Task) -> None:
+    assert task.run(PROGRAMS_TO_COMPARE["forked, and the child fails"]).status == 0
+    assert not task.crash_file.exists()
+
+
+def test_a_crash_record_is_private(task: Task) -> None:
+    task.crash("1 / 0", preexec=lambda: os.umask(0))
+    assert task.crash_file.stat().st_mode & 0o777 == 0o600
+    assert not list(task.folder.glob("crash.json.*"))  # nothing half-written
+
+
+@pytest.mark.parametrize("crash_file", ["no/such/folder/crash.json", "folder"])
+def test_a_crash_record_that_cannot_be_written_does_not_hide_the_error(task: Task, crash_file: str) -> None:
+    ended = task.run("1 / 0", crash_file=crash_file)
+    assert ended.status == 1
+    assert "distlaunch: could not write the crash record: " in ended.stderr
+    assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert ended.stderr.count("Traceback") == 1
+    assert "worker_entry" not in ended.stderr
+    assert not list(task.folder.glob("folder.*"))
+
+
+@linux
+def test_a_full_disk_does_not_change_how_the_program_ends(task: Task) -> None:
+    def full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    ended = task.run("1 / 0", preexec=full_disk)
+    assert ended.status == 1
+    assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert ended.stderr.count("Traceback") == 1
+    assert not task.crash_file.exists()
+
+
+# --- by hand ---
+
+
+@pytest.mark.parametrize("runner", [BY_PATH, AS_MODULE], ids=["by its path", "as a module"])
+def test_a_task_can_be_run_by_hand(tmp_path: Path, runner: list[str]) -> None:
+    shutil.copy(TASK_RAISE, tmp_path / "train.py")
+    for arguments in (
+        ["train.py"],
+        ["-m", "train"],
+        ["--no-keras-mend", "train.py"],
+        ["--no-keras-mend", "-m", "train"],
+    ):
+        ended = run(tmp_path, [*runner, *arguments])
+        assert ended.status == 1
+        assert ended.stdout == "about to fail\n"
+        assert ended.stderr.endswith("ValueError: no batch of 32\n")
+    assert not list(tmp_path.glob("*.json"))  # a crash record is the agent's business
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-m"], ["run", "--no-keras-mend"], ["dance"]], ids=" ".join)
+def test_wrong_usage_shows_the_right_one(tmp_path: Path, arguments: list[str]) -> None:
+    ended = run(tmp_path, ["-m", "worker_entry", *arguments])
+    assert ended.status == 1
+    assert ended.stderr.startswith("usage: python -m worker_entry ")
+    assert ended.stderr.count("\n") == 1

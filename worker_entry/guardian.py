@@ -1,0 +1,61 @@
+"""The outer of an agent's two processes, which only waits.
+
+If the agent dies, by SIGKILL even, the guardian kills whatever is left below it. If the guardian dies, the agent is
+told by the kernel and stops everything itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+
+from worker_entry import kernel, processes
+from worker_entry.agent import Agent
+from worker_entry.messages import TaskExit
+
+
+def main() -> int:
+    """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 1 if it died."""
+    kernel.become_subreaper()
+    guardian = os.getpid()
+    child = os.fork()
+    if child == 0:
+        kernel.die_with_parent(signal.SIGTERM, guardian)
+        kernel.become_subreaper()
+        status = 1
+        try:
+            status = Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+        except BaseException:  # noqa: BLE001 - _exit would swallow it
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    return _guard(child)
+
+
+def _guard(agent: int) -> int:
+    # The controller has to see the end of the agent's output when the agent ends, not when the guardian does.
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 1)
+
+    def pass_on(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just been reaped
+            os.kill(agent, signal.SIGTERM)
+
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, pass_on)
+    status = None
+    while status is None:
+        pid, wait_status = os.waitpid(-1, 0)
+        if pid == agent:
+            status = TaskExit.from_wait_status(wait_status)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+    processes.kill_descendants()
+    if status.code is None:
+        sys.stderr.write(f"the agent was ended by {status}\n")
+    return status.code if status.code is not None else 1
