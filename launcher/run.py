@@ -13,10 +13,9 @@ from launcher.errors import UsageError
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
 from launcher.results import RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
-from launcher.spec import DEMO_MODULE, ClusterSpec, ProgramSpec
+from launcher.spec import DEMO_MODULE, ClusterSpec, NodeSpec, ProgramSpec
 from launcher.supervisor import Replan, Supervisor
 from launcher.tasks import TaskId
-from launcher.transports.base import Transport
 from launcher.transports.local import LocalTransport
 
 
@@ -37,6 +36,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool) -> RunReport:
             f"this version starts tasks on this machine only, not on {', '.join(remote)}",
             cure="`distlaunch plan` shows the command that starts each task by hand on its node",
         )
+    pythons = {node.host: _find_python(node) for node in spec.nodes}
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
     if spec.program == ProgramSpec(module=DEMO_MODULE):  # the demo keeps its model beside its logs
@@ -55,7 +55,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool) -> RunReport:
             (spec.ports.first, spec.ports.last),
             run_id,
             files,
-            _transports(spec, files),
+            {host: LocalTransport(files.agent_errors, python) for host, python in pythons.items()},
             console,
         )
         return supervisor.run()
@@ -79,15 +79,12 @@ def make_replan(spec: ClusterSpec) -> Replan:
     return replan
 
 
-def _transports(spec: ClusterSpec, files: RunDir) -> dict[str, Transport]:
-    transports: dict[str, Transport] = {}
-    for node in spec.nodes:
-        python = node.python or sys.executable
-        found = shutil.which(python)
-        if found is None:
-            raise UsageError(
-                f"no Python interpreter at {python}" if os.sep in python else f"no {python} on PATH",
-                cure="name one with --python (`python:` in a spec)",
-            )
-        transports[node.host] = LocalTransport(files.agent_errors, found)
-    return transports
+def _find_python(node: NodeSpec) -> str:
+    name = node.python or sys.executable
+    found = shutil.which(name)
+    if found is None:
+        raise UsageError(
+            f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
+            cure="name one with --python (`python:` in a spec)",
+        )
+    return found

@@ -67,6 +67,16 @@ def test_tasks_that_heed_term_are_gone_within_a_second_of_the_failure(distlaunch
     assert attempt["killed"] == 0
 
 
+def test_the_portable_fall_back_stops_the_others_as_well(distlaunch: Distlaunch) -> None:
+    """What a Mac would run: no subreaper, no pidfd, no /proc."""
+    mark = make_mark()
+    ran = distlaunch("local", "--workers", "3", RAISE, "worker:1", env={**mark, "DISTLAUNCH_PORTABLE": "1"})
+    assert ran.status == 1
+    assert "Error: worker:1 on local exited with status 1 after" in ran.stderr
+    assert "stopped by distlaunch: worker:0, worker:2" in ran.stderr
+    assert marked(mark) == []
+
+
 def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "kill -SEGV $$")
     assert ran.status == 1
