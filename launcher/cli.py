@@ -199,7 +199,10 @@ def local(
 @click.argument("spec", type=click.Path(path_type=Path))
 @_run_options
 def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_mend: bool) -> int:
-    """Run the cluster that SPEC describes, to its end."""
+    """Run the cluster that SPEC describes, to its end.
+
+    Nodes that are other machines are reached over SSH, by your own ssh configuration.
+    """
     from launcher.spec import KerasSpec
     from launcher.spec_file import load_spec
 

@@ -127,7 +127,7 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
         return _stop(replace(gang, signal=event.signal), Reason.INTERRUPTED, gang.rules.stop_grace_s, now)
     if isinstance(event, NodeRefused):
         return _stop(gang, Reason.REFUSED, FAILURE_GRACE_S, now)
-    if isinstance(event, NodeLost):
+    if isinstance(event, NodeLost) and not _is_connecting(gang):
         return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
     if gang.phase is Phase.PREPARING:
         return _while_preparing(gang, event, now)
@@ -181,8 +181,15 @@ def _record(gang: Gang, event: Event) -> Gang:
     return gang
 
 
+def _is_connecting(gang: Gang) -> bool:
+    """Whether a node has still to answer: all that stands in the way of the start is told at once."""
+    return gang.phase is Phase.PREPARING and not gang.rules.nodes.keys() <= gang.ready | gang.lost.keys()
+
+
 def _while_preparing(gang: Gang, event: Event, now: float) -> Decision:
     nodes = gang.rules.nodes.keys()
+    if gang.lost and not _is_connecting(gang):
+        return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
     if isinstance(event, NodePrepared) and gang.prepared == nodes:
         return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
     if _is_due(gang, now):

@@ -54,6 +54,8 @@ from worker_entry.messages import (
 LEASE_S = 60.0
 """Silence after which an agent stops its tasks, and a node counts as lost."""
 BEAT_S = 2.0
+NODE_FILES = "~/.local/state/distlaunch/nodes"
+"""Where an agent on another machine keeps a run's logs, in the home folder there."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
@@ -145,7 +147,7 @@ class Supervisor:
             Hello(
                 version=VERSION,
                 run_id=self._run_id,
-                directory=str(self._run_dir.root),
+                directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
                 cwd=self._plan.directory,
                 lease_s=LEASE_S,
                 stream_logs=not transport.shares_files,

@@ -359,11 +359,24 @@ class TestRefusalAndLoss:
 
         assert (gang.reason, actions[2:]) == (Reason.REFUSED, [FAILURE_STOP])
 
+    def test_nodes_that_cannot_be_reached_are_all_told_before_the_rest_is_stopped(self) -> None:
+        rules = make_rules(TWO_NODES)
+
+        gang, actions = play(rules, NodeLost("b", "connection refused"))
+        assert (gang.reason, actions) == (None, [])
+
+        gang, actions = play(rules, NodeLost("b", "connection refused"), NodeLost("a", "host key changed"))
+        assert (gang.reason, actions) == (Reason.NODE_LOST, [Finish()])
+        assert gang.lost == {"b": "connection refused", "a": "host key changed"}
+
+        gang, actions = play(rules, NodeLost("b", "connection refused"), NodeReady("a"), NodeEmpty("a"))
+        assert (gang.reason, actions) == (Reason.NODE_LOST, [FAILURE_STOP, Finish()])
+
     def test_a_lost_node_stops_the_rest_in_every_phase(self) -> None:
         rules = make_rules(TWO_NODES)
         history = running(rules)
 
-        for length in range(len(history) + 1):
+        for length in range(1, len(history) + 1):  # from the first node's answer on
             gang, actions = play(rules, *history[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
 
             assert actions[-2:] == [FAILURE_STOP, Finish()]

@@ -21,8 +21,9 @@ LAUNCHER_LAYERS = """
     spec_file local_mode plan gang console
     verdict
     report news news
-    transports.base
-    transports.local
+    transports.base transports.payload
+    transports.local transports.ssh_config transports.known_hosts
+    transports.ssh
     supervisor
     run
     cli
@@ -31,7 +32,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    messages kernel run_files keras_support
+    messages kernel run_files keras_support arrival
     protocol ports processes programs task
     started_task
     agent
@@ -44,7 +45,7 @@ ONLY_IN = {
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
     "rich": {"launcher.terminal"},
     "pydantic": {"launcher.spec", "launcher.spec_file", "launcher.spec_fields", "launcher.results"},
-    "paramiko": {"launcher.transports.ssh"},
+    "paramiko": {"launcher.transports.ssh", "launcher.transports.ssh_config", "launcher.transports.known_hosts"},
     "tensorflow": set(),
     "keras": set(),
     "numpy": set(),
@@ -170,7 +171,7 @@ def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
 
 def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     """Those that touch the world, or a node's facts, know more."""
-    world = {"transports.base", "transports.local", "cli", "local_mode", "run_dir"}
+    world = {"transports.base", "transports.local", "transports.payload", "cli", "local_mode", "run_dir"}
     for name in LAUNCHER:
         if name.removeprefix("launcher.") not in world:
             assert of("worker_entry", imports_of(LAUNCHER[name])) <= {"worker_entry.messages"}, name

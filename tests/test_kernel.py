@@ -34,11 +34,10 @@ def family(*members: str) -> Iterator[tuple[int, dict[str, int]]]:
                 break
             name, pid = line.split()
             pids[name.decode()] = int(pid)
-        below = psutil.Process(process.pid).children(recursive=True)
         yield process.pid, pids
-        for relative in below:
-            relative.kill()
     finally:
+        for relative in psutil.Process(process.pid).children(recursive=True):
+            relative.kill()
         process.kill()
         if "daemon" in pids:  # the test has adopted it
             os.kill(pids["daemon"], signal.SIGKILL)

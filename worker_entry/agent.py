@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Optional
 
 from worker_entry import kernel, processes
@@ -204,6 +205,7 @@ class Agent:
             raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {VERSION}")
         if self._hello is not None:
             raise ProtocolError("a second Hello")
+        hello = replace(hello, directory=os.path.expanduser(hello.directory), cwd=os.path.expanduser(hello.cwd))
         try:
             make_private_directory(hello.directory)
         except OSError as error:

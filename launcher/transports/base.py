@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from worker_entry.messages import Log, Message
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
@@ -23,6 +23,10 @@ class LinkClosed:
     """The agent's stream has ended: it is gone, or it was broken."""
 
     reason: str
+
+
+class LinkError(Exception):
+    """There is no way to the node, or none any more; the text says why, for the user."""
 
 
 Deliver = Callable[[str, Message | LinkClosed], None]
@@ -79,21 +83,32 @@ class LogMirror:
         self._files.clear()
 
 
-class Frames:
-    """Frames over a pair of byte streams: one thread reads and delivers, one writes what is queued."""
+class Stream(Protocol):
+    """Bytes to and from an agent; every method but `close` blocks, and raises OSError when the link is broken."""
 
-    def __init__(
-        self, node: str, to_agent: IO[bytes], from_agent: IO[bytes], deliver: Deliver, mirror: LogMirror
-    ) -> None:
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; empty at the agent's end."""
+
+    def write(self, data: bytes) -> None:
+        """All of the data."""
+
+    def finish(self) -> None:
+        """Ends our side; the agent's may go on."""
+
+
+class Frames:
+    """Frames over a stream: one thread opens it, reads and delivers, one writes what is queued.
+
+    `open_stream` may take its time; it raises LinkError when there is no way to the node.
+    """
+
+    def __init__(self, node: str, open_stream: Callable[[], Stream], deliver: Deliver, mirror: LogMirror) -> None:
         self._node = node
         self._mirror = mirror
-        self._to_agent = to_agent
-        self._from_agent = from_agent
+        self._open_stream = open_stream
         self._deliver = deliver
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name=f"write-{node}", daemon=True)
         self._reader = threading.Thread(target=self._read, name=f"read-{node}", daemon=True)
-        self._writer.start()
         self._reader.start()
 
     def send(self, message: Message) -> None:
@@ -107,21 +122,22 @@ class Frames:
         """Waits until the agent's side has ended."""
         self._reader.join(timeout_s)
 
-    def _write(self) -> None:
+    def _write(self, stream: Stream) -> None:
         try:
             while (data := self._outgoing.get()) is not None:
-                self._to_agent.write(data)
-                self._to_agent.flush()
+                stream.write(data)
         except OSError:
             pass  # the reader sees the end as well, and says so
         finally:
             with contextlib.suppress(OSError):
-                self._to_agent.close()
+                stream.finish()
 
     def _read(self) -> None:
         reason = "the agent ended"
         try:
-            data = self._skip_noise()  # and empty, when the marker came alone
+            stream = self._open_stream()
+            threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+            data = self._skip_noise(stream)  # and empty, when the marker came alone
             decoder = Decoder()
             while True:
                 for message, body in decoder.feed(data):
@@ -129,19 +145,23 @@ class Frames:
                         self._mirror.write(message, body)
                     else:
                         self._deliver(self._node, message)
-                data = os.read(self._from_agent.fileno(), 1 << 18)
+                data = stream.read(1 << 18)
                 if not data:
                     break
+        except LinkError as error:
+            reason = str(error)
         except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}"
         except OSError as error:
             reason = f"its log cannot be written: {error.strerror}"
+        except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
+            reason = f"a bug in distlaunch: {error!r}"
         self._deliver(self._node, LinkClosed(reason))
 
-    def _skip_noise(self) -> bytes:
+    def _skip_noise(self, stream: Stream) -> bytes:
         noise = b""
         while MARKER not in noise:
-            data = os.read(self._from_agent.fileno(), 1 << 16)
+            data = stream.read(1 << 16)
             if not data:
                 shown = noise[-400:].decode(errors="replace").strip()
                 raise ProtocolError(f"no start marker{f', only: {shown}' if shown else ''}")

@@ -60,8 +60,6 @@ class LocalLink:
         others: set[int],
     ) -> None:
         self._others = others
-        assert process.stdin is not None
-        assert process.stdout is not None
         self._process = process
         self._agent_pid: int | None = None
 
@@ -70,7 +68,7 @@ class LocalLink:
                 self._agent_pid = message.pid
             deliver(name, message)
 
-        self._frames = Frames(node, process.stdin, process.stdout, watch, mirror)
+        self._frames = Frames(node, lambda: _Pipes(process), watch, mirror)
 
     def send(self, message: Message) -> None:
         self._frames.send(message)
@@ -102,3 +100,23 @@ class LocalLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class _Pipes:
+    """The agent's stdin and stdout."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to_agent = process.stdin
+        self._from_agent = process.stdout
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._from_agent.fileno(), size)
+
+    def write(self, data: bytes) -> None:
+        self._to_agent.write(data)
+        self._to_agent.flush()
+
+    def finish(self) -> None:
+        self._to_agent.close()

@@ -1,0 +1,58 @@
+"""What brings the agent to a node that has nothing of ours: one constant command line, and worker_entry as a zip.
+
+The command line is the same for every node, user and program; what differs, even the name of the interpreter, goes
+over stdin.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import io
+import shlex
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import worker_entry
+
+PACKAGE = Path(worker_entry.__file__).parent
+
+
+@dataclass(frozen=True)
+class Payload:
+    """`command` is executed on the node by the user's login shell, whichever that is; `archive` follows on stdin."""
+
+    command: str
+    archive: bytes
+
+    def first_bytes(self, python: str) -> bytes:
+        """What goes over stdin before any frame: the interpreter's name, then the archive."""
+        return python.encode() + b"\n" + self.archive
+
+
+@functools.cache
+def make_payload() -> Payload:
+    """The payload of this distlaunch; the same bytes for the same sources."""
+    archive = _make_archive()
+    arrival = base64.b64encode(PACKAGE.joinpath("arrival.py").read_bytes()).decode()
+    digest = hashlib.sha256(archive).hexdigest()
+    script = (
+        "IFS= read -r python; "
+        'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
+        'exec "$python" -c "import base64,sys;exec(base64.b64decode(sys.argv[1]))" '
+        f"{arrival} {digest} {len(archive)}"
+    )
+    # A login shell can be anything, fish and csh included: it gets words in single quotes and nothing to expand.
+    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", archive)
+
+
+def _make_archive() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.suffix in (".py", ".npz"):
+                name = str(Path(PACKAGE.name) / path.relative_to(PACKAGE))
+                archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return content.getvalue()

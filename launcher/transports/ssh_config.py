@@ -1,0 +1,120 @@
+"""How the user's own ssh set-up reaches a host: what `ssh HOST` would do, as values.
+
+OpenSSH itself is asked (`ssh -G`), where it is installed: it alone knows all of Include, Match and the system's files.
+"""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+
+from launcher.transports.base import LinkError
+
+NONE = ("none", "")
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """Where and how to connect. `host` is what the spec says; `hostname` and `port` are what is dialled."""
+
+    host: str
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[Path, ...]
+    identities_only: bool
+    known_hosts: tuple[Path, ...]
+    host_key_alias: str | None
+    proxy_command: str | None
+
+    @property
+    def key_name(self) -> str:
+        """The name under which known_hosts files have the host's key."""
+        name = self.host_key_alias or self.hostname
+        return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
+
+
+def load_target(host: str) -> SshTarget:
+    """The effective configuration of a host.
+
+    Raises:
+        LinkError: the configuration cannot be read.
+    """
+    if shutil.which("ssh") is not None:
+        return parse_target(host, _ask_openssh(host))
+    path = Path.home() / ".ssh" / "config"
+    try:
+        config = paramiko.SSHConfig.from_path(str(path)) if path.exists() else paramiko.SSHConfig()
+        values = config.lookup(host.rpartition("@")[2])
+    except (OSError, paramiko.ConfigParseError) as error:
+        raise LinkError(f"cannot read {path}: {error}") from None
+    lines = [f"user {host.rpartition('@')[0]}"] if "@" in host else []
+    for key, value in values.items():
+        lines += [f"{key} {item}" for item in ([value] if isinstance(value, str) else value)]
+    return parse_target(host, "\n".join(lines))
+
+
+def _ask_openssh(host: str) -> str:
+    done = subprocess.run(
+        ["ssh", "-G", "--", host],  # noqa: S607 - the user's own ssh, as their shell finds it
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        raise LinkError(f"ssh does not accept its configuration: {done.stderr.strip()}")
+    return done.stdout
+
+
+def parse_target(host: str, text: str) -> SshTarget:
+    """What `ssh -G` printed → SshTarget."""
+    values: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(" ")
+        if value:
+            values.setdefault(key.lower(), []).append(value)
+
+    def first(key: str, default: str = "") -> str:
+        return values.get(key, [default])[0]
+
+    hostname = first("hostname", host.rpartition("@")[2])
+    port = int(first("port", "22"))
+    user = first("user") or getpass.getuser()
+    files = shlex.split(f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}")
+    return SshTarget(
+        host=host,
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity_files=tuple(_path(name, hostname, user) for name in values.get("identityfile", [])),
+        identities_only=first("identitiesonly") == "yes",
+        known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
+        host_key_alias=first("hostkeyalias") or None,
+        proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
+    )
+
+
+def _path(name: str, hostname: str, user: str) -> Path:
+    expanded = name.replace("%d", str(Path.home())).replace("%h", hostname).replace("%r", user)
+    return Path(expanded).expanduser()
+
+
+def _proxy_command(command: str, jump: str, hostname: str, port: int, user: str) -> str | None:
+    if command not in NONE:
+        return command.replace("%h", hostname).replace("%p", str(port)).replace("%r", user).replace("%%", "%")
+    if jump not in NONE:
+        *before, last = jump.split(",")
+        through = ["-J", ",".join(before)] if before else []
+        name, _, jump_port = last.removeprefix("ssh://").rpartition(":") if last.count(":") == 1 else (last, "", "")
+        at = ["-p", jump_port] if jump_port else []
+        inner = f"[{hostname}]:{port}"
+        return shlex.join(["ssh", "-o", "BatchMode=yes", *through, *at, "-W", inner, "--", name or last])
+    return None

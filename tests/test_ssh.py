@@ -1,0 +1,223 @@
+"""`distlaunch up` on other machines: real sshd, real ssh configuration, real keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.sshd import PORT, SSHD, Hosts, running_hosts
+from tests.witness import make_mark, marked, wait_until
+
+pytestmark = pytest.mark.ssh
+
+TREE = str(PROGRAMS / "spawn_tree.py")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Two hosts whose keys are known."""
+    if not Path(SSHD).exists() or shutil.which("ssh") is None:
+        pytest.skip("OpenSSH is not installed")
+    folder = tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    with running_hosts(folder) as started:
+        started.trust()
+        yield started
+
+
+def node_files(report: dict[str, str]) -> Path:
+    """Where the agent of this test's "node" has kept the run's files."""
+    return Path("~/.local/state/distlaunch/nodes").expanduser() / report["run_id"]
+
+
+def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
+    ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    assert "0 processes left on 2 nodes" in ran.stderr
+    for task in ("worker-0", "worker-1"):
+        log = ran.log(task)
+        assert log == (node_files(ran.report) / "attempt-1" / f"{task}.log").read_bytes()
+        assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
+    shutil.rmtree(node_files(ran.report))
+
+
+def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    ran = distlaunch("up", hosts.write_spec("program: {command: [printenv, TF_CONFIG]}\n"), env=hosts.env)
+    addresses = re.findall(r'"worker":\["127\.0\.0\.2:(\d+)","127\.0\.0\.3:(\d+)"\]', ran.stdout)
+    assert len(addresses) == 2
+    assert addresses[0] == addresses[1]
+
+
+def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text("import os, sys; print(repr((sys.argv[1:], os.environ['ODD'])))\n")
+    odd = "'\"$(touch /nowhere) `x` \\ é\u2028 *"
+    quoted = json.dumps(odd)
+    spec = hosts.write_spec(f"program: {{script: show.py, args: [{quoted}]}}\nenv: {{ODD: {quoted}}}\n")
+    ran = distlaunch("up", spec, env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    assert ran.log().decode() == f"{([odd], odd)!r}\n"
+
+
+def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Path) -> None:
+    secret = "hunter2hunter2"
+    (tmp_path / "wait.py").write_text("import time; print('waiting', flush=True); time.sleep(600)\n")
+    mark = make_mark()
+    spec = hosts.write_spec(
+        f"program: {{script: wait.py, args: [{secret}]}}\nenv: {{TOKEN: {secret}}}\nenv_from: [{next(iter(mark))}]\n"
+    )
+    process = start(hosts, spec, tmp_path, mark)
+    with process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert b"waiting" in process.stdout.readline()
+        lines = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+        assert lines.count("worker_entry task") >= 2
+        assert secret not in lines
+        assert "wait.py" not in lines
+        process.terminate()
+        assert process.wait(timeout=30) == 143
+    assert marked(mark) == []
+
+
+def test_unknown_host_keys_are_refused_with_the_line_that_cures_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    hosts.known_hosts.unlink()
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 3
+    assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # both nodes are told
+    assert f"ssh-keyscan -p {PORT} 127.0.0.2 >> ~/.ssh/known_hosts" in ran.stderr
+    assert "0 processes left on 2 nodes" in ran.stderr
+
+
+def test_a_changed_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    key = (hosts.folder / "other_key.pub").read_text()
+    hosts.known_hosts.write_text(f"[127.0.0.2]:{PORT} {key}[127.0.0.3]:{PORT} {key}")
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 3
+    assert f"the host key of [127.0.0.2]:{PORT} has changed, or somebody is in between" in ran.stderr
+    assert f"ssh-keygen -R '[127.0.0.2]:{PORT}'" in ran.stderr
+
+
+def test_a_revoked_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    key = (hosts.folder / "host_key.pub").read_text()
+    hosts.known_hosts.write_text(f"{hosts.known_hosts.read_text()}@revoked * {key}")
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 3
+    assert "is revoked" in ran.stderr
+
+
+def test_a_hashed_known_hosts_file_is_understood(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(hosts.known_hosts)], check=True, capture_output=True)
+    assert b"127.0.0.2" not in hosts.known_hosts.read_bytes()
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+
+
+def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    config = (hosts.folder / "config").read_text()
+    (hosts.folder / "config").write_text(config.replace("user_key", "other_key"))
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 3
+    assert f"does not let us in; refused: {hosts.folder / 'other_key'}" in ran.stderr
+
+
+def test_a_key_with_a_passphrase_is_told_to_be_unlocked(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    key = hosts.folder / "user_key"
+    subprocess.run(
+        ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(key)], check=True, capture_output=True
+    )
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env={**hosts.env, "SSH_AUTH_SOCK": ""})
+    assert ran.status == 3
+    assert f"{key} has a passphrase; unlock it with ssh-add" in ran.stderr
+
+
+def test_all_nodes_that_cannot_be_used_are_told_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "nodes:\n"
+        f"  - {{host: gpu-a, python: {sys.executable}}}\n"
+        "  - {host: gpu-b, python: /opt/none/bin/python}\n"
+        "  - {host: 127.0.0.9}\n"
+        "  - {host: no-such-host.invalid}\n"
+        "program: {command: ['true']}\n"
+    )
+    mark = make_mark()
+    ran = distlaunch("up", str(spec), env={**hosts.env, **mark})
+    assert ran.status == 3
+    assert f"node 127.0.0.9 was lost: connection refused: 127.0.0.9:{PORT}" in ran.stderr
+    assert "node no-such-host.invalid was lost: the name no-such-host.invalid is not known" in ran.stderr
+    assert "node gpu-b was lost: the agent sent no start marker, only: " in ran.stderr
+    assert "distlaunch: no Python at /opt/none/bin/python" in ran.stderr
+    assert "gpu-a was lost" not in ran.stderr
+    assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None] * 4
+
+
+def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text(
+        f'#!/bin/sh\nshift; exec {sys.executable} -c "import sys; sys.version_info = (3, 8, 1)\n$1" "$2" "$3" "$4"\n'
+    )
+    old.chmod(0o755)
+    ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n", python=str(old)), env=hosts.env)
+    assert ran.status == 3
+    assert "is Python 3.8; a node needs 3.9 or newer" in ran.stderr
+
+
+def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    name = next(iter(mark))
+    spec = hosts.write_spec(f"program: {{script: {TREE}, args: ['worker:1', 2]}}\nenv_from: [{name}]\n")
+    ran = distlaunch("up", spec, env={**hosts.env, **mark})
+    assert ran.status == 1
+    assert "Error: worker:1 on gpu-b exited with status 3" in ran.stderr
+    assert "0 processes left on 2 nodes" in ran.stderr
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, tmp_path: Path, signum: int) -> None:
+    mark = make_mark()
+    spec = hosts.write_spec(
+        f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\ntimeouts: {{stop_grace_s: 1}}\n"
+    )
+    process = start(hosts, spec, tmp_path, mark)
+    with process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert b"the tree stands" in process.stdout.readline()
+        assert len(marked(mark)) >= 2 * 4
+        process.send_signal(signum)
+        assert process.wait(timeout=60) == (130 if signum == signal.SIGINT else -signal.SIGKILL)
+    wait_until(lambda: marked(mark) == [], "all processes of the run are gone")
+
+
+@pytest.mark.tensorflow
+def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    ran = distlaunch("up", hosts.write_spec(""), env=hosts.env, timeout=240)
+    assert ran.status == 0, ran.stderr
+    accuracies = re.findall(r"^worker:\d │ worker:\d of 2: validation accuracy (0\.\d+)", ran.stdout, re.MULTILINE)
+    assert len(accuracies) == 2
+    assert accuracies[0] == accuracies[1]
+    assert float(accuracies[0]) >= 0.95
+    shutil.rmtree(node_files(ran.report))
+
+
+def start(hosts: Hosts, spec: str, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `distlaunch up` and returns at once."""
+    return subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(folder / "run"), spec),
+        cwd=folder,
+        env={**os.environ, **hosts.env, **mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
