@@ -21,6 +21,9 @@ from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink, Sink, TerminalSink
 
 POLL_S = 0.05
+BUSY_PAUSE_S = 0.01
+"""The same while tasks print faster than anybody can read: to show it must not take the processor from training.
+What has piled up is shown without a pause once a note is due, or the end."""
 PIECE = 64 << 10
 """Bytes of a log that are read at once."""
 PROGRESS_S = 10.0
@@ -100,7 +103,7 @@ class Console:
         grown = False
         while True:
             try:
-                order = self._orders.get(timeout=0 if grown else POLL_S)
+                order = self._orders.get(timeout=BUSY_PAUSE_S if grown else POLL_S)
             except queue.Empty:
                 grown = self._show_new()
                 continue

@@ -14,35 +14,37 @@ import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 
-MEGABYTES = 200
-PROGRAM = f"""
+PROGRAM = """
 import os, sys, time
-line = b"x" * 99 + b"\\n"
-block = line * 640
+megabytes, lines_at_once = int(sys.argv[2]), int(sys.argv[3])
+block = (b"x" * 99 + b"\\n") * lines_at_once
 started = time.time()
-for _ in range({MEGABYTES} * 1_000_000 // len(block)):
+for _ in range(megabytes * 1_000_000 // len(block)):
     os.write(1, block)
 with open(sys.argv[1] + "/" + str(os.getpid()), "w") as file:
-    file.write(f"{{started}} {{time.time()}}")
+    file.write(f"{started} {time.time()}")
 """
+LOADS = {"64 kB at once": (200, 640), "line by line": (50, 1)}
+"""Megabytes that each worker prints, and lines of 100 bytes that it writes with one call."""
 
 
 def measure(runs: int) -> None:
-    peaks: list[tuple[int, int]] = []
-    ours, rival = time_pairs(lambda: _ours(peaks), _plain, runs)
-    megabytes = 2 * MEGABYTES
-    print(f"2 workers print {MEGABYTES} MB each; rival: `python chatty.py > file &` twice")
-    print_pair("into the files", [megabytes / s for s in ours], [megabytes / s for s in rival], "MB/s")
-    controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
-    print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB")
+    print("2 workers print at once; rival: `python chatty.py > file &` twice")
+    for title, (megabytes, lines) in LOADS.items():
+        arguments = [str(megabytes), str(lines)]
+        peaks: list[tuple[int, int]] = []
+        ours, rival = time_pairs(lambda a=arguments, p=peaks: _ours(a, p), lambda a=arguments: _plain(a), runs)  # type: ignore[misc]
+        print_pair(title, [2 * megabytes / s for s in ours], [2 * megabytes / s for s in rival], "MB/s")
+        controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
+        print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
 
 
-def _ours(peaks: list[tuple[int, int]]) -> float:
+def _ours(arguments: list[str], peaks: list[tuple[int, int]]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         program, times = _write(Path(folder))
         command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--run-dir", f"{folder}/run"]
         with (Path(folder) / "console").open("wb") as console:
-            process = subprocess.Popen([*command, str(program), str(times)], stdout=console, stderr=console)
+            process = subprocess.Popen([*command, str(program), str(times), *arguments], stdout=console, stderr=console)
             peak = [0, 0]
             watch = threading.Thread(target=_watch, args=(process, peak))
             watch.start()
@@ -52,13 +54,15 @@ def _ours(peaks: list[tuple[int, int]]) -> float:
         return _seconds(times)
 
 
-def _plain() -> float:
+def _plain(arguments: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         program, times = _write(Path(folder))
         processes = []
         for index in range(2):
             with (Path(folder) / f"{index}.log").open("wb") as log:
-                processes.append(subprocess.Popen([sys.executable, str(program), str(times)], stdout=log, stderr=log))
+                processes.append(
+                    subprocess.Popen([sys.executable, str(program), str(times), *arguments], stdout=log, stderr=log)
+                )
         assert [process.wait() for process in processes] == [0, 0]
         return _seconds(times)
 
