@@ -29,9 +29,11 @@ def main() -> None:
     for folder in folders():
         try:
             place = unpack(archive, private(folder), digest)
+            errors = os.open(os.path.join(place, "agent.stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             problems.append(f"{folder}: {error.strerror or error}")
         else:
+            os.dup2(errors, 2)  # so far it went the way of stdout, where from now on only frames belong
             arguments = [sys.executable, os.path.join(place, "worker_entry"), "agent"]
             os.execv(sys.executable, arguments)  # noqa: S606 - a shell is what we do not want
     refuse(f"no folder to keep worker_entry in: {'; '.join(problems)}")

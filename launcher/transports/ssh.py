@@ -80,6 +80,9 @@ class SshLink:
         payload = make_payload()
         with _connecting:
             transport = _connect(self._target, self._closing)
+            if self._closing.is_set():  # while we were on the way; nothing has been started
+                transport.close()
+                raise LinkError("the run ended before the connection stood")
             try:
                 channel = transport.open_session(timeout=AUTH_S)
                 channel.set_combine_stderr(True)
