@@ -26,6 +26,10 @@ class Hosts:
     folder: Path
     env: Mapping[str, str]
 
+    def node_files(self, run_id: str) -> Path:
+        """Where the agents of both hosts keep a run's files: they share a home folder."""
+        return self.folder / "home" / ".local" / "state" / "distlaunch" / "nodes" / run_id
+
     @property
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
@@ -56,6 +60,7 @@ def running_hosts(folder: Path) -> Iterator[Hosts]:
         + f"  UserKnownHostsFile {folder / 'known_hosts'}\n  GlobalKnownHostsFile none\n"
     )
     # OpenSSH finds a user's configuration by the password file, not by HOME.
+    (folder / "home").mkdir()
     tools = folder / "bin"
     tools.mkdir()
     wrapper = tools / "ssh"
@@ -89,5 +94,6 @@ def _daemon(folder: Path, address: str) -> list[str]:
         "UsePAM": "no",
         "PasswordAuthentication": "no",
         "UseDNS": "no",
+        "SetEnv": f"HOME={folder / 'home'}",  # what a node keeps must not land in the home of who runs the tests
     }
     return [SSHD, "-D", "-e", "-f", "/dev/null", *(word for k, v in options.items() for word in ("-o", f"{k}={v}"))]

@@ -35,11 +35,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield started
 
 
-def node_files(report: dict[str, str]) -> Path:
-    """Where the agent of this test's "node" has kept the run's files."""
-    return Path("~/.local/state/distlaunch/nodes").expanduser() / report["run_id"]
-
-
 def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
     noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
@@ -47,9 +42,8 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
     assert "0 processes left on 2 nodes" in ran.stderr
     for task in ("worker-0", "worker-1"):
         log = ran.log(task)
-        assert log == (node_files(ran.report) / "attempt-1" / f"{task}.log").read_bytes()
+        assert log == (hosts.node_files(ran.report["run_id"]) / "attempt-1" / f"{task}.log").read_bytes()
         assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
-    shutil.rmtree(node_files(ran.report))
 
 
 def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
@@ -209,7 +203,6 @@ def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
     assert len(accuracies) == 2
     assert accuracies[0] == accuracies[1]
     assert float(accuracies[0]) >= 0.95
-    shutil.rmtree(node_files(ran.report))
 
 
 def start(hosts: Hosts, spec: str, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
