@@ -53,6 +53,22 @@ def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Dist
     assert addresses[0] == addresses[1]
 
 
+def test_this_machine_and_another_make_one_cluster(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "nodes:\n"
+        "  - {host: local, address: 127.0.0.1}\n"
+        f"  - {{host: gpu-b, python: {sys.executable}}}\n"
+        "program: {command: [printenv, TF_CONFIG]}\n"
+    )
+    ran = distlaunch("up", str(spec), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    configs = [json.loads(ran.log(task)) for task in ("worker-0", "worker-1")]
+    assert [config["task"]["index"] for config in configs] == [0, 1]
+    assert configs[0]["cluster"] == configs[1]["cluster"]
+    assert [address.rpartition(":")[0] for address in configs[0]["cluster"]["worker"]] == ["127.0.0.1", "127.0.0.3"]
+
+
 def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text("import os, sys; print(repr((sys.argv[1:], os.environ['ODD'])))\n")
     odd = "'\"$(touch /nowhere) `x` \\ é\u2028 *"
