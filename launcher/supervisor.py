@@ -28,6 +28,7 @@ from launcher.events import (
     from_message,
 )
 from launcher.gang import Gang, Phase, Rules, decide, new_gang
+from launcher.log_lines import LogLines
 from launcher.news import render_news
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.report import TAIL_LINES, make_attempt_report, render_error, render_summary
@@ -59,6 +60,9 @@ NODE_FILES = "~/.local/state/distlaunch/nodes"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
+
+TAIL_BYTES = 16 << 10
+"""How much of a log's end is looked at for its last lines."""
 
 Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None], LaunchPlan]
 """Makes the plan from what the nodes said of themselves, and from the ports they hold, once they do."""
@@ -305,12 +309,14 @@ def _request(task: TaskPlan) -> TaskRequest:
     return TaskRequest(str(task.task), task.program, task.port if task.explicit_port else 0)
 
 
-def _tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a file that are not blank; nothing if it cannot be read."""
+def _tail(path: Path, count: int) -> list[str]:
+    """The last lines of a file that say something; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - (16 << 10)))
-            text = file.read().decode("utf-8", "replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            data = file.read()
     except OSError:
         return []
-    return [line.rpartition("\r")[2][:400] for line in text.splitlines() if line.strip()][-lines:]
+    log = LogLines()
+    lines = [*log.feed(data), *log.close()]
+    return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
