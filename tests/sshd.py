@@ -64,7 +64,7 @@ def running_hosts(folder: Path) -> Iterator[Hosts]:
     tools = folder / "bin"
     tools.mkdir()
     wrapper = tools / "ssh"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\necho "$*" >> {folder}/ssh.log\nexec {shutil.which("ssh")} -F {config} "$@"\n')
     wrapper.chmod(0o755)
     daemons = [subprocess.Popen(_daemon(folder, address)) for address in HOSTS.values()]
     try:

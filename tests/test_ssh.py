@@ -69,6 +69,18 @@ def test_this_machine_and_another_make_one_cluster(distlaunch: Distlaunch, hosts
     assert [address.rpartition(":")[0] for address in configs[0]["cluster"]["worker"]] == ["127.0.0.1", "127.0.0.3"]
 
 
+def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    config = hosts.folder / "config"
+    config.write_text(config.read_text().replace("Host gpu-b\n", "Host gpu-b\n  ProxyJump gpu-a\n"))
+    mark = make_mark()
+    spec = hosts.write_spec(f"program: {{command: [echo, here]}}\nenv_from: [{next(iter(mark))}]\n")
+    ran = distlaunch("up", spec, env={**hosts.env, **mark})
+    assert ran.status == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["worker:0 │ here", "worker:1 │ here"]
+    assert f"-W [127.0.0.3]:{PORT} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
+    assert marked(mark) == []  # the way there, a process of ours, included
+
+
 def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text("import os, sys; print(repr((sys.argv[1:], os.environ['ODD'])))\n")
     odd = "'\"$(touch /nowhere) `x` \\ é\u2028 *"
