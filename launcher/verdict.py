@@ -103,7 +103,7 @@ def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str], *, agents_sa
             verdict = _judge_drain_timeout(gang)
         case _:
             verdict = _judge_interruption(gang)
-    lost = [f"node {node} was lost: {reason}" for node, reason in gang.lost.items()]
+    lost = [_render_loss(gang, node) for node in gang.lost]
     return verdict.model_copy(update={"evidence": [*verdict.evidence, *lost]})
 
 
@@ -238,17 +238,22 @@ def _same(one: Problem, other: Problem) -> bool:
 
 
 def _judge_loss(gang: Gang, agents_said: Sequence[str]) -> Verdict:
-    (node, reason), *rest = gang.lost.items()
+    node, *rest = gang.lost
     running = gang.rules.nodes[node] & gang.stopped
     return Verdict(
-        reference="node-lost",
-        message=f"node {node} was lost: {reason}",
+        reference="node-lost" if node in gang.ready else "node-unreachable",
+        message=_render_loss(gang, node),
         evidence=[
             *([f"its tasks: {_names(running)}"] if running else []),
-            *(f"node {other} was lost: {why}" for other, why in rest),
+            *(_render_loss(gang, other) for other in rest),
             *agents_said,
         ],
     )
+
+
+def _render_loss(gang: Gang, node: str) -> str:
+    how = "was lost" if node in gang.ready else "cannot be used"
+    return f"node {node} {how}: {gang.lost[node]}"
 
 
 def _judge_start_timeout(gang: Gang, plans: Mapping[TaskId, TaskPlan]) -> Verdict:

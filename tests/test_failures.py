@@ -301,7 +301,7 @@ def test_a_missing_interpreter_starts_nothing(distlaunch: Distlaunch, tmp_path: 
 def test_an_interpreter_that_is_none_is_told(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--python", "/bin/true", RAISE, "none")
     assert ran.status == 3
-    assert "Error: node local was lost: " in ran.stderr
+    assert "Error: node local cannot be used: " in ran.stderr
     assert "no start marker" in ran.stderr
 
 

@@ -381,6 +381,16 @@ class TestLoss:
         assert verdict.message == "node b was lost: the agent ended"
         assert verdict.evidence[1:] == ["node a was lost: the agent has been silent for 60 s"]
 
+    def test_before_any_answer_means_that_the_node_cannot_be_used(self) -> None:
+        rules = make_rules(TWO_NODES)
+        gang, _ = play(rules, NodeLost("b", "connection refused: b:22"), NodeLost("a", "the host key of a has changed"))
+
+        assert judged(gang) == Verdict(
+            reference="node-unreachable",
+            message="node b cannot be used: connection refused: b:22",
+            evidence=["node a cannot be used: the host key of a has changed"],
+        )
+
     def test_while_stopping_is_told_beside_the_cause(self) -> None:
         rules = make_rules(TWO_NODES)
         gang, _ = play(rules, *running(rules), failed(W0, 1010.0), FAILURE_GRACE_S + STOP_MARGIN_S, Tick())
