@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 if TYPE_CHECKING:
-    from launcher.errors import DistlaunchError
     from launcher.plan import LaunchPlan
     from launcher.spec import ClusterSpec
 
@@ -40,23 +39,16 @@ def _main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        from launcher.errors import EXIT_BUG, DistlaunchError
+        from launcher.errors import EXIT_BUG, DistlaunchError, error_lines
 
         if debug:
             raise
         if isinstance(error, DistlaunchError):
-            _show_error(error)
+            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)
             return error.exit_status
         click.echo(f"Error: a bug in distlaunch: {error!r}; run again with --debug to see where [bug]", err=True)
         return EXIT_BUG
     return status if isinstance(status, int) else 0
-
-
-def _show_error(error: DistlaunchError) -> None:
-    lines = [f"Error: {error.message} [{error.reference}]", *(f"  {line}" for line in error.evidence)]
-    if error.cure:
-        lines.append(f"  {error.cure}")
-    click.echo("\n".join(lines), err=True)
 
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:

@@ -12,8 +12,6 @@ EXIT_TASK_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_BUG = 70
-EXIT_SIGINT = 130
-EXIT_SIGTERM = 143
 
 
 class DistlaunchError(Exception):
@@ -54,3 +52,9 @@ class RunDirectoryError(DistlaunchError):
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
+
+
+def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:
+    """The one shape in which errors are shown: what happened, its evidence, what to do."""
+    lines = [f"Error: {message} [{reference}]", *(f"  {line}" for line in evidence)]
+    return [*lines, f"  {cure}"] if cure else lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from launcher.errors import error_lines
 from launcher.events import TaskExited
 from launcher.gang import Gang
 from launcher.log_lines import without_controls
@@ -74,10 +75,8 @@ def _crash_report(crash: CrashRecord) -> CrashReport:
 
 def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
-    lines = [f"Error: {verdict.message} [{verdict.reference}]", *(f"  {line}" for line in verdict.evidence)]
-    lines += [f"    {verdict.task} │ {line}" for line in tail]
-    if verdict.cure:
-        lines.append(f"  {verdict.cure}")
+    evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
+    lines = error_lines(verdict.message, verdict.reference, evidence, verdict.cure)
     return "\n".join(map(without_controls, lines))
 
 

@@ -23,10 +23,6 @@ class TaskId:
     def trains(self) -> bool:
         return self.type in TRAINING_TYPES
 
-    @property
-    def file_stem(self) -> str:
-        return f"{self.type}-{self.index}"
-
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 

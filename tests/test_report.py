@@ -30,7 +30,7 @@ def make_report(gang: Gang, *, processes_left: int | None = 0) -> RunReport:
         attempt=1,
         started=999.0,
         ended=1061.5,
-        logs={task: f"attempt-1/{task.file_stem}.log" for task in gang.rules.tasks},
+        logs={task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks},
         processes_left=processes_left,
     )
     return RunReport(

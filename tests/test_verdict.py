@@ -72,7 +72,7 @@ def plan_of(rules: Rules) -> LaunchPlan:
 
 
 def judged(gang: Gang, agents_said: Sequence[str] = ()) -> Verdict:
-    logs = {task: f"/runs/x/attempt-1/{task.file_stem}.log" for task in gang.rules.tasks}
+    logs = {task: f"/runs/x/attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks}
     return judge(gang, plan_of(gang.rules), logs, agents_said=agents_said)
 
 
@@ -327,13 +327,15 @@ class TestRefusal:
         return play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), *refusals)[0]
 
     def test_of_all_for_one_reason_says_it_once(self) -> None:
-        problem = Problem("no-program", "cannot read the script /work/x.py: No such file or directory", "name another")
+        problem = Problem(
+            "no-program", "cannot read the script /home/alice/x.py: No such file or directory", "name another"
+        )
 
         verdict = judged(
             self.refused(*(NodeRefused(node, (replace(problem, task=f"worker:{i}"),)) for i, node in enumerate("ab")))
         )
 
-        assert verdict.message == "cannot read the script /work/x.py: No such file or directory"
+        assert verdict.message == "cannot read the script /home/alice/x.py: No such file or directory"
         assert (verdict.reference, verdict.evidence, verdict.cure) == ("no-program", [], "name another")
 
     def test_of_one_task_names_it(self) -> None:

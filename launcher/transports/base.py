@@ -84,7 +84,7 @@ class LogMirror:
 
 
 class Stream(Protocol):
-    """Bytes to and from an agent; every method but `close` blocks, and raises OSError when the link is broken."""
+    """Bytes to and from an agent; every method may block, and raises OSError when the link is broken."""
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; empty at the agent's end."""
