@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.messages import (
@@ -141,8 +141,10 @@ class Finish:
 Action = PrepareNodes | StartTasks | StopNodes | Finish
 
 
-def from_message(node: str, message: Message) -> Event | None:
+def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
     """What a frame of an agent means to the gang; None for frames that mean nothing to it.
+
+    Times become those of the controller's clock, which the node's is ahead of by `clock_offset_s`.
 
     Raises:
         ValueError: the frame names a task that cannot be.
@@ -157,11 +159,13 @@ def from_message(node: str, message: Message) -> Event | None:
         case Broken(problem):
             return NodeRefused(node, (problem,))
         case Started(task, pid, time):
-            return TaskStarted(parse_task_id(task), pid, time)
+            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
-            return TaskListening(parse_task_id(task), time)
+            return TaskListening(parse_task_id(task), time - clock_offset_s)
         case Exited(task, how, time, crash):
-            return TaskExited(parse_task_id(task), how, time, crash)
+            if crash is not None:
+                crash = replace(crash, time=crash.time - clock_offset_s)
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import error_lines
@@ -28,9 +29,20 @@ def make_attempt_report(
     started: float,
     ended: float,
     logs: Mapping[TaskId, str],
-    processes_left: int | None,
+    left: Mapping[str, int | None],
 ) -> AttemptReport:
-    """The report of a finished attempt; times in Unix seconds, `logs` relative to the run's directory."""
+    """The report of a finished attempt.
+
+    Args:
+        gang: its last state.
+        plan: what was started.
+        verdict: why it ended.
+        attempt: its number.
+        started: in Unix seconds, as all times.
+        ended: when nothing was left of it.
+        logs: relative to the run's directory.
+        left: how many processes are left on each node, None where that is unknown.
+    """
     opened = [event.time for event in gang.listening.values()]
     return AttemptReport(
         attempt=attempt,
@@ -39,7 +51,8 @@ def make_attempt_report(
         cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
         tasks=[_task_report(gang, task, logs[task.task]) for task in plan.tasks],
         verdict=verdict,
-        processes_left=processes_left,
+        processes_left=None if None in left.values() else sum(filter(None, left.values())),
+        unverified=[node for node, count in left.items() if count is None],
         left_behind=sum(event.left_behind for event in gang.empty.values()),
         killed=sum(event.killed for event in gang.empty.values()),
     )
@@ -89,9 +102,7 @@ def render_summary(report: RunReport) -> str:
         lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
     nodes = len({task.node for task in attempt.tasks})
     where = "this machine" if nodes == 1 and attempt.tasks[0].node == "local" else f"{nodes} node{'s'[: nodes > 1]}"
-    count = attempt.processes_left
-    left = f"{'an unknown number of' if count is None else count} process{'es' if count != 1 else ''} left"
-    lines.append(f"  {left} on {where}{_render_cleaning(attempt)}")
+    lines += _render_left(report, nodes, where)
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
@@ -100,6 +111,19 @@ def render_summary(report: RunReport) -> str:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
     lines.append(f"Logs and report: {report.directory}")
     return "\n".join(lines)
+
+
+def _render_left(report: RunReport, nodes: int, where: str) -> list[str]:
+    attempt = report.attempts[-1]
+    unverified = attempt.unverified
+    if not unverified:
+        count = attempt.processes_left
+        return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]
+    lines = []
+    if verified := nodes - len(unverified):
+        lines.append(f"  0 processes left on {verified} node{'s'[: verified > 1]}{_render_cleaning(attempt)}")
+    lines.append(f"  not known what is left on {', '.join(unverified)}; once it can be reached:")
+    return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
 
 
 def _render_cleaning(attempt: AttemptReport) -> str:

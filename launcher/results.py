@@ -25,7 +25,7 @@ class CrashReport(_Result):
     """An unhandled Python exception, seen in the task's own interpreter."""
 
     time: float
-    """The moment of the raise, in Unix seconds by the node's clock."""
+    """The moment of the raise, in Unix seconds by the controller's clock."""
     exception: str
     """The exception's class."""
     message: str
@@ -48,7 +48,7 @@ class TaskReport(_Result):
     pid: int | None = None
     """Its process, on that machine; null if it was never started."""
     started: float | None = None
-    """Unix seconds; null if it was never started."""
+    """Unix seconds by the controller's clock, like all times; null if it was never started."""
     port_opened: float | None = None
     """When TensorFlow's server listened; null if it never did."""
     ended: float | None = None
@@ -88,7 +88,7 @@ class AttemptReport(_Result):
     attempt: int
     """Which start it is, from 1."""
     started: float
-    """Unix seconds by the controller's clock, like all times outside of tasks."""
+    """Unix seconds."""
     ended: float
     """When nothing was left of it."""
     cluster_up: float | None = None
@@ -99,6 +99,8 @@ class AttemptReport(_Result):
     """Why it ended."""
     processes_left: int | None = Field(ge=0)
     """Processes left on the nodes at the end: 0, or null if a node could not be asked."""
+    unverified: list[str] = []
+    """The nodes that could not be asked what is left on them."""
     left_behind: int = 0
     """Processes that had outlived their task and were ended."""
     killed: int = 0

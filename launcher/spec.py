@@ -142,6 +142,8 @@ class TimeoutsSpec(_Model):
     """From TERM to KILL when the user stops the run."""
     drain_s: Seconds = 300.0
     """How long the other training tasks may go on after the first has ended well; 0 waits for ever."""
+    lease_s: Annotated[Seconds, Field(ge=1)] = 60.0
+    """How long a node goes on without a word from distlaunch; a connection that breaks may come back until then."""
 
 
 class ClusterSpec(_Model):

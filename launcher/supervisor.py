@@ -12,6 +12,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -36,11 +37,18 @@ from launcher.results import RunReport
 from launcher.run_dir import RunDir
 from launcher.spec import TimeoutsSpec
 from launcher.tasks import TaskId, parse_task_id
-from launcher.transports.base import Link, LinkClosed, LogMirror, Transport
+from launcher.transports.base import (
+    Link,
+    LinkClosed,
+    LinkDropped,
+    LinkNews,
+    LinkResumed,
+    LogMirror,
+    Transport,
+)
 from launcher.verdict import exit_status, judge, outcome
 from worker_entry.messages import (
     VERSION,
-    Beat,
     Goodbye,
     Hello,
     Message,
@@ -52,12 +60,12 @@ from worker_entry.messages import (
     TaskStart,
 )
 
-LEASE_S = 60.0
-"""Silence after which an agent stops its tasks, and a node counts as lost."""
-BEAT_S = 2.0
+IDLE_S = 0.5
+"""How often what nobody tells us is looked at."""
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLOSING_AT_ONCE = 64
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
 
@@ -89,10 +97,9 @@ class Supervisor:
         self._run_dir = run_dir
         self._transports = transports
         self._console = console
-        self._events: queue.SimpleQueue[tuple[str, Message | LinkClosed] | Interrupted] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, Message | LinkNews] | Interrupted] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         self._ready: dict[str, Ready] = {}
-        self._heard: dict[str, float] = {}
         self._attempt = 1
         self._unread = False
 
@@ -123,14 +130,9 @@ class Supervisor:
         gang = new_gang(self._rules(), time.monotonic())
         for node, transport in self._transports.items():
             self._connect(node, transport, mirror)
-        beat_due = 0.0
         while gang.phase is not Phase.FINISHED:
-            now = time.monotonic()
-            if now >= beat_due:
-                beat_due = now + BEAT_S
-                for link in self._links.values():
-                    link.send(Beat(time.time()))
-            for event in self._next_events(min(beat_due, gang.deadline or beat_due) - now):
+            until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
+            for event in self._next_events(until_due):
                 before = gang
                 gang, actions = decide(gang, event, time.monotonic())
                 if news := render_news(before, gang, event):
@@ -141,19 +143,18 @@ class Supervisor:
 
     def _connect(self, node: str, transport: Transport, mirror: LogMirror) -> None:
         try:
-            link = transport.connect(node, self._deliver, mirror)
+            link = transport.connect(node, self._deliver, mirror, self._timeouts.lease_s)
         except OSError as error:
             self._events.put((node, LinkClosed(f"cannot start {error.filename or 'the agent'}: {error.strerror}")))
             return
         self._links[node] = link
-        self._heard[node] = time.monotonic()
         link.send(
             Hello(
                 version=VERSION,
                 run_id=self._run_id,
                 directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
                 cwd=self._plan.directory,
-                lease_s=LEASE_S,
+                lease_s=self._timeouts.lease_s,
                 stream_logs=not transport.shares_files,
             )
         )
@@ -168,14 +169,21 @@ class Supervisor:
             yield item
             return
         node, message = item
-        self._heard[node] = time.monotonic()
-        if isinstance(message, LinkClosed):
-            yield NodeLost(node, message.reason)
-            return
-        if isinstance(message, Ready):
-            self._ready[node] = message
+        match message:
+            case LinkClosed(reason):
+                yield NodeLost(node, reason)
+                return
+            case LinkDropped(reason):
+                wait_s = self._timeouts.lease_s
+                self._console.warn(f"node {node}: {reason}; its tasks go on, looking for a way back for {wait_s:g} s")
+                return
+            case LinkResumed(after_s):
+                self._console.note(f"node {node}: connected again after {after_s:.1f} s; nothing was lost")
+                return
+            case Ready():
+                self._ready[node] = message
         try:
-            event = from_message(node, message)
+            event = from_message(node, message, self._links[node].clock_offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
@@ -185,12 +193,9 @@ class Supervisor:
         if self._console.broken and not self._unread:  # `distlaunch … | head`
             self._unread = True
             yield Interrupted(signal.SIGPIPE)
-        for node, heard in self._heard.items():
-            if time.monotonic() - heard > LEASE_S:
-                yield NodeLost(node, f"the agent has been silent for {LEASE_S:g} s")
         yield Tick()
 
-    def _deliver(self, node: str, message: Message | LinkClosed) -> None:
+    def _deliver(self, node: str, message: Message | LinkNews) -> None:
         while self._events.qsize() > QUEUE_LIMIT:
             time.sleep(0.01)  # a link's thread waits here, and behind it the agent, on its disk
         self._events.put((node, message))
@@ -246,20 +251,23 @@ class Supervisor:
             stop_grace_s=self._timeouts.stop_grace_s,
         )
 
-    def _close_links(self) -> int | None:
-        """Ends every agent; returns how many processes are left, None if a node could not be asked."""
+    def _close_links(self) -> dict[str, int | None]:
+        """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
         for link in self._links.values():
             link.send(Goodbye())
-        left = [link.close() for link in self._links.values()]
-        counted = [count for count in left if count is not None]
-        return sum(counted) if len(counted) == len(left) else None
+        # This machine last: closing its link ends all that is left below us, ways to other machines included.
+        here = [node for node in self._links if self._transports[node].shares_files]
+        others = [node for node in self._links if node not in here]
+        with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
+            left = dict(zip(others, pool.map(lambda node: self._links[node].close(), others), strict=True))
+        return left | {node: self._links[node].close() for node in here}
 
     def _write_plan(self) -> None:
         self._run_dir.write_json(self._run_dir.plan, render_json(self._plan))
 
     # --- telling the user ---
 
-    def _report(self, gang: Gang, started: float, left: int | None) -> RunReport:
+    def _report(self, gang: Gang, started: float, left: Mapping[str, int | None]) -> RunReport:
         logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
         verdict = judge(
             gang,
@@ -276,7 +284,7 @@ class Supervisor:
             started=started,
             ended=now,
             logs={task: self._run_dir.relative(path) for task, path in logs.items()},
-            processes_left=left,
+            left=left,
         )
         report = RunReport(
             run_id=self._run_id,

@@ -290,7 +290,7 @@ def test_the_runs_folder_is_made_with_those_around_it_and_is_private(make: Make,
 def test_a_folder_that_cannot_be_made_ends_the_agent_with_the_reason(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     client = make(directory=tmp_path / "file" / "run")
-    client.send(client.hello(), Beat(1.0))
+    client.send(client.hello(), Beat(1.0, 0))
     problem = client.expect(Broken).problem
     assert problem.reference == "run-directory"
     assert problem.message == f"{tmp_path}/file: Not a directory"
@@ -348,7 +348,7 @@ def test_a_frame_that_makes_no_sense_is_named_and_ends_everything(client: Client
     client.expect_nothing_left()
 
 
-@pytest.mark.parametrize("first", [Prepare(1, [], 1, 2), Start(1, []), Stop(1.0), Beat(1.0), Goodbye()])
+@pytest.mark.parametrize("first", [Prepare(1, [], 1, 2), Start(1, []), Stop(1.0), Goodbye()])
 def test_nothing_is_done_before_hello(client: Client, first: Message) -> None:
     client.send(first)
     assert client.expect(Broken).problem.message.endswith(f"{type(first).__name__} before Hello")
@@ -948,7 +948,7 @@ def test_nothing_is_left_of_a_tree_that_does_not_want_to_end(client: Client, end
     client.start_family("--ignore-term", "child", "grandchild", "stopped", "daemon")
     end(client, ready)
     client.expect_nothing_left()
-    assert client.wait() == {kill_agent: 1, kill_guardian: -signal.SIGKILL}.get(end, 0)
+    assert client.wait() == {kill_agent: 137, kill_guardian: -signal.SIGKILL}.get(end, 0)
 
 
 def test_nothing_is_left_when_the_controller_goes_before_its_first_word(either: Client) -> None:
@@ -980,7 +980,7 @@ def test_a_beat_keeps_the_lease(client: Client) -> None:
     client.start(command("worker:0", "sleep", "600"))
     ends = time.monotonic() + 1.8
     while time.monotonic() < ends:
-        client.send(Beat(time.time()))
+        client.send(Beat(time.time(), 0))
         with contextlib.suppress(AssertionError):
             client.receive(0.2)
     assert client.received(Exited) == []
@@ -996,7 +996,7 @@ def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(
         client.read_to_the_end()
     finally:
         os.kill(client.process.pid, signal.SIGCONT)
-    assert client.wait() == 1
+    assert client.wait() == 137
 
 
 # --- Python 3.9, the oldest that nodes may have ---

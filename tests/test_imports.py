@@ -22,6 +22,7 @@ LAUNCHER_LAYERS = """
     verdict
     report news news
     transports.base transports.payload
+    transports.frames
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh
     supervisor
@@ -34,7 +35,8 @@ LAUNCHER_LAYERS = """
 WORKER_LAYERS = """
     messages kernel run_files keras_support arrival
     protocol ports processes programs task
-    started_task
+    started_task outbox meeting
+    connection
     agent
     guardian
     __main__
@@ -171,7 +173,15 @@ def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
 
 def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     """Those that touch the world, or a node's facts, know more."""
-    world = {"transports.base", "transports.local", "transports.payload", "cli", "local_mode", "run_dir"}
+    world = {
+        "transports.base",
+        "transports.frames",
+        "transports.local",
+        "transports.payload",
+        "cli",
+        "local_mode",
+        "run_dir",
+    }
     for name in LAUNCHER:
         if name.removeprefix("launcher.") not in world:
             assert of("worker_entry", imports_of(LAUNCHER[name])) <= {"worker_entry.messages"}, name

@@ -21,7 +21,7 @@ from worker_entry.messages import CrashRecord, Problem, TaskExit
 LOCAL = {"local": [W0, W1]}
 
 
-def make_report(gang: Gang, *, processes_left: int | None = 0) -> RunReport:
+def make_report(gang: Gang, *, left: dict[str, int | None] | None = None) -> RunReport:
     plan = plan_of(gang.rules)
     attempt = make_attempt_report(
         gang,
@@ -31,7 +31,7 @@ def make_report(gang: Gang, *, processes_left: int | None = 0) -> RunReport:
         started=999.0,
         ended=1061.5,
         logs={task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks},
-        processes_left=processes_left,
+        left=left or {"local": 0},
     )
     return RunReport(
         run_id="20261121-143005-test-3f9a",
@@ -110,10 +110,12 @@ class TestSummary:
     def test_of_a_lost_node_does_not_claim_to_know(self) -> None:
         gang = history(TWO_NODES, NodeLost("b", "the agent ended"), ended(W0, 1051.0, by=signal.SIGTERM))
 
-        assert render_summary(make_report(gang, processes_left=None)) == (
+        assert render_summary(make_report(gang, left={"a": 0, "b": None})) == (
             "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
             "  worker:1  its end was not seen\n"
-            "  an unknown number of processes left on 2 nodes\n"
+            "  0 processes left on 1 node\n"
+            "  not known what is left on b; once it can be reached:\n"
+            "    distlaunch clean /runs/x\n"
             "Failed after 62.5 s, exit status 3\n"
             "Logs and report: /runs/x"
         )
@@ -121,7 +123,7 @@ class TestSummary:
     def test_counts_one_process_as_one(self) -> None:
         gang = history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert "  1 process left on this machine\n" in render_summary(make_report(gang, processes_left=1))
+        assert "  1 process left on this machine\n" in render_summary(make_report(gang, left={"local": 1}))
 
     def test_tells_a_task_that_was_not_started(self) -> None:
         rules = make_rules(TWO_NODES)

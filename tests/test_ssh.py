@@ -23,11 +23,15 @@ pytestmark = pytest.mark.ssh
 TREE = str(PROGRAMS / "spawn_tree.py")
 
 
+def skip_without_openssh() -> None:
+    if not Path(SSHD).exists() or shutil.which("ssh") is None:
+        pytest.skip("OpenSSH is not installed")
+
+
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts whose keys are known."""
-    if not Path(SSHD).exists() or shutil.which("ssh") is None:
-        pytest.skip("OpenSSH is not installed")
+    skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     with running_hosts(folder) as started:
@@ -210,7 +214,7 @@ def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, h
 def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, tmp_path: Path, signum: int) -> None:
     mark = make_mark()
     spec = hosts.write_spec(
-        f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\ntimeouts: {{stop_grace_s: 1}}\n"
+        f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\ntimeouts: {{stop_grace_s: 1, lease_s: 5}}\n"
     )
     process = start(hosts, spec, tmp_path, mark)
     with process:

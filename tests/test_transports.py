@@ -19,7 +19,7 @@ import pytest
 from launcher.run_dir import RunDir
 from launcher.tasks import parse_task_id
 from launcher.transports import local
-from launcher.transports.base import Link, LinkClosed, LogMirror, Transport
+from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
 from launcher.transports.local import LocalTransport
 from tests.apart import linux
 from tests.conftest import PROGRAMS
@@ -32,6 +32,7 @@ from worker_entry.messages import (
     Exited,
     Goodbye,
     Hello,
+    Listening,
     Log,
     Message,
     Prepare,
@@ -62,7 +63,7 @@ class Node:
     mirror_root: Path
     mirror: LogMirror = field(init=False)
     link: Link = field(init=False)
-    received: list[Message | LinkClosed] = field(default_factory=list)
+    received: list[Message | LinkNews] = field(default_factory=list)
     closed: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,9 +71,9 @@ class Node:
         self.mirror = LogMirror(lambda attempt, task: files.log(attempt, parse_task_id(task)))
 
     def connect(self) -> None:
-        self.link = self.transport.connect(self.name, self._deliver, self.mirror)
+        self.link = self.transport.connect(self.name, self._deliver, self.mirror, 60.0)
 
-    def _deliver(self, node: str, message: Message | LinkClosed) -> None:
+    def _deliver(self, node: str, message: Message | LinkNews) -> None:
         assert node == self.name
         self.received.append(message)  # from the link's own thread
 
@@ -202,7 +203,7 @@ def test_a_stopped_agent_is_still_closed(
     task = node.start("sleep", "600")
     os.kill(ready.pid if victim == "agent" else psutil.Process(ready.pid).ppid(), signal.SIGSTOP)
     for _ in range(1000):
-        node.link.send(Beat(1.0))  # never blocks, though nobody reads
+        node.link.send(Beat(1.0, 0))  # never blocks, though nobody reads
     assert node.close() == 0
     assert not psutil.pid_exists(task)
     node.expect(LinkClosed)
@@ -217,7 +218,7 @@ def test_a_killed_agent_is_told_and_leaves_nothing(node: Node, victims: tuple[st
     for victim in victims:
         os.kill(pids[victim], signal.SIGKILL)
     node.expect(LinkClosed)
-    node.link.send(Beat(1.0))  # never fails
+    node.link.send(Beat(1.0, 0))  # never fails
     assert node.close() == 0
     assert not psutil.pid_exists(task)
 
@@ -284,23 +285,23 @@ def say(data):
 
 
 def test_the_marker_may_come_alone(connect: Connect, tmp_path: Path) -> None:
-    node = connect(python=program(tmp_path, f"say({MARKER!r}); say({encode(Beat(2.0))!r})"))
-    assert node.expect(Beat) == Beat(2.0)
+    node = connect(python=program(tmp_path, f"say({MARKER!r}); say({encode(Listening('worker:0', 2.0))!r})"))
+    assert node.expect(Listening) == Listening("worker:0", 2.0)
     assert node.expect(LinkClosed) == LinkClosed("the agent ended")
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        f"say(b'Welcome to gpu-b\\n' + {MARKER!r} + {encode(Beat(2.0))!r})",
-        f"say(b'\\xff\\x1e' * 500_000 + {MARKER!r}); say({encode(Beat(2.0))!r})",
-        f"[say(bytes([byte])) for byte in b'motd\\x1edist' + {MARKER!r} + {encode(Beat(2.0))!r}]",
+        f"say(b'Welcome to gpu-b\\n' + {MARKER!r} + {encode(Listening('worker:0', 2.0))!r})",
+        f"say(b'\\xff\\x1e' * 500_000 + {MARKER!r}); say({encode(Listening('worker:0', 2.0))!r})",
+        f"[say(bytes([byte])) for byte in b'motd\\x1edist' + {MARKER!r} + {encode(Listening('worker:0', 2.0))!r}]",
     ],
     ids=["at once", "a megabyte of it", "byte by byte"],
 )
 def test_noise_before_the_start_is_skipped(connect: Connect, tmp_path: Path, code: str) -> None:
     node = connect(python=program(tmp_path, code))
-    assert node.expect(Beat) == Beat(2.0)
+    assert node.expect(Listening) == Listening("worker:0", 2.0)
 
 
 def test_noise_instead_of_an_agent_is_shown(connect: Connect, tmp_path: Path) -> None:
@@ -352,9 +353,9 @@ def test_a_frame_that_cannot_be_ends_the_link_and_writes_nothing_elsewhere(
 
 def test_what_came_before_a_broken_frame_is_delivered(connect: Connect, tmp_path: Path) -> None:
     log = encode(Log(1, "worker:0", 0, BODY_LIMIT), bytes(BODY_LIMIT))
-    (tmp_path / "frames").write_bytes(MARKER + encode(Beat(2.0)) + log + b"?\n")
+    (tmp_path / "frames").write_bytes(MARKER + encode(Listening("worker:0", 2.0)) + log + b"?\n")
     node = connect(python=program(tmp_path, f"os.write(1, open({str(tmp_path / 'frames')!r}, 'rb').read())"))
-    assert node.expect(Beat) == Beat(2.0)
+    assert node.expect(Listening) == Listening("worker:0", 2.0)
     assert "not a header" in node.expect(LinkClosed).reason
     assert (node.mirror_root / "attempt-1" / "worker-0.log").read_bytes() == bytes(BODY_LIMIT)
 

@@ -1,4 +1,7 @@
-"""`python …/worker_entry (agent | task FILE | run …)`: started as a path, from a directory or from a zip."""
+"""`python …/worker_entry (agent | node | attach | task FILE | run …)`: started as a path, from a folder or a zip.
+
+An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
+"""
 
 import os
 import sys
@@ -9,10 +12,14 @@ def main() -> None:
         # Started as a path: Python put the package itself first on sys.path; what it needs is the folder around it.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if verb == "agent":
+    if verb in ("agent", "node"):
         from worker_entry import guardian
 
-        sys.exit(guardian.main())
+        sys.exit(guardian.main(outlives_connection=verb == "node"))
+    if verb == "attach":
+        from worker_entry import meeting
+
+        sys.exit(meeting.hand_over())
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
     from worker_entry import task
 

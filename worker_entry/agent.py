@@ -3,8 +3,8 @@
 It has one thread and one loop: frames in, deaths, log files that grew, deadlines, frames out. `guardian` starts it,
 and takes care that its own death leaves nothing behind either.
 
-It talks to its controller over stdin and stdout. A closed stdin, or silence for longer than the lease, means that
-the controller is gone: the tasks are stopped.
+It talks to its controller over stdin and stdout. Silence for longer than the lease means that the controller is gone:
+the tasks are stopped. So does a closed stdin, unless there is a meeting place where the controller may come back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from dataclasses import replace
 from typing import Optional
 
 from worker_entry import kernel, processes
+from worker_entry.connection import OUTPUT_LIMIT, Connection
+from worker_entry.meeting import Meeting
 from worker_entry.messages import (
     VERSION,
-    Beat,
     Broken,
     Empty,
     Exited,
@@ -43,7 +44,7 @@ from worker_entry.messages import (
 )
 from worker_entry.ports import LAST_PORT, HeldPorts, is_open
 from worker_entry.programs import find_problem, installed_version
-from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.started_task import StartedTask, start_problem
 
@@ -51,27 +52,29 @@ TICK_S = 0.05
 """How often growing logs, opened ports and ongoing stops are looked at."""
 IDLE_TICK_S = 0.5
 """The same while nothing is under way but training without log streaming."""
-BEAT_S = 2.0
 LOST_GRACE_S = 2.0
 """Between TERM and KILL when the controller is gone."""
 FIRST_LEASE_S = 60.0
 """The lease until Hello has named one."""
-OUTPUT_LIMIT = 256 << 10
-"""Unsent bytes above which logs wait on disk."""
 
 
 class Agent:
-    """Owns the tasks of one node. `run` returns once no process is left below it."""
+    """Owns the tasks of one node. `run` returns once no process is left below it.
 
-    def __init__(self, stdin: int, stdout: int) -> None:
-        self._stdin = stdin
-        self._stdout = stdout
-        self._decoder = Decoder()
-        self._output = bytearray()
+    With a `meeting`, it waits there for its controller to come back when the connection breaks.
+    """
+
+    def __init__(self, stdin: int, stdout: int, meeting: Optional[Meeting] = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._connection = Connection(self._selector, self._read, self._lose_connection)
+        self._ways = stdin, stdout
+        self._meeting = meeting
         self._hello: Optional[Hello] = None
         self._lease_s = FIRST_LEASE_S
         self._tree = processes.Tree()
         self._tasks: dict[str, StartedTask] = {}
+        self._finished: Optional[processes.Tree] = None
+        """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
         self._log_turns: deque[StartedTask] = deque()
         self._attempt = 0
         self._prepared: set[str] = set()
@@ -79,59 +82,47 @@ class Agent:
         self._closing = False
         self._garbled = False
         self._controller_gone = False
-        self._heard = time.monotonic()
-        self._beat_due = 0.0
         self._failed = False
         self._asked_to_end = False
 
     def run(self) -> int:
         wake, signalled = os.pipe()
-        for descriptor in (self._stdin, self._stdout, wake, signalled):
-            os.set_blocking(descriptor, False)
+        os.set_blocking(wake, False)
+        os.set_blocking(signalled, False)
         signal.set_wakeup_fd(signalled)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(signum, self._note_signal)
-        self._output += MARKER
-        with selectors.DefaultSelector() as selector:
-            self._selector = selector
-            selector.register(wake, selectors.EVENT_READ)
-            selector.register(self._stdin, selectors.EVENT_READ)
+        with self._selector:
+            self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
+            if self._meeting is not None:
+                self._meeting.listen()
+                self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
+            self._connection.open(*self._ways)
             while not self._done():
-                self._wait(wake)
+                self._connection.want_write()
+                for key, _ in self._selector.select(self._tick()):
+                    if key.fd in self._selector.get_map():  # not taken out by one of the others
+                        key.data()
                 self._step()
         return 1 if self._failed else 0
 
     # --- one turn of the loop ---
 
     def _done(self) -> bool:
-        return self._closing and not self._tree.stopping and (self._controller_gone or not self._output)
-
-    def _wait(self, wake: int) -> None:
-        writing = self._stdout in self._selector.get_map()
-        if self._output and not writing and not self._controller_gone:
-            self._selector.register(self._stdout, selectors.EVENT_WRITE)
-        elif writing and (not self._output or self._controller_gone):
-            self._selector.unregister(self._stdout)
-        for key, _ in self._selector.select(self._tick()):
-            if key.fd == wake:
-                os.read(wake, 4096)
-            elif key.fd == self._stdin:
-                self._read()
-            else:
-                self._write()
+        return self._closing and not self._tree.stopping and not self._connection.pending
 
     def _tick(self) -> float:
         forming = any(task.forming for task in self._tasks.values())
-        return TICK_S if self._tree.stopping or forming or (self._streaming and self._tasks) else IDLE_TICK_S
+        busy = self._tree.stopping or forming or (self._streaming and self._tasks and self._finished is None)
+        return TICK_S if busy else IDLE_TICK_S
 
     @property
     def _streaming(self) -> bool:
         return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
-        now = time.monotonic()
-        if self._asked_to_end or now - self._heard > self._lease_s:
+        if self._asked_to_end or time.monotonic() - self._connection.heard > self._lease_s:
             self._lose_controller()
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
@@ -139,43 +130,46 @@ class Agent:
             if task.forming and is_open(self._ports.numbers[task.name]):
                 task.forming = False
                 self._send(Listening(task.name, time.time()))
-        if self._streaming:
+        if self._streaming and self._connection.is_open:
             self._stream_logs()
-        if self._hello is not None and now >= self._beat_due and len(self._output) < OUTPUT_LIMIT:
-            self._beat_due = now + BEAT_S
-            self._send(Beat(time.time()))
         if self._tree.stopping and self._tree.sweep() == 0:
             self._finish_attempt()
 
     def _read(self) -> None:
         try:
-            data = os.read(self._stdin, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            self._lose_controller()
-            return
-        if self._garbled:  # only the end of the stream means something now
-            return
-        self._heard = time.monotonic()
-        try:
-            for message, _ in self._decoder.feed(data):
-                self._handle(message)
+            messages = self._connection.read()
+            if messages is None:
+                self._lose_connection()
+            elif not self._garbled:  # else only the end of the stream means something
+                for message in messages:
+                    self._handle(message)
         except ProtocolError as error:
             self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
-    def _write(self) -> None:
+    def _meet(self) -> None:
+        """A controller whose connection broke is back."""
+        assert self._meeting is not None
+        newcomer = self._meeting.accept()
+        if newcomer is None or self._controller_gone:
+            return
+        attach = newcomer.attach
         try:
-            del self._output[: os.write(self._stdout, self._output[:OUTPUT_LIMIT])]
-        except BlockingIOError:
-            pass
-        except OSError:  # nobody reads any more
-            self._lose_controller()
+            outbox = self._connection.outbox
+            if outbox.after(attach.received) and self._finished is not None:
+                # Empty has not arrived, so the logs before it may not have, either; it comes again behind them.
+                outbox.take_back()
+                self._tree, self._finished = self._finished, None
+            self._connection.replace(newcomer)
+        except ProtocolError as error:
+            newcomer.refuse(str(error))
+            return
+        for task in self._tasks.values():
+            task.rewind(attach.offsets.get(task.name, 0) if attach.attempt == self._attempt else 0)
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
-            self._output += encode(message, body)
+            self._connection.send(message, body)
 
     # --- what the controller asks for ---
 
@@ -197,7 +191,7 @@ class Agent:
             self._closing = True
             if self._tasks:
                 self._stop(LOST_GRACE_S)
-        elif not isinstance(message, Beat):
+        else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
 
     def _greet(self, hello: Hello) -> None:
@@ -224,11 +218,13 @@ class Agent:
                 cores=kernel.cores(),
                 gpus=kernel.gpus(),
                 tensorflow=installed_version("tensorflow"),
+                meeting=self._meeting.path if self._meeting is not None else None,
             )
         )
 
     def _prepare(self, order: Prepare) -> None:
         assert self._hello is not None
+        self._forget_finished()
         if self._tasks:
             raise ProtocolError(f"Prepare while attempt {self._attempt} is running")
         for port in (order.first_port, order.last_port, *(request.port for request in order.tasks if request.port)):
@@ -270,6 +266,8 @@ class Agent:
             self._send(Started(start.task, task.pid, time.time()))
 
     def _stop(self, grace_s: float) -> None:
+        if self._finished is not None:
+            return
         for task in self._tasks.values():
             task.forming = False
         self._tree.stop(grace_s)
@@ -285,21 +283,28 @@ class Agent:
                 self._send(Exited(task.name, TaskExit.from_wait_status(status), ended, task.read_crash()))
 
     def _finish_attempt(self) -> None:
-        if self._streaming and any(task.unsent() for task in self._tasks.values()):
+        heard = self._connection.is_open or not self._closing
+        if self._streaming and heard and any(task.unsent() for task in self._tasks.values()):
             return  # the rest of the logs goes first
         self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
+        self._finished, self._tree = self._tree, processes.Tree()
+        self._prepared = set()
+        self._ports.release()
+
+    def _forget_finished(self) -> None:
+        """The controller has heard of the end of the last attempt."""
+        if self._finished is None:
+            return
         for task in self._tasks.values():
             task.close()
         self._tasks = {}
         self._log_turns.clear()
-        self._prepared = set()
-        self._tree = processes.Tree()
-        self._ports.release()
+        self._finished = None
 
     def _stream_logs(self) -> None:
         """Sends a piece of every task in turn, so that none waits for a chatty one, until all is sent or enough."""
         silent = 0
-        while silent < len(self._log_turns) and len(self._output) < OUTPUT_LIMIT:
+        while silent < len(self._log_turns) and self._connection.pending < OUTPUT_LIMIT:
             task = self._log_turns[0]
             self._log_turns.rotate(-1)
             offset, data = task.read_log()
@@ -310,19 +315,25 @@ class Agent:
     def _note_signal(self, *_: object) -> None:
         self._asked_to_end = True  # the loop, which the signal wakes, does the rest
 
+    def _lose_connection(self) -> None:
+        """The way is broken: the controller may find another one, if it knows where, until the lease is over."""
+        if self._meeting is not None and self._hello is not None:
+            self._connection.close()
+        else:
+            self._lose_controller()
+
     def _lose_controller(self) -> None:
         """The controller is gone, or somebody asked us to end: nobody is left to talk to."""
         if self._controller_gone:
             return
         self._controller_gone = True
         self._closing = True
-        self._output.clear()
-        if self._stdin in self._selector.get_map():
-            self._selector.unregister(self._stdin)
+        self._connection.close()
         self._stop(LOST_GRACE_S)
 
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
+        self._forget_finished()
         self._send(Broken(problem))
         self._stop(LOST_GRACE_S)

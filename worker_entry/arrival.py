@@ -1,6 +1,7 @@
-"""How an agent arrives on a node: sent there as text, it takes worker_entry as a zip from stdin and becomes its agent.
+"""How an agent arrives on a node: sent there as text, it takes worker_entry as a zip from stdin and becomes part of it.
 
-Its arguments, after this text itself, are the SHA-256 of the zip and its length. It runs before anything of ours is
+Its arguments, after this text itself, are the SHA-256 of the zip and its length; the zip comes over stdin, behind a
+line that says what to run of it. It runs before anything of ours is
 on the node, so it uses no other module of ours; and any Python from 3.7 on can read it, because one that is too old
 has to say so. What it says goes to stdout, before the start marker: the controller keeps it for its error.
 """
@@ -22,6 +23,7 @@ def main() -> None:
     if sys.version_info[:2] < OLDEST_PYTHON:
         refuse(f"{sys.executable} is Python {sys.version_info[0]}.{sys.version_info[1]}; a node needs 3.9 or newer")
     digest, length = sys.argv[2], int(sys.argv[3])
+    verb = receive_line()
     archive = receive(length)
     if hashlib.sha256(archive).hexdigest() != digest:
         refuse("worker_entry arrived damaged")
@@ -34,7 +36,7 @@ def main() -> None:
             problems.append(f"{folder}: {error.strerror or error}")
         else:
             os.dup2(errors, 2)  # so far it went the way of stdout, where from now on only frames belong
-            arguments = [sys.executable, os.path.join(place, "worker_entry"), "agent"]
+            arguments = [sys.executable, os.path.join(place, "worker_entry"), verb]
             os.execv(sys.executable, arguments)  # noqa: S606 - a shell is what we do not want
     refuse(f"no folder to keep worker_entry in: {'; '.join(problems)}")
 
@@ -43,6 +45,17 @@ def refuse(reason: str) -> NoReturn:
     sys.stdout.write(f"distlaunch: {reason}\n")
     sys.stdout.flush()
     sys.exit(1)
+
+
+def receive_line() -> str:
+    """What worker_entry shall be here; read byte by byte, since what follows is not ours to take yet."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            refuse("the connection ended before worker_entry had arrived")
+        line += byte
+    return line.decode().strip()
 
 
 def receive(length: int) -> bytes:

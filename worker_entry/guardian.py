@@ -14,26 +14,35 @@ import traceback
 
 from worker_entry import kernel, processes
 from worker_entry.agent import Agent
+from worker_entry.meeting import Meeting
 from worker_entry.messages import TaskExit
 
 
-def main() -> int:
-    """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 1 if it died."""
+def main(*, outlives_connection: bool) -> int:
+    """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 128 + signal if it died.
+
+    Args:
+        outlives_connection: whether the agent waits for its controller to come back when stdin ends.
+    """
     kernel.become_subreaper()
     guardian = os.getpid()
+    meeting = Meeting.make() if outlives_connection else None
     child = os.fork()
     if child == 0:
         kernel.die_with_parent(signal.SIGTERM, guardian)
         kernel.become_subreaper()
         status = 1
         try:
-            status = Agent(sys.stdin.fileno(), sys.stdout.fileno()).run()
+            status = Agent(sys.stdin.fileno(), sys.stdout.fileno(), meeting).run()
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
-    return _guard(child)
+    status = _guard(child)
+    if meeting is not None:
+        meeting.close(status)
+    return status
 
 
 def _guard(agent: int) -> int:
@@ -56,6 +65,7 @@ def _guard(agent: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)
     processes.kill_descendants()
-    if status.code is None:
-        sys.stderr.write(f"the agent was ended by {status}\n")
-    return status.code if status.code is not None else 1
+    if status.code is not None:
+        return status.code
+    sys.stderr.write(f"the agent was ended by {status}\n")
+    return 128 + (status.signal or 0)

@@ -11,7 +11,10 @@ import signal as signals
 from dataclasses import dataclass, field
 from typing import Optional, Union
 
-VERSION = 1
+VERSION = 2
+
+AGENT_GONE = "agent-gone"
+"""The reference of the Problem that answers Attach when there is no agent any more."""
 
 # --- values inside messages ---------------------------------------------------------------------------------
 
@@ -142,9 +145,30 @@ class Stop:
 
 @dataclass(frozen=True)
 class Beat:
-    """I am alive; `time` is the sender's clock in Unix seconds. Sent both ways."""
+    """I am alive, and have `received` counted frames. A controller sends it, an agent answers each at once.
+
+    `time` is the sender's clock in Unix seconds, `echo` in an answer the `time` of what it answers: together they
+    tell how far the two clocks are apart.
+    """
 
     time: float
+    received: int
+    echo: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Attach:
+    """The first frame over a new connection to an agent whose old one broke.
+
+    `meeting` is the place that its Ready named, `received` how many counted frames the controller has, and
+    `offsets` how many bytes of each log of `attempt`.
+    """
+
+    version: int
+    meeting: str
+    received: int
+    attempt: int
+    offsets: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -168,6 +192,15 @@ class Ready:
     cores: int
     gpus: list[str]
     tensorflow: Optional[str]
+    meeting: Optional[str] = None
+    """Where a controller whose connection broke finds the agent again; None if it cannot."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The answer to Attach; `received`: how many of the controller's counted frames the agent has."""
+
+    received: int
 
 
 @dataclass(frozen=True)
@@ -240,6 +273,6 @@ class Broken:
     problem: Problem
 
 
-ToAgent = Union[Hello, Prepare, Start, Stop, Beat, Goodbye]
-ToController = Union[Ready, Prepared, Refused, Started, Listening, Log, Exited, Empty, Broken, Beat]
+ToAgent = Union[Hello, Attach, Prepare, Start, Stop, Beat, Goodbye]
+ToController = Union[Ready, Attached, Prepared, Refused, Started, Listening, Log, Exited, Empty, Broken, Beat]
 Message = Union[ToAgent, ToController]

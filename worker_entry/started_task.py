@@ -70,6 +70,10 @@ class StartedTask:
         self._offset += len(data)
         return offset, data
 
+    def rewind(self, offset: int) -> None:
+        """Reads on from there: what was behind it has got lost."""
+        self._offset = offset
+
     def unsent(self) -> int:
         return os.fstat(self._log).st_size - self._offset
 

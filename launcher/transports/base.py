@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from worker_entry.messages import Log, Message
-from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
-
-NOISE_LIMIT = 64 << 10
-"""Bytes before the start marker that are kept for an error message."""
 
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """The agent's stream has ended: it is gone, or it was broken."""
+    """The agent is gone, or we no longer know what it does."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class LinkDropped:
+    """The way to the agent broke; another is being looked for, as long as the agent waits for us."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkResumed:
+    """There is a way again, `after_s` seconds after the last word over the old one; nothing was lost."""
+
+    after_s: float
+
+
+LinkNews = LinkClosed | LinkDropped | LinkResumed
 
 
 class LinkError(Exception):
     """There is no way to the node, or none any more; the text says why, for the user."""
 
 
-Deliver = Callable[[str, Message | LinkClosed], None]
+class LinkBroken(Exception):  # noqa: N818 - the state of a way, of which there may be another
+    """This way to the agent does not work any more; the agent may well go on."""
+
+
+Deliver = Callable[[str, Message | LinkNews], None]
 """Takes what arrives from a node; called from the link's own thread."""
 
 
 class Link(Protocol):
     """A started agent."""
+
+    @property
+    def clock_offset_s(self) -> float:
+        """How far the node's clock is ahead of ours, as far as is known."""
 
     def send(self, message: Message) -> None:
         """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
@@ -48,8 +66,10 @@ class Transport(Protocol):
 
     shares_files: bool
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> Link:
+    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> Link:
         """Starts the agent; `deliver` hears of everything from then on, but log bytes, which go to `mirror`.
+
+        A connection that breaks may be replaced until the agent has heard nothing for `lease_s`.
 
         Raises:
             OSError: it could not be started.
@@ -81,90 +101,3 @@ class LogMirror:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
-
-
-class Stream(Protocol):
-    """Bytes to and from an agent; every method may block, and raises OSError when the link is broken."""
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; empty at the agent's end."""
-
-    def write(self, data: bytes) -> None:
-        """All of the data."""
-
-    def finish(self) -> None:
-        """Ends our side; the agent's may go on."""
-
-
-class Frames:
-    """Frames over a stream: one thread opens it, reads and delivers, one writes what is queued.
-
-    `open_stream` may take its time; it raises LinkError when there is no way to the node.
-    """
-
-    def __init__(self, node: str, open_stream: Callable[[], Stream], deliver: Deliver, mirror: LogMirror) -> None:
-        self._node = node
-        self._mirror = mirror
-        self._open_stream = open_stream
-        self._deliver = deliver
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name=f"read-{node}", daemon=True)
-        self._reader.start()
-
-    def send(self, message: Message) -> None:
-        self._outgoing.put(encode(message))
-
-    def finish(self) -> None:
-        """Closes our side once everything queued is written; the agent reads that as our end."""
-        self._outgoing.put(None)
-
-    def join(self, timeout_s: float) -> None:
-        """Waits until the agent's side has ended."""
-        self._reader.join(timeout_s)
-
-    def _write(self, stream: Stream) -> None:
-        try:
-            while (data := self._outgoing.get()) is not None:
-                stream.write(data)
-        except OSError:
-            pass  # the reader sees the end as well, and says so
-        finally:
-            with contextlib.suppress(OSError):
-                stream.finish()
-
-    def _read(self) -> None:
-        reason = "the agent ended"
-        try:
-            stream = self._open_stream()
-            threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
-            data = self._skip_noise(stream)  # and empty, when the marker came alone
-            decoder = Decoder()
-            while True:
-                for message, body in decoder.feed(data):
-                    if isinstance(message, Log):
-                        self._mirror.write(message, body)
-                    else:
-                        self._deliver(self._node, message)
-                data = stream.read(1 << 18)
-                if not data:
-                    break
-        except LinkError as error:
-            reason = str(error)
-        except (ProtocolError, ValueError, OverflowError) as error:
-            reason = f"the agent sent {error}"
-        except OSError as error:
-            reason = f"its log cannot be written: {error.strerror}"
-        except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
-            reason = f"a bug in distlaunch: {error!r}"
-        self._deliver(self._node, LinkClosed(reason))
-
-    def _skip_noise(self, stream: Stream) -> bytes:
-        noise = b""
-        while MARKER not in noise:
-            data = stream.read(1 << 16)
-            if not data:
-                shown = noise[-400:].decode(errors="replace").strip()
-                raise ProtocolError(f"no start marker{f', only: {shown}' if shown else ''}")
-            # What comes before the marker is a shell's chatter; its end may hold the marker's beginning.
-            noise = (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
-        return noise.partition(MARKER)[2]

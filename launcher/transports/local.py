@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import worker_entry
-from launcher.transports.base import Deliver, Frames, LinkClosed, LogMirror
+from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogMirror
+from launcher.transports.frames import Frames
 from worker_entry import kernel, processes
 from worker_entry.messages import Message, Ready
 
@@ -29,7 +31,7 @@ class LocalTransport:
         self._errors = errors
         self._python = python
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> LocalLink:
+    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> LocalLink:
         # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
         kernel.become_subreaper()
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
@@ -45,7 +47,7 @@ class LocalTransport:
         finally:
             os.close(errors)
         _guardians.add(process.pid)
-        return LocalLink(node, process, deliver, mirror, others)
+        return LocalLink(node, process, deliver, mirror, others, lease_s)
 
 
 class LocalLink:
@@ -58,17 +60,22 @@ class LocalLink:
         deliver: Deliver,
         mirror: LogMirror,
         others: set[int],
+        lease_s: float,
     ) -> None:
         self._others = others
         self._process = process
         self._agent_pid: int | None = None
 
-        def watch(name: str, message: Message | LinkClosed) -> None:
+        def watch(name: str, message: Message | LinkNews) -> None:
             if isinstance(message, Ready):
                 self._agent_pid = message.pid
             deliver(name, message)
 
-        self._frames = Frames(node, lambda: _Pipes(process), watch, mirror)
+        self._frames = Frames(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
+
+    @property
+    def clock_offset_s(self) -> float:
+        return 0.0  # it is our own clock
 
     def send(self, message: Message) -> None:
         self._frames.send(message)
@@ -111,7 +118,9 @@ class _Pipes:
         self._to_agent = process.stdin
         self._from_agent = process.stdout
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, patience_s: float) -> bytes:
+        if not select.select([self._from_agent], [], [], patience_s)[0]:
+            raise LinkBroken(f"the agent has been silent for {patience_s:.0f} s")
         return os.read(self._from_agent.fileno(), size)
 
     def write(self, data: bytes) -> None:
@@ -120,3 +129,9 @@ class _Pipes:
 
     def finish(self) -> None:
         self._to_agent.close()
+
+    def abandon(self) -> None:
+        pass  # `LocalLink.close` ends the agent, and with it the pipes
+
+    def how_ended(self) -> str:
+        return "the agent ended"

@@ -27,9 +27,9 @@ class Payload:
     command: str
     archive: bytes
 
-    def first_bytes(self, python: str) -> bytes:
-        """What goes over stdin before any frame: the interpreter's name, then the archive."""
-        return python.encode() + b"\n" + self.archive
+    def first_bytes(self, python: str, verb: str) -> bytes:
+        """What goes over stdin before any frame: the interpreter's name, what to run, then the archive."""
+        return f"{python}\n{verb}\n".encode() + self.archive
 
 
 @functools.cache

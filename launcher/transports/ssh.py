@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from launcher.transports.base import Deliver, Frames, LinkError, LogMirror
+from launcher.transports.base import Deliver, LinkBroken, LinkError, LogMirror
+from launcher.transports.frames import Frames
 from launcher.transports.known_hosts import KnownKeys, load_known_keys
 from launcher.transports.payload import make_payload
 from launcher.transports.ssh_config import SshTarget
-from worker_entry.messages import Message
+from worker_entry.messages import Message, TaskExit
 
 CONNECT_S = 15.0
 BANNER_S = 60.0
@@ -46,79 +47,125 @@ class SshTransport:
         self._target = target
         self._python = python
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror) -> SshLink:
-        return SshLink(node, self._target, self._python, deliver, mirror)
+    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> SshLink:
+        return SshLink(node, self._target, self._python, deliver, mirror, lease_s)
 
 
 class SshLink:
-    """The connection to a node, from the first attempt on; it is made by the link's own thread."""
+    """The way to a node, from the first attempt to connect on; connections are made by the link's own thread."""
 
-    def __init__(self, node: str, target: SshTarget, python: str, deliver: Deliver, mirror: LogMirror) -> None:
+    def __init__(
+        self, node: str, target: SshTarget, python: str, deliver: Deliver, mirror: LogMirror, lease_s: float
+    ) -> None:
         self._target = target
         self._python = python
         self._closing = threading.Event()
-        self._stream: _ChannelStream | None = None
-        self._frames = Frames(node, self._open, deliver, mirror)
+        self._lock = threading.Lock()
+        self._began = False
+        self._frames = Frames(
+            node,
+            lambda: self._open("node", BANNER_S, ATTEMPTS),
+            deliver,
+            mirror,
+            lease_s=lease_s,
+            reopen=lambda within_s: self._open("attach", within_s, 1),
+        )
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._frames.clock_offset_s
 
     def send(self, message: Message) -> None:
         self._frames.send(message)
 
     def close(self) -> int | None:
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
+            if not self._began:
+                return 0  # nothing of ours ever came to the node
         self._frames.finish()
-        self._frames.join(END_WAIT_S)
-        stream = self._stream
-        if stream is None:
-            return 0  # nothing of ours ever came to the node
-        # The command's end is that of the guardian, which ends when nothing is left below it.
-        stream.channel.status_event.wait(END_WAIT_S)
-        left = 0 if stream.channel.exit_status >= 0 else None
-        stream.transport.close()
-        return left
+        if not self._frames.join(END_WAIT_S):
+            self._frames.give_up()
+        return 0 if self._frames.ended else None
 
-    def _open(self) -> _ChannelStream:
+    def _open(self, verb: str, within_s: float, attempts: int) -> _ChannelStream:
         payload = make_payload()
         with _connecting:
-            transport = _connect(self._target, self._closing)
-            if self._closing.is_set():  # while we were on the way; nothing has been started
-                transport.close()
-                raise LinkError("the run ended before the connection stood")
+            transport = _connect(self._target, self._closing, within_s, attempts)
             try:
-                channel = transport.open_session(timeout=AUTH_S)
+                self._begin()
+                channel = transport.open_session(timeout=min(AUTH_S, within_s))
                 channel.set_combine_stderr(True)
                 channel.exec_command(payload.command)
             except (paramiko.SSHException, EOFError, OSError) as error:
                 transport.close()
                 raise LinkError(f"{_place(self._target)} starts no command: {error or 'it hung up'}") from None
-        self._stream = _ChannelStream(transport, channel)
-        self._stream.write(payload.first_bytes(self._python))
-        return self._stream
+            except LinkError:
+                transport.close()
+                raise
+        stream = _ChannelStream(transport, channel)
+        try:
+            stream.write(payload.first_bytes(self._python, verb))
+        except OSError as error:
+            # Whoever hung up may have said why; the reader finds it.
+            if verb != "node":
+                raise LinkError(str(error)) from None
+        return stream
+
+    def _begin(self) -> None:
+        """From here on there may be something of ours on the node, which `close` has to wait for."""
+        with self._lock:
+            if self._closing.is_set() and not self._began:
+                raise LinkError("the run ended before the connection stood")
+            self._began = True
 
 
 class _ChannelStream:
-    def __init__(self, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
-        self.transport = transport
-        self.channel = channel
+    """One connection with its one command."""
 
-    def read(self, size: int) -> bytes:
-        return self.channel.recv(size)
+    def __init__(self, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
+        self._transport = transport
+        self._channel = channel
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        self._channel.settimeout(patience_s)
+        try:
+            data = self._channel.recv(size)
+        except TimeoutError:
+            raise LinkBroken(f"nothing came for {patience_s:.0f} s") from None
+        # The command's end is that of the guardian, which ends when nothing is left below it. Only it has a status:
+        # a broken connection has none.
+        if not data and not (self._channel.status_event.wait(END_WAIT_S) and self._channel.exit_status >= 0):
+            raise LinkBroken("the connection broke")
+        return data
 
     def write(self, data: bytes) -> None:
-        self.channel.sendall(data)
+        self._channel.sendall(data)
 
     def finish(self) -> None:
-        self.channel.shutdown_write()
+        self._channel.shutdown_write()
+
+    def abandon(self) -> None:
+        self._transport.close()
+
+    def how_ended(self) -> str:
+        self.abandon()
+        status = self._channel.exit_status
+        return f"the agent was ended by {TaskExit(signal=status - 128)}" if status > 128 else "the agent ended"
 
 
-def _connect(target: SshTarget, cancelled: threading.Event) -> paramiko.Transport:
-    """A connection whose host key is trusted and whose user is let in; a busy sshd is asked again."""
+def _connect(target: SshTarget, cancelled: threading.Event, within_s: float, attempts: int) -> paramiko.Transport:
+    """A connection whose host key is trusted and whose user is let in; a busy sshd is asked again.
+
+    No step of it waits for longer than `within_s`.
+    """
     known = load_known_keys(target.key_name, target.known_hosts)
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, attempts + 1):
         transport = None
         try:
-            transport = paramiko.Transport(_dial(target))
-            _set_up(transport, known)
-            transport.start_client(timeout=BANNER_S)
+            transport = paramiko.Transport(_dial(target, min(CONNECT_S, within_s)))
+            _set_up(transport, known, within_s)
+            transport.start_client(timeout=within_s)
             _check_host_key(target, known, transport.get_remote_server_key())
             _authenticate(target, transport)
         except (EOFError, ConnectionResetError, paramiko.SSHException) as error:
@@ -126,7 +173,7 @@ def _connect(target: SshTarget, cancelled: threading.Event) -> paramiko.Transpor
                 transport.close()
             # No version line, or a connection cut before it: that is how sshd says that it has too many of them.
             busy = "banner" in str(error) or isinstance(error, (EOFError, ConnectionResetError))
-            if not busy or attempt == ATTEMPTS or cancelled.is_set():
+            if not busy or attempt == attempts or cancelled.is_set():
                 raise LinkError(f"{_place(target)}: {error or 'it hung up'}") from None
         except LinkError:
             if transport is not None:
@@ -138,16 +185,16 @@ def _connect(target: SshTarget, cancelled: threading.Event) -> paramiko.Transpor
     raise AssertionError("the last attempt returns or raises")
 
 
-def _dial(target: SshTarget) -> socket.socket | paramiko.ProxyCommand:
+def _dial(target: SshTarget, within_s: float) -> socket.socket | paramiko.ProxyCommand:
     if target.proxy_command is not None:
         return paramiko.ProxyCommand(target.proxy_command)
     place = _place(target)
     try:
-        connected = socket.create_connection((target.hostname, target.port), timeout=CONNECT_S)
+        connected = socket.create_connection((target.hostname, target.port), timeout=within_s)
     except socket.gaierror:
         raise LinkError(f"the name {target.hostname} is not known") from None
     except TimeoutError:
-        raise LinkError(f"no answer from {place} within {CONNECT_S:g} s") from None
+        raise LinkError(f"no answer from {place} within {within_s:.0f} s") from None
     except ConnectionResetError:
         raise
     except OSError as error:
@@ -157,9 +204,9 @@ def _dial(target: SshTarget) -> socket.socket | paramiko.ProxyCommand:
     return connected
 
 
-def _set_up(transport: paramiko.Transport, known: KnownKeys) -> None:
+def _set_up(transport: paramiko.Transport, known: KnownKeys, within_s: float) -> None:
     """The fast algorithms first, and first of the host's keys a type that we know one of."""
-    transport.banner_timeout, transport.auth_timeout = BANNER_S, AUTH_S
+    transport.banner_timeout, transport.auth_timeout = within_s, min(AUTH_S, within_s)
     options = transport.get_security_options()
     options.kex = _first(options.kex, _KEX)
     options.ciphers = _first(options.ciphers, _CIPHERS)

@@ -1,0 +1,312 @@
+"""Frames over a stream of bytes that may break and be replaced, without one of them lost or doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from launcher.transports.base import (
+    Deliver,
+    LinkBroken,
+    LinkClosed,
+    LinkDropped,
+    LinkError,
+    LinkResumed,
+    LogMirror,
+)
+from worker_entry.messages import AGENT_GONE, VERSION, Attach, Attached, Beat, Broken, Log, Message, Ready
+from worker_entry.outbox import Outbox, is_counted
+from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+
+BEAT_S = 2.0
+SILENCE_S = 10.0
+"""Silence of an agent after which its stream counts as broken: it answers every beat."""
+FIRST_WORD_S = 60.0
+"""How long an agent may take to start: an interpreter on a network file system is slow at first."""
+NOISE_LIMIT = 64 << 10
+"""Bytes before the start marker that are kept for an error message."""
+SHORTEST_TRY_S = 1.0
+CLOCK_SAMPLES = 30
+"""Answered beats, of which the fastest tells the time."""
+
+
+class Stream(Protocol):
+    """Bytes to and from an agent; every method may block."""
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        """Up to `size` bytes; empty at the agent's end, of which `how_ended` then tells.
+
+        Raises:
+            LinkBroken: nothing came for so long, or the way is broken.
+        """
+
+    def write(self, data: bytes) -> None:
+        """All of the data; raises OSError when the way is broken."""
+
+    def finish(self) -> None:
+        """Ends our side; the agent's may go on."""
+
+    def abandon(self) -> None:
+        """Closes both sides without waiting for anything."""
+
+    def how_ended(self) -> str:
+        """Why the agent's side ended, for the user."""
+
+
+class Frames:
+    """Frames over a stream: one thread opens it, reads and delivers, another writes what is to be sent.
+
+    Args:
+        node: named in what is delivered.
+        open_stream: starts the agent; it may take its time, and raises LinkError when there is no way to the node.
+        reopen: finds the way back to the running agent, within so many seconds; without it, a broken stream is the
+            end of the link.
+        deliver: hears of everything, but log bytes, which go to `mirror`.
+        mirror: see there.
+        lease_s: how long the agent waits for us.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        open_stream: Callable[[], Stream],
+        deliver: Deliver,
+        mirror: LogMirror,
+        *,
+        lease_s: float,
+        reopen: Callable[[float], Stream] | None = None,
+    ) -> None:
+        self.ended = False
+        """Whether the agent's end was seen."""
+        self._node = node
+        self._open_stream = open_stream
+        self._reopen = reopen
+        self._deliver = deliver
+        self._mirror = mirror
+        self._lease_s = lease_s
+        self._beat_s = min(BEAT_S, lease_s / 5)
+        self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
+        self._outbox = Outbox()
+        self._written = 0
+        self._stream: Stream | None = None
+        self._finishing = False
+        self._beat_at_once = False
+        self._changed = threading.Condition()
+        self._given_up = threading.Event()
+        self._meeting: str | None = None
+        self._heard = self._lost_at = time.monotonic()
+        self._dropped: str | None = None
+        self._attempt = 0
+        self._offsets: dict[str, int] = {}
+        self._clock: deque[tuple[float, float]] = deque(maxlen=CLOCK_SAMPLES)
+        self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
+        self._reader.start()
+
+    def send(self, message: Message) -> None:
+        with self._changed:
+            self._outbox.add(encode(message))
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Closes our side once everything is written; an agent that cannot be come back to reads that as our end."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits until the agent's side has ended; returns whether it has."""
+        self._reader.join(timeout_s)
+        return not self._reader.is_alive()
+
+    def give_up(self) -> None:
+        """No way back is looked for any more."""
+        self._given_up.set()
+        with self._changed:
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        if stream is not None:
+            stream.abandon()
+
+    @property
+    def clock_offset_s(self) -> float:
+        """The node's clock minus ours, by the beat that was answered fastest; 0 until one was."""
+        return min(self._clock, default=(0.0, 0.0))[1]
+
+    # --- writing ---
+
+    def _write(self, stream: Stream) -> None:
+        with contextlib.suppress(OSError):  # the reader sees the end as well, and says so
+            while (data := self._next(stream)) is not None:
+                stream.write(data)
+            stream.finish()
+
+    def _next(self, stream: Stream) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_news(stream), self._beat_s)
+            if self._stream is not stream:
+                return None
+            if self._written < self._outbox.last:
+                frames = self._outbox.after(self._written)
+                self._written = self._outbox.last
+                return b"".join(frames)
+            if self._finishing:
+                return None
+            self._beat_at_once = False
+            return encode(Beat(time.time(), self._outbox.received))
+
+    def _has_news(self, stream: Stream) -> bool:
+        waiting = self._written < self._outbox.last
+        return self._stream is not stream or waiting or self._finishing or self._beat_at_once
+
+    # --- reading ---
+
+    def _run(self) -> None:
+        try:
+            reason = self._follow()
+        except (LinkError, LinkBroken) as error:
+            reason = str(error)
+        except (ProtocolError, ValueError, OverflowError) as error:
+            reason = f"the agent sent {error}"
+        except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
+            reason = f"a bug in distlaunch: {error!r}"
+        with self._changed:
+            self._stream = None
+            self._changed.notify_all()
+        self._deliver(self._node, LinkClosed(reason))
+
+    def _follow(self) -> str:
+        """Reads until the agent has ended, over one stream after the other; returns how it ended."""
+        stream = self._open_stream()
+        self._start_writing(stream)
+        data = self._skip_noise(stream)
+        self._heard = time.monotonic()
+        while True:
+            try:
+                self._read(stream, data)
+            except LinkBroken as broken:
+                stream.abandon()
+                stream, data = self._come_back(broken)
+            else:
+                self.ended = True
+                return stream.how_ended()
+
+    def _start_writing(self, stream: Stream) -> None:
+        with self._changed:
+            self._stream = stream
+        threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+
+    def _read(self, stream: Stream, data: bytes) -> None:
+        decoder = Decoder()
+        while True:
+            for message, body in decoder.feed(data):
+                if is_counted(message):
+                    self._outbox.received += 1
+                self._take(stream, message, body)
+            data = stream.read(1 << 18, self._silence_s)
+            if not data:
+                return
+            self._heard = time.monotonic()
+
+    def _take(self, stream: Stream, message: Message, body: bytes) -> None:
+        match message:
+            case Log():
+                try:
+                    self._mirror.write(message, body)
+                except OSError as error:
+                    raise LinkError(f"its log cannot be written: {error.strerror}") from None
+                if message.attempt != self._attempt:
+                    self._attempt, self._offsets = message.attempt, {}
+                self._offsets[message.task] = message.offset + len(body)
+            case Beat():
+                self._note_beat(message)
+            case Attached(received):
+                self._resume(stream, received)
+            case Broken(problem) if problem.reference == AGENT_GONE:
+                self.ended = True
+                raise LinkError(f"{problem.message} ({self._dropped})")
+            case _:
+                if isinstance(message, Ready):
+                    self._meeting = message.meeting
+                    self._ask_time()
+                self._deliver(self._node, message)
+
+    def _note_beat(self, beat: Beat) -> None:
+        if beat.echo is not None:
+            now = time.time()
+            self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
+        with self._changed:
+            self._outbox.confirm(beat.received)
+
+    def _ask_time(self) -> None:
+        with self._changed:
+            self._beat_at_once = True
+            self._changed.notify_all()
+
+    def _skip_noise(self, stream: Stream) -> bytes:
+        """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning."""
+        noise = b""
+        deadline = time.monotonic() + FIRST_WORD_S
+        while MARKER not in noise:
+            try:
+                data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
+            except LinkBroken as broken:
+                raise LinkError(f"the agent does not start: {broken}{_shown(noise)}") from None
+            if not data or time.monotonic() > deadline:
+                raise ProtocolError(f"no start marker{_shown(noise)}")
+            noise = (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
+        return noise.partition(MARKER)[2]
+
+    # --- coming back ---
+
+    def _come_back(self, broken: LinkBroken) -> tuple[Stream, bytes]:
+        """A new stream to the same agent, and the first bytes from it.
+
+        Raises:
+            LinkError: there is none, or none in time.
+        """
+        if self._reopen is None or self._meeting is None:
+            raise LinkError(str(broken))
+        with self._changed:
+            self._stream = None
+            self._changed.notify_all()
+        if self._dropped is None:
+            self._dropped, self._lost_at = str(broken), self._heard
+            if not self._finishing:
+                self._deliver(self._node, LinkDropped(self._dropped))
+        deadline = self._heard + self._lease_s
+        while True:
+            try:
+                stream = self._reopen(max(deadline - time.monotonic(), SHORTEST_TRY_S))
+                try:
+                    attach = Attach(VERSION, self._meeting, self._outbox.received, self._attempt, self._offsets)
+                    stream.write(encode(attach))
+                    return stream, self._skip_noise(stream)
+                except BaseException:
+                    stream.abandon()
+                    raise
+            except (LinkError, ProtocolError, OSError) as error:
+                latest = error
+            if time.monotonic() >= deadline:
+                raise LinkError(f"{broken}, and there was no way back within {self._lease_s:g} s: {latest}")
+            if self._given_up.wait(random.uniform(0.3, 1.0)):  # noqa: S311 - it only spreads the attempts
+                raise LinkError(str(broken))
+
+    def _resume(self, stream: Stream, received: int) -> None:
+        after_s, self._dropped = time.monotonic() - self._lost_at, None
+        with self._changed:
+            self._outbox.confirm(received)
+            self._written = received
+        self._start_writing(stream)
+        self._ask_time()
+        if not self._finishing:
+            self._deliver(self._node, LinkResumed(after_s))
+
+
+def _shown(noise: bytes) -> str:
+    text = noise[-400:].decode(errors="replace").strip()
+    return f", only: {text}" if text else ""

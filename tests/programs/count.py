@@ -1,0 +1,13 @@
+"""Prints a numbered line every few milliseconds for so many seconds; then its last one."""
+
+import itertools
+import sys
+import time
+
+ends = time.monotonic() + float(sys.argv[1])
+for number in itertools.count():
+    print(f"line {number} {'x' * (number % 200)}", flush=True)
+    if time.monotonic() > ends:
+        break
+    time.sleep(0.002)
+print("the last line", flush=True)

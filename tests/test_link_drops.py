@@ -1,0 +1,196 @@
+"""A connection that breaks while a run is under way: the tasks go on, and nothing of their logs is lost or doubled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import PROGRAMS, distlaunch_command
+from tests.sshd import Hosts, running_hosts
+from tests.test_ssh import skip_without_openssh
+from tests.witness import make_mark, marked, wait_until
+
+pytestmark = pytest.mark.ssh
+
+COUNT = str(PROGRAMS / "count.py")
+TREE = str(PROGRAMS / "spawn_tree.py")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    skip_without_openssh()
+    with running_hosts(tmp_path_factory.mktemp("ssh")) as started:
+        started.trust()
+        yield started
+
+
+class Run:
+    """A `distlaunch up` in the background."""
+
+    def __init__(self, hosts: Hosts, folder: Path, rest: str) -> None:
+        self.mark = make_mark()
+        self.hosts = hosts
+        self._directory = folder / "run"
+        self._stderr = folder / "stderr"
+        rest += f"env_from: [{next(iter(self.mark))}]\n"
+        with self._stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                distlaunch_command("up", "--run-dir", str(self._directory), hosts.write_spec(rest)),
+                cwd=folder,
+                env={**os.environ, **hosts.env, **self.mark},
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self._directory / "report.json").read_text())
+        return loaded
+
+    def log(self, worker: int) -> bytes:
+        path = self._directory / "attempt-1" / f"worker-{worker}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def log_there(self, worker: int) -> bytes:
+        """The node's own."""
+        return (self.hosts.node_files(self.report["run_id"]) / "attempt-1" / f"worker-{worker}.log").read_bytes()
+
+    def wait_for(self, text: bytes) -> None:
+        wait_until(lambda: all(text in self.log(worker) for worker in range(2)), f"both logs have {text!r}")
+
+    def wait_until_said(self, text: str, times: int = 1) -> None:
+        wait_until(lambda: self.said.count(text) >= times, f"{text!r} is said {times} times")
+
+
+def sessions() -> list[psutil.Process]:
+    """The processes of the test's own daemons that serve connections."""
+    me = psutil.Process()
+    below = {process.pid: process for process in me.children(recursive=True) if process.name() == "sshd"}
+    daemons = {process.pid for process in me.children()}
+    return [process for pid, process in below.items() if pid not in daemons]
+
+
+def send_to_sessions(signum: int) -> None:
+    found = sessions()
+    assert found
+    for process in found:
+        process.send_signal(signum)
+
+
+def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Hosts, tmp_path: Path) -> None:
+    run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\n")
+    with run.process:
+        for round_ in range(3):
+            run.wait_for(b"line %d " % (round_ * 700 + 100))
+            send_to_sessions(signal.SIGKILL)
+            run.wait_until_said("connected again after", times=2 * (round_ + 1))
+        assert run.process.wait(timeout=60) == 0, run.said
+    for worker in range(2):
+        lines = run.log(worker).splitlines()
+        assert [line.split()[1] for line in lines[:-1]] == [b"%d" % number for number in range(len(lines) - 1)]
+        assert lines[-1] == b"the last line"
+        assert run.log(worker) == run.log_there(worker)
+    assert "0 processes left on 2 nodes" in run.said
+    assert run.said.count("the connection broke; its tasks go on") == 6
+    assert marked(run.mark) == []
+
+
+def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts: Hosts, tmp_path: Path) -> None:
+    """The log's last megabytes, the exits and the end of the trees, all of them while nobody could hear of them."""
+    go = tmp_path / "go"
+    script = f"echo waiting; until [ -e {go} ]; do sleep 0.05; done; head -c 5000000 /dev/urandom; exit 3"
+    run = Run(hosts, tmp_path, f"program: {{command: [sh, -c, '{script}']}}\ntimeouts: {{lease_s: 8}}\n")
+    with run.process:
+        run.wait_for(b"waiting\n")
+        send_to_sessions(signal.SIGSTOP)  # silence, as of a cable that was pulled
+        stopped = sessions()
+        go.touch()
+        wait_until(lambda: all(p.name() == "sshd" for p in stopped) and len(tasks(run)) == 0, "both tasks have ended")
+        assert run.process.wait(timeout=60) == 1, run.said
+        for process in stopped:
+            process.kill()
+    for worker in range(2):
+        assert len(run.log(worker)) == 5_000_008
+        assert run.log(worker) == run.log_there(worker)
+    assert "nothing came for 4 s; its tasks go on" in run.said
+    assert [task["exit_code"] for task in run.report["attempts"][0]["tasks"]] == [3, 3]
+    assert "0 processes left on 2 nodes" in run.said
+
+
+def tasks(run: Run) -> list[psutil.Process]:
+    """What is left of the program's own processes."""
+    names = {process.pid: process.cmdline() for process in marked(run.mark)}
+    return [psutil.Process(pid) for pid, words in names.items() if words[:2] == ["sh", "-c"]]
+
+
+def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(hosts: Hosts, tmp_path: Path) -> None:
+    rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 4}}\n"
+    run = Run(hosts, tmp_path, rest)
+    with run.process:
+        run.wait_for(b"the tree stands")
+        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
+        [session, *_] = sessions_of("worker:1", trees)
+        daemon = psutil.Process(session.ppid())
+        daemon.suspend()  # no way back, either
+        session.suspend()
+        try:
+            assert run.process.wait(timeout=60) == 3, run.said
+            wait_until(lambda: marked(run.mark) == [], "the lost node has ended its tasks by itself")
+        finally:
+            session.kill()
+            daemon.resume()
+    assert "Error: node gpu-b was lost: nothing came for 2 s, and there was no way back within 4 s" in run.said
+    assert "0 processes left on 1 node\n  not known what is left on gpu-b" in run.said
+    assert f"distlaunch clean {tmp_path / 'run'}" in run.said
+
+
+def sessions_of(task: str, trees: dict[int, str]) -> list[psutil.Process]:
+    """The connection of the node on which the task runs."""
+    pids = {pid for pid, name in trees.items() if name == task}
+    return [p for p in sessions() if pids & {child.pid for child in p.children(recursive=True)}]
+
+
+def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Path) -> None:
+    run = Run(hosts, tmp_path, f"program: {{script: {TREE}, args: [none, 2]}}\n")
+    with run.process:
+        run.wait_for(b"the tree stands")
+        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
+        [session, *_] = sessions_of("worker:1", trees)
+        guardian, *_ = (p for p in session.children() if p.cmdline()[-1:] == ["node"])
+        [agent] = guardian.children()
+        started = time.monotonic()
+        agent.kill()
+        assert run.process.wait(timeout=60) == 3, run.said
+        assert time.monotonic() - started < 15
+    assert "Error: node gpu-b was lost: the agent was ended by SIGKILL (signal 9)" in run.said
+    assert "0 processes left on 2 nodes" in run.said
+    assert marked(run.mark) == []
+
+
+def test_an_agent_that_was_killed_with_its_guardian_is_told_as_gone(hosts: Hosts, tmp_path: Path) -> None:
+    run = Run(hosts, tmp_path, "program: {command: [sh, -c, 'echo waiting; exec sleep 600']}\n")
+    with run.process:
+        run.wait_for(b"waiting\n")
+        trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
+        [session, *_] = sessions_of("worker:1", trees)
+        guardian, *_ = (p for p in session.children() if p.cmdline()[-1:] == ["node"])
+        guardian.suspend()
+        [agent] = guardian.children()
+        agent.kill()
+        guardian.kill()
+        assert run.process.wait(timeout=60) == 3, run.said
+    assert "Error: node gpu-b was lost: its agent has ended (the connection broke)" in run.said
+    assert marked(run.mark) == []

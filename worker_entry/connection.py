@@ -1,0 +1,152 @@
+"""An agent's end of the way to its controller, which may break and be replaced by another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Optional
+
+from worker_entry.meeting import NOT_NEEDED, Newcomer
+from worker_entry.messages import Attached, Beat, Message
+from worker_entry.outbox import Outbox, is_counted
+from worker_entry.protocol import MARKER, Decoder, encode
+
+OUTPUT_LIMIT = 256 << 10
+"""Unsent bytes above which logs wait on disk."""
+
+
+class Connection:
+    """Frames over two descriptors. Counted frames are kept until the controller has confirmed them.
+
+    `on_input` is called when there is something to `read`, `on_break` when nobody reads what we write any more.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, on_input: Callable[[], None], on_break: Callable[[], None]
+    ) -> None:
+        self.outbox = Outbox()
+        self.is_open = False
+        self.heard = time.monotonic()
+        """When the controller was last heard of."""
+        self._selector = selector
+        self._on_input = on_input
+        self._on_break = on_break
+        self._stdin = -1
+        self._stdout = -1
+        self._call: Optional[socket.socket] = None
+        self._decoder = Decoder()
+        self._output = bytearray()
+
+    def open(self, stdin: int, stdout: int) -> None:
+        """The first way, by which the agent was started; 0 and 1 are not used any more from here on."""
+        ways = os.dup(stdin), os.dup(stdout)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, stdin)
+        os.dup2(devnull, stdout)
+        os.close(devnull)
+        self._use(*ways)
+        self._output += MARKER
+
+    def replace(self, newcomer: Newcomer) -> None:
+        """Another way: what the controller does not have yet is sent again.
+
+        Raises:
+            ProtocolError: it wants what there is not; the old way is left as it was.
+        """
+        missing = self.outbox.after(newcomer.attach.received)
+        self.outbox.confirm(newcomer.attach.received)
+        self.close()
+        self._call = newcomer.call
+        self._use(newcomer.stdin, newcomer.stdout)
+        self.send(Attached(self.outbox.received))
+        for frame in missing:
+            self._output += frame
+
+    def _use(self, stdin: int, stdout: int) -> None:
+        for descriptor in (stdin, stdout):
+            os.set_blocking(descriptor, False)
+        self._stdin, self._stdout = stdin, stdout
+        self._decoder = Decoder()
+        self.heard = time.monotonic()
+        self.is_open = True
+        self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
+
+    def close(self) -> None:
+        """Gives the way up; counted frames are kept for the next one."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._selector.unregister(self._stdin)
+        self._stop_writing()
+        self._output.clear()
+        os.close(self._stdin)
+        os.close(self._stdout)
+        if self._call is not None:
+            with contextlib.suppress(OSError):  # it has gone already
+                self._call.send(NOT_NEEDED)
+            self._call.close()
+            self._call = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes that have not been written yet."""
+        return len(self._output)
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        frame = encode(message, body)
+        if is_counted(message):
+            self.outbox.add(frame)
+        if self.is_open:
+            self._output += frame
+
+    def read(self) -> Optional[Iterator[Message]]:
+        """What has arrived; None at the end of the way.
+
+        Raises:
+            ProtocolError: it is no frame.
+        """
+        try:
+            data = os.read(self._stdin, 1 << 16)
+        except BlockingIOError:
+            return iter(())
+        except OSError:  # a socket that was reset
+            return None
+        if not data:
+            return None
+        self.heard = time.monotonic()
+        return self._parse(data)
+
+    def _parse(self, data: bytes) -> Iterator[Message]:
+        for message, _ in self._decoder.feed(data):
+            if is_counted(message):
+                self.outbox.received += 1
+            if isinstance(message, Beat):
+                self.outbox.confirm(message.received)
+                if self.pending < OUTPUT_LIMIT:
+                    self.send(Beat(time.time(), self.outbox.received, message.time))
+            else:
+                yield message
+
+    def want_write(self) -> None:
+        """Has `write` called when it can be done, if there is something to write."""
+        if self._output and self._stdout not in self._selector.get_map():
+            self._selector.register(self._stdout, selectors.EVENT_WRITE, self._write)
+
+    def _write(self) -> None:
+        try:
+            del self._output[: os.write(self._stdout, self._output[:OUTPUT_LIMIT])]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads any more
+            self._on_break()
+            return
+        if not self._output:
+            self._stop_writing()
+
+    def _stop_writing(self) -> None:
+        if self._stdout in self._selector.get_map():
+            self._selector.unregister(self._stdout)

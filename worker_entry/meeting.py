@@ -1,0 +1,196 @@
+"""How a controller whose connection broke comes back to its agent: over a private folder with a lock and a socket.
+
+A new connection starts a newcomer on the node, which hands its own stdin and stdout to the agent over the socket,
+and then only waits: the connection lives as long as it does. Guardian and agent hold the lock and nobody else, so
+it is free as soon as both are gone, however they ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Optional
+
+from worker_entry.arrival import folders, private
+from worker_entry.messages import AGENT_GONE, VERSION, Attach, Broken, Message, Problem
+from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+
+PREFIX = "agent-"
+HAND_OVER_S = 2.0
+"""How long an agent waits for a newcomer that has called to say what it wants."""
+NOT_NEEDED = b"."
+"""What a newcomer is told whose connection has broken, or was replaced."""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A new connection's ends, and what it came with."""
+
+    attach: Attach
+    stdin: int
+    stdout: int
+    call: socket.socket
+
+    def refuse(self, reason: str) -> None:
+        """Sends it away."""
+        with contextlib.suppress(OSError):
+            os.write(self.stdout, encode(Broken(Problem("protocol-error", f"the agent was sent {reason}"))))
+            self.call.send(NOT_NEEDED)
+        os.close(self.stdin)
+        os.close(self.stdout)
+        self.call.close()
+
+
+class Meeting:
+    """The place of one agent. `lock` stays open until the last process that has it ends."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        self._socket: Optional[socket.socket] = None
+
+    @classmethod
+    def make(cls) -> Optional[Meeting]:
+        """A new place, on a file system of this machine if one can be had; None if there is nowhere."""
+        for folder in bases():
+            try:
+                remove_abandoned(private(folder))
+                path = tempfile.mkdtemp(prefix=PREFIX, dir=folder)
+                new = os.path.join(path, "lock.new")
+                lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(new, _lock_file(path))  # nobody sees it unlocked
+            except OSError:
+                continue
+            return cls(path, lock)
+        return None
+
+    def listen(self) -> None:
+        """Called by the agent: the socket must not outlive it in another process."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(os.path.join(self.path, "socket"))
+        self._socket.listen(4)
+
+    def fileno(self) -> int:
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def accept(self) -> Optional[Newcomer]:
+        """Who has called; None if it went away again, or is not one of ours."""
+        assert self._socket is not None
+        call, _ = self._socket.accept()
+        call.settimeout(HAND_OVER_S)
+        descriptors: list[int] = []
+        attach: Optional[Message]
+        try:
+            words, descriptors, _, _ = socket.recv_fds(call, 1 << 16, 2)
+            while not words.endswith(b"\n"):
+                more = call.recv(1 << 16)
+                words += more or b"\n"  # it hung up: no frame
+            [(attach, _)] = Decoder().feed(words)
+            stdin, stdout = descriptors
+        except (OSError, ValueError, ProtocolError):
+            attach = None
+        if isinstance(attach, Attach) and attach.version == VERSION:
+            return Newcomer(attach, stdin, stdout, call)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            call.send(NOT_NEEDED)
+        call.close()
+        return None
+
+    def close(self, status: int) -> None:
+        """Called by the guardian at its end: newcomers that wait for it end with the same status."""
+        with contextlib.suppress(OSError):
+            os.write(self.lock, str(status).encode())
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def bases() -> list[str]:
+    """Folders for meeting places, best first: /tmp is seldom on the network, where sockets and locks are no good."""
+    cache, *shared = folders()
+    return [*reversed(shared), cache]
+
+
+def remove_abandoned(folder: str) -> None:
+    """Removes the places of agents that were killed with their guardians."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.startswith(PREFIX) and os.path.exists(_lock_file(path)) and not is_alive(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_alive(path: str) -> bool:
+    """Whether an agent or its guardian still holds the place."""
+    try:
+        lock = os.open(_lock_file(path), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def hand_over() -> int:
+    """What a newcomer does: reads Attach, gives stdin and stdout away, ends when the agent has; returns its status."""
+    message = _receive()
+    os.write(1, MARKER)
+    if not isinstance(message, Attach):
+        return _refuse("protocol-error", "a newcomer was not sent Attach")
+    try:
+        lock = os.open(_lock_file(message.meeting), os.O_RDWR)
+    except OSError:
+        return _refuse(AGENT_GONE, "its agent has ended")
+    try:
+        call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        call.connect(os.path.join(message.meeting, "socket"))
+        socket.send_fds(call, [encode(message)], [0, 1])
+    except OSError:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its guardian may still have processes to end
+        return _refuse(AGENT_GONE, "its agent has ended")
+    # From here on they are the agent's: the connection has to see the agent close them.
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 1)
+    with contextlib.suppress(OSError):
+        if call.recv(1) == NOT_NEEDED:
+            return 0
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    status = os.read(lock, 16)
+    return int(status) if status.isdigit() else 1
+
+
+def _receive() -> Optional[Message]:
+    """The first message. Nothing follows it until it is answered, so no byte of the agent's is read."""
+    decoder = Decoder()
+    while True:
+        data = os.read(0, 1 << 16)
+        if not data:
+            return None
+        try:
+            for message, _ in decoder.feed(data):
+                return message
+        except ProtocolError:
+            return None
+
+
+def _refuse(reference: str, reason: str) -> int:
+    with contextlib.suppress(OSError):
+        os.write(1, encode(Broken(Problem(reference, reason))))
+    sys.stdout.flush()
+    return 1
+
+
+def _lock_file(path: str) -> str:
+    return os.path.join(path, "lock")
