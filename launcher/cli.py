@@ -76,6 +76,7 @@ def cli() -> None:
     distlaunch local --workers 2              the built-in demo on this machine
     distlaunch local --workers 2 train.py     your script
     distlaunch up two_nodes.yaml              a cluster as a spec describes it
+    distlaunch check two_nodes.yaml           whether its nodes are fit for it
 
     \b
     Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
@@ -190,10 +191,12 @@ def local(
 @cli.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @_run_options
-def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_mend: bool) -> int:
+@click.option("--no-check", is_flag=True, help="Start without looking at the nodes first.")
+def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_mend: bool, no_check: bool) -> int:
     """Run the cluster that SPEC describes, to its end.
 
-    Nodes that are other machines are reached over SSH, by your own ssh configuration.
+    Nodes that are other machines are reached over SSH, by your own ssh configuration. All are checked first, as
+    `check` does.
     """
     from launcher.spec import KerasSpec
     from launcher.spec_file import load_spec
@@ -201,23 +204,42 @@ def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_
     cluster = load_spec(spec, os.environ)
     if no_keras_mend:
         cluster = cluster.model_copy(update={"keras": KerasSpec(mend=False)})
-    return _run(cluster, run_dir=run_dir, dry_run=dry_run, verbose=verbose)
+    return _run(cluster, run_dir=run_dir, dry_run=dry_run, verbose=verbose, checks=not no_check)
 
 
 @cli.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-def check(spec: Path) -> None:
-    """Check SPEC, and show every mistake with its line.
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--spec-only", is_flag=True, help="Look at the file only, at no machine.")
+def check(spec: Path, as_json: bool, spec_only: bool) -> int:
+    """Check SPEC and its nodes, and start nothing.
 
-    Each comes with what to write instead. Nothing is started.
+    Every mistake of the file is shown with its line and what to write instead. Then all nodes are looked at:
+    interpreter, versions, GPUs, disk, clock, program; and each dials every task's address, itself included. `up` does
+    the same before it starts.
+
+    Exit status: 0 good, 2 the spec is wrong, 3 the nodes are not fit for it.
     """
     from launcher.spec_file import load_spec
 
     cluster = load_spec(spec, os.environ)
-    tasks = len(list(cluster.placements()))
-    click.echo(
-        f"{spec}: good, {tasks} task{'s'[: tasks > 1]} on {len(cluster.nodes)} node{'s'[: len(cluster.nodes) > 1]}"
-    )
+    if spec_only:
+        tasks = len(list(cluster.placements()))
+        nodes = len(cluster.nodes)
+        click.echo(f"{spec}: good, {tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}")
+        return 0
+    from launcher import run
+    from launcher.check_report import COLUMNS, make_rows, render_findings
+
+    report = run.check(cluster)
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        from launcher.terminal import render_table
+
+        click.echo(render_table(COLUMNS, make_rows(report)))
+        click.echo("\n".join(render_findings(report)))
+    return 0 if report.good else 3
 
 
 @cli.command()
@@ -234,23 +256,43 @@ def plan(spec: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("what", type=click.Choice(["spec", "report"]), default="spec")
+@click.argument("what", metavar="RUN|SPEC")
+def clean(what: str) -> int:
+    """End what is left on the nodes of a run whose distlaunch is gone.
+
+    RUN is a run's folder or name. With a SPEC, its nodes are cleaned of all runs that were started from here and are
+    not under way. Only processes that are provably of those runs are ended. An agent that hears nothing ends by
+    itself after `timeouts.lease_s`; this does not wait for that.
+
+    Exit status: 0 nothing is left, 2 the run is still under way, 3 a node could not be asked or cleaned.
+    """
+    from launcher.clean import clean
+
+    good = True
+    for node in clean(what):
+        click.echo(str(node))
+        good = good and node.good
+    return 0 if good else 3
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
 def schema(what: str) -> None:
-    """Print the JSON Schema of a spec, for editors, or of report.json."""
-    from launcher.results import RunReport
+    """Print the JSON Schema of a spec, for editors, of report.json, or of what `check --json` prints."""
+    from launcher.results import CheckReport, RunReport
     from launcher.spec import ClusterSpec
 
-    model = ClusterSpec if what == "spec" else RunReport
-    click.echo(json.dumps(model.model_json_schema(), indent=2))
+    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
+    click.echo(json.dumps(models[what].model_json_schema(), indent=2))
 
 
-def _run(spec: ClusterSpec, *, run_dir: Path | None, dry_run: bool, verbose: bool) -> int:
+def _run(spec: ClusterSpec, *, run_dir: Path | None, dry_run: bool, verbose: bool, checks: bool = False) -> int:
     if dry_run:
         _show_plan(_plan_ahead(spec), as_json=False)
         return 0
     from launcher.run import run
 
-    return run(spec, run_dir=run_dir, verbose=verbose).exit_status
+    return run(spec, run_dir=run_dir, verbose=verbose, checks=checks).exit_status
 
 
 def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:
@@ -259,7 +301,7 @@ def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:
     from launcher.spec import LOCAL
     from worker_entry import kernel
 
-    return make_replan(spec)({LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}, None)
+    return make_replan(spec)({LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}, None, None)
 
 
 def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:

@@ -8,18 +8,17 @@ from dataclasses import dataclass, field, replace
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.messages import (
     Broken,
-    CrashRecord,
     Empty,
     Exited,
     Listening,
     Message,
     Prepared,
-    Problem,
     Ready,
     Refused,
     Started,
-    TaskExit,
+    Synced,
 )
+from worker_entry.values import CrashRecord, Problem, TaskExit
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,25 @@ class NodeReady:
 
 
 @dataclass(frozen=True)
+class NodeSynced:
+    """The program's folder is on the node; `fetched` bytes in `files` files were not there before."""
+
+    node: str
+    files: int
+    fetched: int
+
+
+@dataclass(frozen=True)
 class NodePrepared:
     """The node has checked its programs and holds these ports."""
 
     node: str
     ports: Mapping[TaskId, int]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All nodes have been looked at, and nothing keeps the cluster from being started."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,8 @@ class TaskExited:
     exit: TaskExit
     time: float
     crash: CrashRecord | None = None
+    note: str = ""
+    """What its node adds: a disk that is full."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,9 @@ class Tick:
 
 Event = (
     NodeReady
+    | NodeSynced
     | NodePrepared
+    | Checked
     | NodeRefused
     | NodeLost
     | NodeEmpty
@@ -115,8 +132,18 @@ Event = (
 
 
 @dataclass(frozen=True)
+class SyncNodes:
+    """Offer the program's folder to the nodes that it is sent to."""
+
+
+@dataclass(frozen=True)
 class PrepareNodes:
     """Ask every node to check its programs and to hold its ports."""
+
+
+@dataclass(frozen=True)
+class CheckNodes:
+    """Have every node dial all others on the ports that they hold."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +165,7 @@ class Finish:
     """The attempt is over: nothing is left, or what is left cannot be reached."""
 
 
-Action = PrepareNodes | StartTasks | StopNodes | Finish
+Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | StopNodes | Finish
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -152,6 +179,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
     match message:
         case Ready():
             return NodeReady(node)
+        case Synced(_, files, fetched):
+            return NodeSynced(node, files, fetched)
         case Prepared(_, ports):
             return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
         case Refused(problems):
@@ -162,10 +191,10 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
-        case Exited(task, how, time, crash):
+        case Exited(task, how, time, crash, note):
             if crash is not None:
                 crash = replace(crash, time=crash.time - clock_offset_s)
-            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash)
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, note)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None

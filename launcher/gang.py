@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from launcher.events import (
     Action,
+    Checked,
+    CheckNodes,
     Event,
     Finish,
     Interrupted,
@@ -21,9 +23,11 @@ from launcher.events import (
     NodePrepared,
     NodeReady,
     NodeRefused,
+    NodeSynced,
     PrepareNodes,
     StartTasks,
     StopNodes,
+    SyncNodes,
     TaskExited,
     TaskListening,
     TaskStarted,
@@ -37,11 +41,17 @@ STOP_MARGIN_S = 30.0
 
 
 class Phase(enum.Enum):
+    CONNECTING = "connecting"
+    SYNCING = "syncing"
     PREPARING = "preparing"
+    CHECKING = "checking"
     FORMING = "forming"
     RUNNING = "running"
     STOPPING = "stopping"
     FINISHED = "finished"
+
+
+BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
 class Reason(enum.Enum):
@@ -54,6 +64,7 @@ class Reason(enum.Enum):
     START_TIMEOUT = "start-timeout"
     DRAIN_TIMEOUT = "drain-timeout"
     INTERRUPTED = "interrupted"
+    CHECKED = "checked"
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,12 @@ class Rules:
     start_s: float
     drain_s: float
     stop_grace_s: float
+    syncs: frozenset[str] = frozenset()
+    """The nodes that the program's folder is sent to."""
+    checks: bool = False
+    """Whether the nodes are checked before the start."""
+    only_checks: bool = False
+    """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
 
     @property
     def tasks(self) -> frozenset[TaskId]:
@@ -77,9 +94,10 @@ class Gang:
     """One attempt as far as it has come."""
 
     rules: Rules
-    phase: Phase = Phase.PREPARING
+    phase: Phase = Phase.CONNECTING
     ready: frozenset[str] = frozenset()
     ports: Mapping[TaskId, int] = field(default_factory=dict)
+    synced: frozenset[str] = frozenset()
     prepared: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
@@ -94,6 +112,13 @@ class Gang:
     """The tasks that were running when we began to stop them, or were just being started."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The nodes on which the start depends."""
+        nodes = frozenset(self.rules.nodes)
+        refused = {refusal.node for refusal in self.refusals}
+        return nodes - self.lost.keys() - refused if self.rules.only_checks else nodes
 
     @property
     def missing(self) -> list[TaskId]:
@@ -125,12 +150,13 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
         return _while_stopping(gang, event, now)
     if isinstance(event, Interrupted):
         return _stop(replace(gang, signal=event.signal), Reason.INTERRUPTED, gang.rules.stop_grace_s, now)
-    if isinstance(event, NodeRefused):
-        return _stop(gang, Reason.REFUSED, FAILURE_GRACE_S, now)
-    if isinstance(event, NodeLost) and not _is_connecting(gang):
-        return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
-    if gang.phase is Phase.PREPARING:
-        return _while_preparing(gang, event, now)
+    if not gang.rules.only_checks:
+        if isinstance(event, NodeRefused):
+            return _stop(gang, Reason.REFUSED, FAILURE_GRACE_S, now)
+        if isinstance(event, NodeLost) and gang.phase is not Phase.CONNECTING:
+            return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
+    if gang.phase in BEFORE_START:
+        return _before_start(gang, event, now)
     return _while_running(gang, event, now)
 
 
@@ -138,9 +164,11 @@ def _can_be(gang: Gang, event: Event) -> bool:
     """Whether the event can be news; a broken agent is not believed, and an echo changes nothing."""
     match event:
         case NodeReady(node):
-            return gang.phase is Phase.PREPARING and node in gang.rules.nodes and node not in gang.ready
+            return gang.phase is Phase.CONNECTING and node in gang.rules.nodes and node not in gang.ready
+        case NodeSynced(node):
+            return gang.phase is Phase.SYNCING and node in gang.rules.syncs
         case NodePrepared(node, ports):
-            asked = gang.phase is Phase.PREPARING and gang.ready == gang.rules.nodes.keys()
+            asked = gang.phase is Phase.PREPARING
             return asked and ports.keys() == gang.rules.nodes.get(node, frozenset()) and node not in gang.prepared
         case NodeRefused(node):
             return node in gang.rules.nodes
@@ -149,7 +177,7 @@ def _can_be(gang: Gang, event: Event) -> bool:
         case NodeEmpty(node):
             return node in gang.rules.nodes and node not in gang.empty and gang.phase is Phase.STOPPING
         case TaskStarted(task):
-            asked = gang.prepared == gang.rules.nodes.keys()
+            asked = gang.phase not in BEFORE_START and gang.prepared == gang.rules.nodes.keys()
             return asked and task in gang.rules.tasks and task not in gang.started
         case TaskListening(task):
             # A port that opens after its deadline does not change what the cluster was stopped for.
@@ -163,6 +191,8 @@ def _record(gang: Gang, event: Event) -> Gang:
     match event:
         case NodeReady(node):
             return replace(gang, ready=gang.ready | {node})
+        case NodeSynced(node):
+            return replace(gang, synced=gang.synced | {node})
         case NodePrepared(node, ports):
             return replace(gang, prepared=gang.prepared | {node}, ports={**gang.ports, **ports})
         case NodeRefused():
@@ -181,22 +211,33 @@ def _record(gang: Gang, event: Event) -> Gang:
     return gang
 
 
-def _is_connecting(gang: Gang) -> bool:
-    """Whether a node has still to answer: all that stands in the way of the start is told at once."""
-    return gang.phase is Phase.PREPARING and not gang.rules.nodes.keys() <= gang.ready | gang.lost.keys()
-
-
-def _while_preparing(gang: Gang, event: Event, now: float) -> Decision:
-    nodes = gang.rules.nodes.keys()
-    if gang.lost and not _is_connecting(gang):
-        return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
-    if isinstance(event, NodePrepared) and gang.prepared == nodes:
+def _before_start(gang: Gang, event: Event, now: float) -> Decision:
+    if gang.phase is Phase.CONNECTING and gang.rules.nodes.keys() <= gang.ready | gang.lost.keys() | _refused(gang):
+        # All that stands in the way is told at once.
+        if gang.lost and not gang.rules.only_checks:
+            return _stop(gang, Reason.NODE_LOST, FAILURE_GRACE_S, now)
+        if not gang.awaited:
+            return _stop(gang, Reason.CHECKED, 0.0, now)
+        if gang.rules.syncs & gang.awaited:
+            return replace(gang, phase=Phase.SYNCING), (SyncNodes(),)
+        return replace(gang, phase=Phase.PREPARING), (PrepareNodes(),)
+    if gang.phase is Phase.SYNCING and gang.rules.syncs & gang.awaited <= gang.synced:
+        return replace(gang, phase=Phase.PREPARING), (PrepareNodes(),)
+    if gang.phase is Phase.PREPARING and gang.awaited <= gang.prepared:
+        if gang.rules.checks:
+            return replace(gang, phase=Phase.CHECKING), (CheckNodes(),)
+        return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
+    if gang.phase is Phase.CHECKING and isinstance(event, Checked):
+        if gang.rules.only_checks:
+            return _stop(gang, Reason.CHECKED, 0.0, now)
         return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
     if _is_due(gang, now):
         return _stop(gang, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
-    if isinstance(event, NodeReady) and gang.ready == nodes:
-        return gang, (PrepareNodes(),)
     return gang, ()
+
+
+def _refused(gang: Gang) -> frozenset[str]:
+    return frozenset(refusal.node for refusal in gang.refusals)
 
 
 def _while_running(gang: Gang, event: Event, now: float) -> Decision:
@@ -229,10 +270,11 @@ def _while_stopping(gang: Gang, event: Event, now: float) -> Decision:
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert gang.deadline is not None
         return replace(gang, deadline=min(gang.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
-    silent = gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys()
+    # Where no agent has answered nothing was started; what comes of its link is for the link to know.
+    silent = gang.ready - gang.empty.keys() - gang.lost.keys()
     if silent and _is_due(gang, now):
         reasons = dict.fromkeys(silent, "did not say that all of its processes ended")
-        gang, silent = replace(gang, lost={**gang.lost, **reasons}), set()
+        gang, silent = replace(gang, lost={**gang.lost, **reasons}), frozenset()
     if not silent:
         return replace(gang, phase=Phase.FINISHED, deadline=None), (Finish(),)
     return gang, ()
@@ -246,7 +288,7 @@ def _stop(gang: Gang, reason: Reason, grace_s: float, now: float) -> Decision:
         stopped=frozenset(gang.started.keys() - gang.exits.keys()),
         deadline=now + grace_s + STOP_MARGIN_S,
     )
-    if gang.rules.nodes.keys() <= gang.lost.keys() | gang.empty.keys():
+    if gang.ready <= gang.lost.keys() | gang.empty.keys():
         return replace(gang, phase=Phase.FINISHED, deadline=None), (Finish(),)
     return gang, (StopNodes(grace_s),)
 

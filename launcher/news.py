@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from launcher.events import Event, Interrupted
+from launcher.events import Event, Interrupted, NodeSynced
 from launcher.gang import Gang, Phase, Reason
 from launcher.verdict import find_cause
 
@@ -18,6 +18,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         assert cause is not None
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{cause.task} ended with {cause.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
+    if isinstance(event, NodeSynced) and event.files:
+        return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         seconds = max(e.time for e in after.listening.values()) - min(e.time for e in after.started.values())
         count = len(after.rules.forming)

@@ -11,13 +11,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.spec import ClusterSpec, NodeSpec
 from launcher.tasks import TaskId
 from launcher.tf_config import TfConfig, format_address, make_tf_configs
-from worker_entry.messages import Program
+from worker_entry.values import Program, TaskRequest
 
 _SECRET_NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE
@@ -41,11 +42,12 @@ class TaskPlan:
     """One task as it will be started.
 
     `env` is laid over the node's own environment; the values of the names in `secrets` are never shown.
-    `port` is held for the task even if it never opens it.
+    `port` is held for the task even if it never opens it. `directory` is its working directory.
     """
 
     task: TaskId
     node: str
+    directory: str
     python: str
     address: str
     port: int
@@ -61,6 +63,11 @@ class TaskPlan:
         """Whether TensorFlow starts a server on the port: in every task of a cluster but the evaluator."""
         return self.tf_config is not None and self.task.type != "evaluator"
 
+    @property
+    def request(self) -> TaskRequest:
+        """What the task's node is asked to have ready."""
+        return TaskRequest(str(self.task), self.program, self.port if self.explicit_port else 0)
+
     def shown_env(self) -> dict[str, str]:
         """The environment as it may be shown."""
         return {name: REDACTED if name in self.secrets else value for name, value in self.env.items()}
@@ -68,7 +75,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started where. `directory` is the tasks' working directory on every node."""
+    """What will be started where. `directory` is the tasks' working directory, but on nodes that it is sent to."""
 
     name: str
     strategy: str
@@ -89,6 +96,7 @@ def make_plan(
     python: str,
     facts: Mapping[str, NodeFacts] | None = None,
     ports: Mapping[TaskId, int] | None = None,
+    dialled: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Makes the plan.
 
@@ -99,13 +107,15 @@ def make_plan(
         python: the interpreter of local nodes whose spec names none; remote ones use `python3`.
         facts: what is known of the nodes, by host; nodes that are missing get no share of cores and GPUs.
         ports: the ports that were taken; without it, the ones that will be if all are free.
+        dialled: the addresses that the checks chose, by host; without it, the first candidates.
 
     Raises:
         UsageError: the nodes have not what the spec asks of them.
     """
     placements = list(spec.placements())
     ports = ports or dict(_expected_ports(spec, placements))
-    addresses = {task: format_address(node.dialled, ports[task]) for node, task in placements}
+    chosen = dialled or {}
+    addresses = {task: format_address(chosen.get(node.host, node.dialled), ports[task]) for node, task in placements}
     configs = make_tf_configs(addresses)
     shares = {}
     warnings: list[str] = []
@@ -115,17 +125,18 @@ def make_plan(
     secrets = {name: environ.get(name, "") for name in spec.env_from}
     plans = []
     for node, task in placements:
-        own = _own_env(task, configs[task])
+        own = _own_env(task, configs[task], spec.checkpoint_directory)
         env = {**own, **shares[task], **spec.env, **node.env, **secrets}
         plans.append(
             TaskPlan(
                 task=task,
                 node=node.host,
+                directory=_directory(spec, node, directory),
                 python=node.python or (python if node.is_local else "python3"),
                 address=addresses[task].rpartition(":")[0],
                 port=ports[task],
                 explicit_port=node.port is not None,
-                program=_program(spec),
+                program=program_of(spec),
                 tf_config=configs[task],
                 env=env,
                 secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
@@ -135,10 +146,16 @@ def make_plan(
     return LaunchPlan(
         name=spec.name,
         strategy=spec.strategy,
-        directory=spec.working_directory or directory,
+        directory=_directory(spec, None, directory),
         tasks=tuple(plans),
         warnings=tuple(warnings),
     )
+
+
+def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
+    if spec.sync is None:
+        return spec.working_directory or default
+    return str(Path(default, spec.sync.path)) if node is None or node.is_local else spec.sync.to
 
 
 def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, TaskId]]) -> Iterator[tuple[TaskId, int]]:
@@ -148,7 +165,8 @@ def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, Task
         following[node.host] += 1
 
 
-def _program(spec: ClusterSpec) -> Program:
+def program_of(spec: ClusterSpec) -> Program:
+    """What every task runs."""
     program = spec.program
     if program.command is not None:
         return Program("command", program.command[0], list(program.command[1:]))
@@ -158,7 +176,7 @@ def _program(spec: ClusterSpec) -> Program:
     return Program("script", program.script, list(program.args))
 
 
-def _own_env(task: TaskId, config: TfConfig | None) -> dict[str, str]:
+def _own_env(task: TaskId, config: TfConfig | None, checkpoints: str | None) -> dict[str, str]:
     env = {
         "DISTLAUNCH_TASK": str(task),
         # Output reaches the log as it is written, also when the task is killed.
@@ -166,6 +184,8 @@ def _own_env(task: TaskId, config: TfConfig | None) -> dict[str, str]:
         # All of TensorFlow's words go into the log; the console folds them.
         "TF_CPP_MIN_LOG_LEVEL": "0",
     }
+    if checkpoints is not None:
+        env["DISTLAUNCH_CHECKPOINT_DIR"] = checkpoints
     if config is not None:
         # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it, too.
         env["TF_GRPC_REUSE_PORT"] = "true"
@@ -242,14 +262,14 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
                 },
                 "tf_config": task.tf_config,
                 "env": task.shown_env(),
-                "command": render_by_hand(plan, task),
+                "command": render_by_hand(task),
             }
             for task in plan.tasks
         ],
     }
 
 
-def render_by_hand(plan: LaunchPlan, task: TaskPlan) -> str:
+def render_by_hand(task: TaskPlan) -> str:
     """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
 
     A Python program needs distlaunch installed there, which mends Keras for it.
@@ -265,7 +285,7 @@ def render_by_hand(plan: LaunchPlan, task: TaskPlan) -> str:
         flags = [] if task.mend_keras else ["--no-keras-mend"]
         target = ["-m", program.target] if program.kind == "module" else [program.target]
         argv = [task.python, "-m", "worker_entry", "run", *flags, *target, *program.args]
-    return f"cd {shlex.quote(plan.directory)} && env -u TF_CONFIG {' '.join(settings)} {shlex.join(argv)}"
+    return f"cd {shlex.quote(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {shlex.join(argv)}"
 
 
 def render_text(plan: LaunchPlan) -> str:
@@ -284,6 +304,6 @@ def render_text(plan: LaunchPlan) -> str:
             f"  address    {format_address(task.address, task.port)}{port_note}",
             f"  TF_CONFIG  {config}",
             *(f"  {'env' if i == 0 else '':<9}  {name}={value}" for i, (name, value) in enumerate(sorted(env.items()))),
-            f"  by hand    {render_by_hand(plan, task)}",
+            f"  by hand    {render_by_hand(task)}",
         ]
     return "\n".join(lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 
 from launcher.errors import error_lines
 from launcher.events import TaskExited
@@ -13,49 +15,77 @@ from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import AttemptReport, CrashReport, RunReport, TaskReport, Verdict
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
-from launcher.verdict import was_stopped
-from worker_entry.messages import CrashRecord, TaskExit
+from launcher.verdict import exit_status, outcome, was_stopped
+from worker_entry.messages import Ready
+from worker_entry.values import CrashRecord, TaskExit
 
 TAIL_LINES = 10
 """Lines of the log of a failed task that its error shows."""
 
 
-def make_attempt_report(
+def make_run_report(
     gang: Gang,
     plan: LaunchPlan,
     verdict: Verdict,
     *,
+    run_id: str,
+    directory: str,
     attempt: int,
     started: float,
     ended: float,
     logs: Mapping[TaskId, str],
     left: Mapping[str, int | None],
-) -> AttemptReport:
-    """The report of a finished attempt.
+    versions: Mapping[str, str],
+) -> RunReport:
+    """The report of a run whose only attempt is finished.
 
     Args:
         gang: its last state.
         plan: what was started.
         verdict: why it ended.
-        attempt: its number.
+        run_id: the run's name.
+        directory: where its files are.
+        attempt: the attempt's number.
         started: in Unix seconds, as all times.
         ended: when nothing was left of it.
         logs: relative to the run's directory.
         left: how many processes are left on each node, None where that is unknown.
+        versions: of what took part.
     """
     opened = [event.time for event in gang.listening.values()]
-    return AttemptReport(
-        attempt=attempt,
+    return RunReport(
+        run_id=run_id,
+        name=plan.name,
+        outcome=outcome(gang),
+        exit_status=exit_status(gang),
+        versions=dict(versions),
+        directory=directory,
         started=started,
         ended=ended,
-        cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
-        tasks=[_task_report(gang, task, logs[task.task]) for task in plan.tasks],
-        verdict=verdict,
-        processes_left=None if None in left.values() else sum(filter(None, left.values())),
-        unverified=[node for node, count in left.items() if count is None],
-        left_behind=sum(event.left_behind for event in gang.empty.values()),
-        killed=sum(event.killed for event in gang.empty.values()),
+        attempts=[
+            AttemptReport(
+                attempt=attempt,
+                started=started,
+                ended=ended,
+                cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
+                tasks=[_task_report(gang, task, logs[task.task]) for task in plan.tasks],
+                verdict=verdict,
+                processes_left=None if None in left.values() else sum(filter(None, left.values())),
+                unverified=[node for node, count in left.items() if count is None],
+                left_behind=sum(event.left_behind for event in gang.empty.values()),
+                killed=sum(event.killed for event in gang.empty.values()),
+            )
+        ],
     )
+
+
+def make_versions(nodes: Iterable[Ready]) -> dict[str, str]:
+    """What took part in a run."""
+    versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
+    for ready in nodes:
+        if ready.tensorflow is not None:
+            versions.setdefault("tensorflow", ready.tensorflow)
+    return versions
 
 
 def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:

@@ -107,6 +107,84 @@ class AttemptReport(_Result):
     """Processes that did not heed TERM."""
 
 
+class Finding(_Result):
+    """Something that the checks before a start have found."""
+
+    level: Literal["error", "warning"]
+    """An error keeps the cluster from being started."""
+    node: str
+    """The node that it was found on."""
+    reference: str
+    """Stable kebab-case name: `cannot-reach`, `program-differs`, …"""
+    message: str
+    """One sentence."""
+    cure: str = ""
+    """What to do about it."""
+
+
+class DialReport(_Result):
+    """One node dialled one task of the cluster, on the address and port of TF_CONFIG."""
+
+    node: str
+    """The node that dialled."""
+    task: str
+    """Whose address it was."""
+    address: str
+    """`host:port`."""
+    resolved: list[str]
+    """What the host's name stands for on the node that dialled."""
+    failure: str
+    """Empty if the task's own node answered."""
+
+
+class NodeReport(_Result):
+    """One node as the checks found it."""
+
+    node: str
+    """The `host` of the spec."""
+    usable: bool
+    """Whether its agent answered, and refused nothing."""
+    hostname: str | None = None
+    """What it calls itself."""
+    address: str | None = None
+    """The one for TF_CONFIG."""
+    executable: str | None = None
+    """Its Python."""
+    python: str | None = None
+    """The version of that."""
+    tensorflow: str | None = None
+    """As installed for that Python; null if it is not."""
+    keras: str | None = None
+    """The same."""
+    cores: int | None = None
+    """Cores that tasks may use."""
+    gpus: list[str] = []
+    """Their identifiers, each with its memory in use."""
+    free_bytes: int | None = None
+    """On the disk of the run's files."""
+    clock_offset_s: float | None = None
+    """How far its clock is ahead of the controller's."""
+    directory: str | None = None
+    """Where the program runs."""
+    program_hash: str | None = None
+    """SHA-256 of the program's own code; empty where there is none to compare."""
+
+
+class CheckReport(_Result):
+    """What `distlaunch check --json` prints."""
+
+    name: str
+    """The name of the cluster, from the spec."""
+    good: bool
+    """Whether nothing keeps the cluster from being started."""
+    nodes: list[NodeReport]
+    """In the spec's order."""
+    dials: list[DialReport]
+    """Every pair, itself included."""
+    findings: list[Finding]
+    """Errors first."""
+
+
 class RunReport(_Result):
     """The content of `report.json`."""
 

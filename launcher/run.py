@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.console import open_console
+from launcher.check_report import make_check_report
+from launcher.console import Console, open_console
 from launcher.errors import UsageError
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
-from launcher.results import RunReport
+from launcher.preflight import Preflight
+from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
 from launcher.spec import DEMO_MODULE, ClusterSpec, NodeSpec, ProgramSpec
 from launcher.supervisor import Replan, Supervisor
+from launcher.sync import make_bundle
 from launcher.tasks import TaskId
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.local import LocalTransport
@@ -24,67 +29,112 @@ if TYPE_CHECKING:
     from launcher.transports.ssh_config import SshTarget
 
 
-def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool) -> RunReport:
+def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool) -> RunReport:
     """Runs the cluster to its end.
 
     Args:
         spec: what to run.
         run_dir: where the run's files go; without it, a new folder in the user's state directory.
         verbose: whether the console shows TensorFlow's chatter.
+        checks: whether the nodes are checked before the start.
 
     Raises:
         DistlaunchError: it could not be started; nothing is left running.
     """
-    pythons = {node.host: _find_python(node) for node in spec.nodes if node.is_local}
-    targets = {node.host: _find_target(node) for node in spec.nodes if not node.is_local}
-    spec = spec.model_copy(update={"nodes": [_with_address(node, targets.get(node.host)) for node in spec.nodes]})
+    spec, ways = _find_ways(spec)
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
+    files.hold(run_id)
     spec = _place_demo(spec, files)
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
     console = open_console(tasks, verbose=verbose)
     try:
-        where = "this machine" if len(spec.nodes) == 1 and spec.nodes[0].is_local else f"{len(spec.nodes)} nodes"
+        count = len(spec.nodes)
+        where = "this machine" if count == 1 and spec.nodes[0].is_local else f"{count} node{'s'[: count > 1]}"
         console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
-        supervisor = Supervisor(
-            make_replan(spec),
-            spec.timeouts,
-            (spec.ports.first, spec.ports.last),
-            run_id,
-            files,
-            {node.host: _make_transport(node, pythons, targets, files) for node in spec.nodes},
-            console,
-        )
-        return supervisor.run()
+        preflight = Preflight(spec, secrets.token_hex(8)) if checks else None
+        return _make_supervisor(spec, run_id, files, ways, console, preflight).run()
     finally:
         console.close()
 
 
-def _find_target(node: NodeSpec) -> SshTarget:
-    from launcher.transports.ssh_config import load_target
+def check(spec: ClusterSpec) -> CheckReport:
+    """Looks at the nodes as a run would before its start, and starts nothing."""
+    spec, ways = _find_ways(spec)
+    with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+        files = RunDir(Path(folder))
+        preflight = Preflight(spec, secrets.token_hex(8))
+        console = open_console([], verbose=False)
+        try:
+            run_id = make_run_id(spec.name)
+            supervisor = _make_supervisor(_place_demo(spec, files), run_id, files, ways, console, preflight, True)
+            gang, _ = supervisor.run_gang()
+        finally:
+            console.close()
+    return make_check_report(spec, preflight, gang)
 
+
+Ways = Mapping[str, "str | SshTarget"]
+"""How each node is reached: by its Python on this machine, or over SSH."""
+
+
+def _find_ways(spec: ClusterSpec) -> tuple[ClusterSpec, Ways]:
+    """The spec with all addresses, and how its nodes are reached.
+
+    Raises:
+        UsageError: there is no way to one of them.
+    """
+    ways = {node.host: _find_python(node) if node.is_local else find_target(spec, node) for node in spec.nodes}
+    return spec.model_copy(update={"nodes": [_with_address(node, ways[node.host]) for node in spec.nodes]}), ways
+
+
+def _make_supervisor(
+    spec: ClusterSpec,
+    run_id: str,
+    files: RunDir,
+    ways: Ways,
+    console: Console,
+    preflight: Preflight | None,
+    only_checks: bool = False,
+) -> Supervisor:
+    return Supervisor(
+        make_replan(spec),
+        spec.timeouts,
+        (spec.ports.first, spec.ports.last),
+        run_id,
+        files,
+        {node.host: _make_transport(spec, node, ways[node.host], files) for node in spec.nodes},
+        console,
+        preflight,
+        make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
+        only_checks=only_checks,
+    )
+
+
+def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
+    from launcher.transports.ssh_config import Wishes, load_target
+
+    given = {**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)}
     try:
-        return load_target(node.host)
+        return load_target(node.host, Wishes(**given))
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
 
 
-def _with_address(node: NodeSpec, target: SshTarget | None) -> NodeSpec:
+def _with_address(node: NodeSpec, way: str | SshTarget) -> NodeSpec:
     """The node, with the address that it is reached by, where its spec names none."""
-    if target is None or node.address is not None:
+    if isinstance(way, str) or node.address is not None or node.addresses is not None:
         return node
-    return node.model_copy(update={"address": target.hostname})
+    return node.model_copy(update={"address": way.hostname})
 
 
-def _make_transport(
-    node: NodeSpec, pythons: Mapping[str, str], targets: Mapping[str, SshTarget], files: RunDir
-) -> Transport:
-    if node.is_local:
-        return LocalTransport(files.agent_errors, pythons[node.host])
+def _make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunDir) -> Transport:
+    if isinstance(way, str):
+        return LocalTransport(files.agent_errors, way)
     from launcher.transports.ssh import SshTransport
 
-    return SshTransport(targets[node.host], node.python or "python3")
+    return SshTransport(way, node.python or "python3", accept_new=spec.host_keys == "accept-new")
 
 
 def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
@@ -94,13 +144,17 @@ def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     if all(node.is_local for node in spec.nodes):
         program = ProgramSpec(module=DEMO_MODULE, args=["--model-dir", str(files.root / "model")])
         return spec.model_copy(update={"program": program})
+    if spec.sync is not None:
+        return spec
     return spec.model_copy(update={"working_directory": spec.working_directory or "~"})
 
 
 def make_replan(spec: ClusterSpec) -> Replan:
     """`make_plan` with all that comes from this process filled in."""
 
-    def replan(facts: Mapping[str, NodeFacts], ports: Mapping[TaskId, int] | None) -> LaunchPlan:
+    def replan(
+        facts: Mapping[str, NodeFacts], ports: Mapping[TaskId, int] | None, dialled: Mapping[str, str] | None = None
+    ) -> LaunchPlan:
         return make_plan(
             spec,
             directory=str(Path.cwd()),
@@ -108,6 +162,7 @@ def make_replan(spec: ClusterSpec) -> Replan:
             python=sys.executable,
             facts=facts,
             ports=ports,
+            dialled=dialled,
         )
 
     return replan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -12,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RunDirectoryError
+from launcher.log_lines import LogLines
 from launcher.tasks import TaskId
 from worker_entry.run_files import AttemptFiles, make_private_directory
+
+TAIL_BYTES = 16 << 10
+"""How much of a log's end is looked at for its last lines."""
 
 
 def make_run_id(name: str) -> str:
@@ -37,6 +42,8 @@ class RunDir:
         self.spec = root / "spec.json"
         self.report = root / "report.json"
         self.agent_errors = root / "agent.stderr"
+        self._run = root / "run.json"
+        self._lock: int | None = None
 
     @classmethod
     def create(cls, root: Path) -> RunDir:
@@ -52,6 +59,31 @@ class RunDir:
         except OSError as error:
             raise _cannot_write(root, error) from None
         return cls(root)
+
+    def hold(self, run_id: str) -> None:
+        """Says that the run is under way, for as long as this process lives."""
+        self.write_json(self._run, {"run_id": run_id, "pid": os.getpid()})
+        self._lock = os.open(self._run, os.O_RDWR)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def read_run(self) -> tuple[str, int | None]:
+        """The run's name, and the process that is at work on it, if one is.
+
+        Raises:
+            RunDirectoryError: this is no run's folder.
+        """
+        try:
+            with self._run.open("rb") as file:
+                facts = json.load(file)
+                run_id, pid = str(facts["run_id"]), int(facts["pid"])
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    return run_id, pid
+        except (OSError, ValueError, KeyError, TypeError):
+            raise RunDirectoryError(f"{self.root} is not the folder of a run") from None
+        return run_id, None
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
@@ -75,6 +107,19 @@ class RunDir:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise _cannot_write(path, error) from None
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a file that say something; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return []
+    log = LogLines()
+    lines = [*log.feed(data), *log.close()]
+    return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
 
 
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:

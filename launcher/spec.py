@@ -40,6 +40,7 @@ OWN_VARIABLES = (
     "DISTLAUNCH_RUN_ID",
     "DISTLAUNCH_TASK",
     "DISTLAUNCH_ATTEMPT",
+    "DISTLAUNCH_CHECKPOINT_DIR",
 )
 """Environment variables that distlaunch sets itself."""
 
@@ -64,6 +65,30 @@ class _Model(BaseModel):
     )
 
 
+class SshSpec(_Model):
+    """How nodes are reached over SSH, over what the user's own ssh configuration says."""
+
+    user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.$-]*$")] | None = None
+    """Whom to log in as."""
+    port: Port | None = None
+    """The port of sshd."""
+    identity_file: FilledText | None = None
+    """A private key."""
+    proxy_jump: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$")] | None = None
+    """Machines to go through, as `ssh -J` takes them."""
+
+
+class SyncSpec(_Model):
+    """The folder that is sent to the other machines before the start: only what changed, checked by its hash."""
+
+    path: FilledText = "."
+    """The folder here. What git ignores is left out."""
+    to: FilledText
+    """Its name there; a link that distlaunch makes and moves from one version to the next."""
+    exclude: list[Text] = []
+    """Patterns of files to leave out, as in .gitignore."""
+
+
 class NodeSpec(_Model):
     """One machine of the cluster."""
 
@@ -71,6 +96,8 @@ class NodeSpec(_Model):
     """How this machine reaches it; `local` is this machine itself."""
     address: Address | None = None
     """The name or address that the other workers dial, when it differs from `host`."""
+    addresses: Annotated[list[Address], Field(min_length=1)] | None = None
+    """Several to choose from, instead of `address`: the first that every node reaches is used."""
     tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
     """How many tasks of each type run here."""
     port: Port | None = None
@@ -83,15 +110,24 @@ class NodeSpec(_Model):
     """The Python interpreter to use on this node."""
     env: Environment = {}
     """Environment variables of the tasks here, over those of the cluster."""
+    ssh: SshSpec = SshSpec()
+    """How this node is reached, over what `ssh` of the cluster says."""
 
     @property
     def is_local(self) -> bool:
         return self.host == LOCAL
 
     @property
+    def candidates(self) -> list[str]:
+        """The names or addresses by which the other tasks may reach those here."""
+        if self.address is not None or self.addresses is None:
+            return [self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])]
+        return self.addresses
+
+    @property
     def dialled(self) -> str:
-        """The name or address by which the other tasks reach those here."""
-        return self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])
+        """The one of them that is used, unless the checks choose another."""
+        return self.candidates[0]
 
 
 class ProgramSpec(_Model):
@@ -159,12 +195,19 @@ class ClusterSpec(_Model):
     """The tf.distribute strategy that the program uses."""
     working_directory: FilledText | None = None
     """Where the program runs; without it, the folder that distlaunch is called in."""
+    sync: SyncSpec | None = None
+    """Sends a folder to the other machines, in which the program then runs. Without it, the program must be there."""
+    checkpoint_directory: FilledText | None = None
+    """A folder that all nodes share; checked before the start, and given to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
     """Variables that are taken from distlaunch's own environment, and never shown."""
     ports: Ports = PortRange(first=20000, last=20999)
     """The range out of which each node takes free ports."""
+    ssh: SshSpec = SshSpec()
+    host_keys: Literal["strict", "accept-new"] = "strict"
+    """Whether the key of a host that is not in known_hosts is refused, or believed and written there."""
     keras: KerasSpec = KerasSpec()
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
@@ -205,6 +248,8 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     for index, node in enumerate(spec.nodes):
         yield from _gpu_contradictions(node, ("nodes", index))
     yield from _env_contradictions(spec)
+    if spec.sync is not None and spec.working_directory is not None:
+        yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; leave this out"
 
 
 def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
@@ -237,12 +282,14 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         if first != index:
             yield (*path, "host"), f"{node.host} is nodes[{first}] already; give that node all of its tasks"
             continue
-        if node.is_local and node.address is None and len(spec.nodes) > 1:
+        if node.address is not None and node.addresses is not None:
+            yield (*path, "addresses"), "there is an `address:` already; keep one of the two"
+        if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:
             message = "other machines cannot dial `local`; add `address:`, by which they reach this machine"
             yield (*path, "host"), message
         first = addresses.setdefault(node.dialled, index)
         if first != index and None in (node.port, spec.nodes[first].port):
-            field = "host" if node.address is None else "address"
+            field = "address" if node.address is not None else "addresses" if node.addresses is not None else "host"
             yield (*path, field), f"nodes[{first}] has the address {node.dialled}, too; give both nodes a `port:`"
         if node.port is None:
             if len(tasks) > len(spec.ports):

@@ -6,59 +6,64 @@ sees it, and only the loop acts.
 
 from __future__ import annotations
 
-import os
-import platform
 import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
 from launcher.console import Console
 from launcher.events import (
     Action,
+    Checked,
+    CheckNodes,
     Event,
     Interrupted,
     NodeLost,
+    NodeRefused,
     PrepareNodes,
     StartTasks,
     StopNodes,
+    SyncNodes,
     Tick,
     from_message,
 )
 from launcher.gang import Gang, Phase, Rules, decide, new_gang
-from launcher.log_lines import LogLines
 from launcher.news import render_news
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
-from launcher.report import TAIL_LINES, make_attempt_report, render_error, render_summary
+from launcher.preflight import Preflight
+from launcher.report import TAIL_LINES, make_run_report, make_versions, render_error, render_summary
 from launcher.results import RunReport
-from launcher.run_dir import RunDir
+from launcher.run_dir import RunDir, last_lines
 from launcher.spec import TimeoutsSpec
+from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import (
     Link,
     LinkClosed,
     LinkDropped,
     LinkNews,
+    LinkNote,
     LinkResumed,
     LogMirror,
     Transport,
 )
-from launcher.verdict import exit_status, judge, outcome
+from launcher.verdict import judge
 from worker_entry.messages import (
     VERSION,
+    Dialled,
+    Fetch,
     Goodbye,
     Hello,
+    Inspected,
     Message,
     Prepare,
     Ready,
     Start,
     Stop,
-    TaskRequest,
-    TaskStart,
 )
+from worker_entry.values import Problem, TaskStart
 
 IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
@@ -69,15 +74,15 @@ CLOSING_AT_ONCE = 64
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
 
-TAIL_BYTES = 16 << 10
-"""How much of a log's end is looked at for its last lines."""
-
-Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None], LaunchPlan]
-"""Makes the plan from what the nodes said of themselves, and from the ports they hold, once they do."""
+Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None, Mapping[str, str] | None], LaunchPlan]
+"""Makes the plan from what the nodes said of themselves, the ports they hold, and the addresses they can dial."""
 
 
 class Supervisor:
-    """One run. `timeouts` and `port_range` are the spec's; `transports` has one for each node of the plan."""
+    """One run. `timeouts` and `port_range` are the spec's; `transports` has one for each node of the plan.
+
+    With a `preflight` the nodes are checked before the start; with `only_checks`, nothing is started.
+    """
 
     def __init__(
         self,
@@ -88,16 +93,25 @@ class Supervisor:
         run_dir: RunDir,
         transports: Mapping[str, Transport],
         console: Console,
+        preflight: Preflight | None = None,
+        bundle: Bundle | None = None,
+        *,
+        only_checks: bool = False,
     ) -> None:
         self._replan = replan
-        self._plan = replan({}, None)
+        self._plan = replan({}, None, None)
+        self._preflight = preflight
+        self._bundle = bundle
+        self._only_checks = only_checks
+        self._checked = False
+        self._dialled: dict[str, str] = {}
         self._timeouts = timeouts
         self._port_range = port_range
         self._run_id = run_id
         self._run_dir = run_dir
         self._transports = transports
         self._console = console
-        self._events: queue.SimpleQueue[tuple[str, Message | LinkNews] | Interrupted] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, Message | LinkNews] | Event] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         self._ready: dict[str, Ready] = {}
         self._attempt = 1
@@ -109,19 +123,23 @@ class Supervisor:
         Raises:
             DistlaunchError: it could not be started; nothing is left running.
         """
+        started = time.time()
+        return self._report(*self.run_gang(), started)
+
+    def run_gang(self) -> tuple[Gang, dict[str, int | None]]:
+        """The same without a report: the last state, and how many processes are left on each node, None if unknown."""
         previous = {signum: signal.signal(signum, self._note_signal) for signum in SIGNALS}
         mirror = LogMirror(lambda attempt, task: self._run_dir.log(attempt, parse_task_id(task)))
-        started = time.time()
         try:
             try:
                 gang = self._supervise(mirror)
             finally:
                 left = self._close_links()
                 mirror.close()
-            return self._report(gang, started, left)
         finally:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
+        return gang, left
 
     # --- the loop ---
 
@@ -139,6 +157,7 @@ class Supervisor:
                     self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)
+                self._end_checks(gang)
         return gang
 
     def _connect(self, node: str, transport: Transport, mirror: LogMirror) -> None:
@@ -153,7 +172,7 @@ class Supervisor:
                 version=VERSION,
                 run_id=self._run_id,
                 directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
-                cwd=self._plan.directory,
+                cwd=next(self._tasks_of(node)).directory,
                 lease_s=self._timeouts.lease_s,
                 stream_logs=not transport.shares_files,
             )
@@ -165,7 +184,7 @@ class Supervisor:
         except queue.Empty:
             yield from self._overdue()
             return
-        if isinstance(item, Interrupted):
+        if not isinstance(item, tuple):
             yield item
             return
         node, message = item
@@ -180,9 +199,16 @@ class Supervisor:
             case LinkResumed(after_s):
                 self._console.note(f"node {node}: connected again after {after_s:.1f} s; nothing was lost")
                 return
+            case LinkNote(text):
+                self._console.warn(text)
+                return
             case Ready():
                 self._ready[node] = message
+        if self._preflight is not None and isinstance(message, (Ready, Inspected, Dialled)):
+            self._preflight.note(node, message, self._links[node].clock_offset_s)
         try:
+            if isinstance(message, Fetch) and self._bundle is not None:
+                self._links[node].send(*self._bundle.read_piece(message))
             event = from_message(node, message, self._links[node].clock_offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
@@ -207,20 +233,26 @@ class Supervisor:
 
     def _perform(self, action: Action, gang: Gang) -> None:
         match action:
+            case SyncNodes():
+                assert self._bundle is not None
+                for node in gang.rules.syncs & gang.awaited:
+                    self._links[node].send(self._bundle.offer)
             case PrepareNodes():
-                self._plan = self._replan(self._facts(), None)
+                self._plan = self._replan(self._facts(), None, None)
                 for warning in self._plan.warnings:
                     self._console.warn(warning)
-                for node, link in self._links.items():
-                    link.send(
-                        Prepare(
-                            self._attempt,
-                            [_request(task) for task in self._tasks_of(node)],
-                            *self._port_range,
-                        )
-                    )
+                nonce = self._preflight.nonce if self._preflight is not None else ""
+                for node in gang.awaited:
+                    requests = [task.request for task in self._tasks_of(node)]
+                    self._links[node].send(Prepare(self._attempt, requests, *self._port_range, nonce))
+                    if self._preflight is not None:
+                        self._links[node].send(self._preflight.make_inspect(node))
+            case CheckNodes():
+                assert self._preflight is not None
+                for node in gang.awaited:
+                    self._links[node].send(self._preflight.make_dial(gang.ports))
             case StartTasks(ports):
-                self._plan = self._replan(self._facts(), ports)
+                self._plan = self._replan(self._facts(), ports, self._dialled)
                 self._write_plan()
                 for node, link in self._links.items():
                     link.send(Start(self._attempt, [self._start(task) for task in self._tasks_of(node)]))
@@ -230,6 +262,23 @@ class Supervisor:
                 for node, link in self._links.items():
                     if node not in gang.empty and node not in gang.lost:
                         link.send(Stop(grace_s))
+
+    def _end_checks(self, gang: Gang) -> None:
+        """Once all nodes have answered, the gang is told what came of it."""
+        checks = self._preflight
+        if checks is None or gang.phase is not Phase.CHECKING or self._checked or not checks.is_complete(gang.awaited):
+            return
+        self._checked = True
+        self._dialled = checks.choose_addresses()
+        errors: list[Event] = []
+        for finding in () if self._only_checks else checks.findings():
+            if finding.level == "warning":
+                self._console.warn(finding.message)
+            else:
+                problem = Problem(finding.reference, finding.message, finding.cure)
+                errors.append(NodeRefused(finding.node, (problem,)))
+        for event in errors or [Checked()]:
+            self._events.put(event)
 
     def _facts(self) -> dict[str, NodeFacts]:
         return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self._ready.items()}
@@ -249,6 +298,9 @@ class Supervisor:
             start_s=self._timeouts.start_s,
             drain_s=self._timeouts.drain_s,
             stop_grace_s=self._timeouts.stop_grace_s,
+            syncs=frozenset(n for n, way in self._transports.items() if self._bundle and not way.shares_files),
+            checks=self._preflight is not None,
+            only_checks=self._only_checks,
         )
 
     def _close_links(self) -> dict[str, int | None]:
@@ -267,64 +319,31 @@ class Supervisor:
 
     # --- telling the user ---
 
-    def _report(self, gang: Gang, started: float, left: Mapping[str, int | None]) -> RunReport:
+    def _report(self, gang: Gang, left: Mapping[str, int | None], started: float) -> RunReport:
         logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
         verdict = judge(
             gang,
             self._plan,
             {task: str(path) for task, path in logs.items()},
-            agents_said=_tail(self._run_dir.agent_errors, 3),
+            agents_said=last_lines(self._run_dir.agent_errors, 3),
         )
-        now = time.time()
-        attempt = make_attempt_report(
+        report = make_run_report(
             gang,
             self._plan,
             verdict,
+            run_id=self._run_id,
+            directory=str(self._run_dir.root),
             attempt=self._attempt,
             started=started,
-            ended=now,
+            ended=time.time(),
             logs={task: self._run_dir.relative(path) for task, path in logs.items()},
             left=left,
-        )
-        report = RunReport(
-            run_id=self._run_id,
-            name=self._plan.name,
-            outcome=outcome(gang),
-            exit_status=exit_status(gang),
-            versions=self._versions(),
-            directory=str(self._run_dir.root),
-            started=started,
-            ended=now,
-            attempts=[attempt],
+            versions=make_versions(self._ready.values()),
         )
         self._console.end_logs()
         if report.outcome == "failed":
-            tail = _tail(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
+            tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
             self._console.error(render_error(verdict, tail))
         self._console.note(render_summary(report))
         self._run_dir.write_json(self._run_dir.report, report.model_dump(mode="json"))
         return report
-
-    def _versions(self) -> dict[str, str]:
-        versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
-        for ready in self._ready.values():
-            if ready.tensorflow is not None:
-                versions.setdefault("tensorflow", ready.tensorflow)
-        return versions
-
-
-def _request(task: TaskPlan) -> TaskRequest:
-    return TaskRequest(str(task.task), task.program, task.port if task.explicit_port else 0)
-
-
-def _tail(path: Path, count: int) -> list[str]:
-    """The last lines of a file that say something; nothing if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            data = file.read()
-    except OSError:
-        return []
-    log = LogLines()
-    lines = [*log.feed(data), *log.close()]
-    return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]

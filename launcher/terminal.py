@@ -119,3 +119,19 @@ class TerminalSink(PlainSink):
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The rows in columns as wide as they need to be, without colour."""
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None, pad_edge=False, header_style=None)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    written = io.StringIO()
+    Console(file=written, width=10_000, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in written.getvalue().rstrip().splitlines())

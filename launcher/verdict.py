@@ -16,7 +16,7 @@ from launcher.gang import Gang, Reason
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.tasks import TaskId
-from worker_entry.messages import Problem, TaskExit
+from worker_entry.values import Problem, TaskExit
 
 COLLATERAL_EXCEPTIONS = (
     "UnavailableError",
@@ -154,6 +154,8 @@ def _judge_failure(gang: Gang, plans: Mapping[TaskId, TaskPlan], logs: Mapping[T
         text = _headline(crash.message)
         shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
         evidence.append(f"{': '.join(filter(None, shown))}{place}")
+    if cause.note:
+        evidence.append(f"{plans[cause.task].node}: {cause.note}")
     evidence += _collateral(gang, cause)
     evidence.append(f"log: {logs[cause.task]}")
     return Verdict(
@@ -223,7 +225,8 @@ def _judge_refusal(gang: Gang) -> Verdict:
     first = problems[0][1]
     alike = [node for node, problem in problems if _same(problem, first)]
     rest = [(node, problem) for node, problem in problems if not _same(problem, first)]
-    where = f"{first.task}: " if first.task and len(alike) == 1 else ""
+    place = first.task or ("" if alike[0] in ("local", *first.message.split()) else alike[0])
+    where = f"{place}: " if place and len(alike) == 1 else ""
     return Verdict(
         reference=first.reference,
         message=f"{where}{first.message}",

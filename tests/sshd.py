@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +21,21 @@ HOSTS = {"gpu-a": "127.0.0.2", "gpu-b": "127.0.0.3"}
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts that run. `env` makes `ssh`, and so distlaunch, use their configuration."""
+    """Hosts by their names, all on one port. `env` makes `ssh`, and so distlaunch, use their configuration."""
 
     folder: Path
     env: Mapping[str, str]
+    addresses: Mapping[str, str]
+    port: int
+
+    @property
+    def home(self) -> Path:
+        """The home folder that all hosts share."""
+        return self.folder / "home"
 
     def node_files(self, run_id: str) -> Path:
-        """Where the agents of both hosts keep a run's files: they share a home folder."""
-        return self.folder / "home" / ".local" / "state" / "distlaunch" / "nodes" / run_id
+        """Where the agents keep a run's files."""
+        return self.home / ".local" / "state" / "distlaunch" / "nodes" / run_id
 
     @property
     def known_hosts(self) -> Path:
@@ -37,26 +44,25 @@ class Hosts:
     def trust(self) -> None:
         """Writes the hosts' true keys into known_hosts."""
         key = (self.folder / "host_key.pub").read_text()
-        self.known_hosts.write_text("".join(f"[{address}]:{PORT} {key}" for address in HOSTS.values()))
+        self.known_hosts.write_text("".join(f"[{address}]:{self.port} {key}" for address in self.addresses.values()))
 
     def write_spec(self, rest: str, *, python: str = sys.executable) -> str:
         """A spec of one worker on each host; returns its path."""
         path = self.folder / "spec.yaml"
-        nodes = "".join(f"  - {{host: {host}, python: {python}}}\n" for host in HOSTS)
+        nodes = "".join(f"  - {{host: {host}, python: {python}}}\n" for host in self.addresses)
         path.write_text(f"nodes:\n{nodes}{rest}")
         return str(path)
 
 
-@contextlib.contextmanager
-def running_hosts(folder: Path) -> Iterator[Hosts]:
-    """Starts the daemons, as the user that runs the tests; stops them at the end."""
+def make_hosts(folder: Path, addresses: Mapping[str, str] = HOSTS, port: int = PORT) -> Hosts:
+    """The keys and the user's configuration; `running_sshd` makes the hosts run."""
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host_key", "user_key", "other_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     config = folder / "config"
     config.write_text(
-        "".join(f"Host {host}\n  HostName {address}\n" for host, address in HOSTS.items())
-        + f"Host *\n  Port {PORT}\n  IdentityFile {folder / 'user_key'}\n  IdentitiesOnly yes\n"
+        "".join(f"Host {host}\n  HostName {address}\n" for host, address in addresses.items())
+        + f"Host *\n  Port {port}\n  IdentityFile {folder / 'user_key'}\n  IdentitiesOnly yes\n"
         + f"  UserKnownHostsFile {folder / 'known_hosts'}\n  GlobalKnownHostsFile none\n"
     )
     # OpenSSH finds a user's configuration by the password file, not by HOME.
@@ -66,34 +72,70 @@ def running_hosts(folder: Path) -> Iterator[Hosts]:
     wrapper = tools / "ssh"
     wrapper.write_text(f'#!/bin/sh\necho "$*" >> {folder}/ssh.log\nexec {shutil.which("ssh")} -F {config} "$@"\n')
     wrapper.chmod(0o755)
-    daemons = [subprocess.Popen(_daemon(folder, address)) for address in HOSTS.values()]
-    try:
+    return Hosts(folder, {"PATH": f"{tools}:{os.environ['PATH']}"}, addresses, port)
+
+
+@contextlib.contextmanager
+def running_hosts(folder: Path) -> Iterator[Hosts]:
+    """Two hosts, with the usual options; they are stopped at the end."""
+    hosts = make_hosts(folder)
+    with contextlib.ExitStack() as stack:
         for address in HOSTS.values():
-            wait_until(lambda a=address: _answers(a), f"sshd answers on {address}")  # type: ignore[misc]
-        yield Hosts(folder, {"PATH": f"{tools}:{os.environ['PATH']}"})
+            stack.enter_context(running_sshd(hosts, address))
+        yield hosts
+
+
+@contextlib.contextmanager
+def running_sshd(
+    hosts: Hosts,
+    *addresses: str,
+    options: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    around: Sequence[str] = (),
+) -> Iterator[None]:
+    """One daemon, as the user that runs the tests, until the end.
+
+    Args:
+        hosts: whose keys it uses.
+        addresses: where it listens.
+        options: of sshd, beside or over the usual ones.
+        env: the environment of sessions, beside or over the usual one.
+        around: the words of a command that runs the daemon.
+    """
+    daemon = subprocess.Popen([*around, *_daemon(hosts, addresses, options or {}, env or {})])
+
+    def is_settled() -> bool:
+        return daemon.poll() is not None or all(_answers(address, hosts.port) for address in addresses)
+
+    try:
+        wait_until(is_settled, "sshd answers")
+        assert daemon.poll() is None, "sshd did not start"
+        yield
     finally:
-        for daemon in daemons:
-            daemon.terminate()
-            daemon.wait()
+        daemon.terminate()
+        daemon.wait()
 
 
-def _answers(address: str) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((address, PORT), timeout=1):
+def _answers(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
 
 
-def _daemon(folder: Path, address: str) -> list[str]:
-    options = {
+def _daemon(hosts: Hosts, addresses: Sequence[str], options: Mapping[str, object], env: Mapping[str, str]) -> list[str]:
+    folder = hosts.folder
+    session = {"HOME": str(hosts.home), **env}  # what a node keeps must not land in the home of who runs the tests
+    usual = {
         "HostKey": folder / "host_key",
-        "ListenAddress": address,
-        "Port": PORT,
+        "Port": hosts.port,
         "AuthorizedKeysFile": folder / "user_key.pub",
         "PidFile": "none",
         "StrictModes": "no",
         "UsePAM": "no",
         "PasswordAuthentication": "no",
         "UseDNS": "no",
-        "SetEnv": f"HOME={folder / 'home'}",  # what a node keeps must not land in the home of who runs the tests
+        "SetEnv": " ".join(f"{name}={value}" for name, value in session.items()),
     }
-    return [SSHD, "-D", "-e", "-f", "/dev/null", *(word for k, v in options.items() for word in ("-o", f"{k}={v}"))]
+    words = [f"ListenAddress={address}" for address in addresses]
+    words += [f"{name}={value}" for name, value in {**usual, **options}.items()]
+    return [SSHD, "-D", "-e", "-f", "/dev/null", *(part for word in words for part in ("-o", word))]

@@ -30,7 +30,6 @@ from worker_entry.messages import (
     VERSION,
     Beat,
     Broken,
-    CrashRecord,
     Empty,
     Exited,
     Goodbye,
@@ -40,18 +39,14 @@ from worker_entry.messages import (
     Message,
     Prepare,
     Prepared,
-    Problem,
-    Program,
     Ready,
     Refused,
     Start,
     Started,
     Stop,
-    TaskExit,
-    TaskRequest,
-    TaskStart,
 )
 from worker_entry.protocol import MARKER, Decoder, encode
+from worker_entry.values import CrashRecord, Problem, Program, TaskExit, TaskRequest, TaskStart
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 LOOK = str(PROGRAMS / "task_look.py")

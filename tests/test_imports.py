@@ -18,25 +18,31 @@ LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields
     events spec tf_config terminal run_dir
     marked_yaml
-    spec_file local_mode plan gang console
+    spec_file local_mode plan gang console sync
     verdict
-    report news news
+    report news preflight
+    check_report
     transports.base transports.payload
+    transports.streams
     transports.frames
     transports.local transports.ssh_config transports.known_hosts
+    transports.ssh_connect
     transports.ssh
     supervisor
     run
+    clean
     cli
     __main__
 """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    messages kernel run_files keras_support arrival
+    values kernel run_files keras_support arrival
+    messages
     protocol ports processes programs task
-    started_task outbox meeting
-    connection
+    started_task outbox meeting inspection
+    connection dialling
+    node_checks cleaning log_stream replica
     agent
     guardian
     __main__
@@ -45,9 +51,10 @@ WORKER_LAYERS = """
 ONLY_IN = {
     "click": {"launcher.cli"},
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
+    "pathspec": {"launcher.sync"},
     "rich": {"launcher.terminal"},
     "pydantic": {"launcher.spec", "launcher.spec_file", "launcher.spec_fields", "launcher.results"},
-    "paramiko": {"launcher.transports.ssh", "launcher.transports.ssh_config", "launcher.transports.known_hosts"},
+    "paramiko": {f"launcher.transports.{name}" for name in ("ssh", "ssh_connect", "ssh_config", "known_hosts")},
     "tensorflow": set(),
     "keras": set(),
     "numpy": set(),
@@ -178,13 +185,18 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.frames",
         "transports.local",
         "transports.payload",
+        "transports.streams",
+        "sync",
+        "clean",
         "cli",
         "local_mode",
         "run_dir",
     }
     for name in LAUNCHER:
         if name.removeprefix("launcher.") not in world:
-            assert of("worker_entry", imports_of(LAUNCHER[name])) <= {"worker_entry.messages"}, name
+            assert of("worker_entry", imports_of(LAUNCHER[name])) <= {"worker_entry.messages", "worker_entry.values"}, (
+                name
+            )
 
 
 # --- what a command costs ---

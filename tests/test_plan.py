@@ -153,7 +153,7 @@ SECRET = "correct-horse-battery-staple"
 
 
 def all_that_is_shown(plan: LaunchPlan) -> str:
-    by_hand = [render_by_hand(plan, task) for task in plan.tasks]
+    by_hand = [render_by_hand(task) for task in plan.tasks]
     return "\n".join([json.dumps(render_json(plan)), render_text(plan), repr(plan), *map(repr, plan.tasks), *by_hand])
 
 
@@ -184,7 +184,7 @@ class TestSecrets:
         plan = planned({}, env={name: "visible"})
 
         assert f"{name}=visible" in render_text(plan)
-        assert f"{name}=visible" in render_by_hand(plan, plan.tasks[0])
+        assert f"{name}=visible" in render_by_hand(plan.tasks[0])
 
     def test_are_in_no_file_of_a_run_but_the_private_copy_of_the_spec(
         self, distlaunch: Distlaunch, tmp_path: Path
@@ -418,4 +418,4 @@ class TestByHand:
         for mend in (True, False):
             plan = planned({}, program={"script": "train.py"}, keras={"mend": mend})
 
-            assert ("--no-keras-mend" in render_by_hand(plan, plan.tasks[0])) == (not mend)
+            assert ("--no-keras-mend" in render_by_hand(plan.tasks[0])) == (not mend)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.apart import apart_on_linux, linux
-from worker_entry.messages import Program, TaskRequest
 from worker_entry.ports import HeldPorts, is_open
+from worker_entry.values import Program, TaskRequest
 
 _first_for_all = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 PRIVILEGED = int(_first_for_all.read_text()) if _first_for_all.exists() else 1024

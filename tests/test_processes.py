@@ -20,8 +20,8 @@ from tests.apart import apart, apart_on_linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from worker_entry import kernel
-from worker_entry.messages import TaskExit
 from worker_entry.processes import Tree, kill_descendants, spawn
+from worker_entry.values import TaskExit
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 CHAIN = str(PROGRAMS / "tree_chain.py")

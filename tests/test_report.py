@@ -10,39 +10,30 @@ import pytest
 
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang import Gang
-from launcher.report import make_attempt_report, render_error, render_summary
+from launcher.report import make_run_report, render_error, render_summary
 from launcher.results import RunReport, Verdict
 from launcher.tasks import TaskId
-from launcher.verdict import exit_status, outcome
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
 from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
-from worker_entry.messages import CrashRecord, Problem, TaskExit
+from worker_entry.values import CrashRecord, Problem, TaskExit
 
 LOCAL = {"local": [W0, W1]}
 
 
 def make_report(gang: Gang, *, left: dict[str, int | None] | None = None) -> RunReport:
     plan = plan_of(gang.rules)
-    attempt = make_attempt_report(
+    return make_run_report(
         gang,
         plan,
         judged(gang),
+        run_id="20261121-143005-test-3f9a",
+        directory="/runs/x",
         attempt=1,
         started=999.0,
         ended=1061.5,
         logs={task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks},
         left=left or {"local": 0},
-    )
-    return RunReport(
-        run_id="20261121-143005-test-3f9a",
-        name="test",
-        outcome=outcome(gang),
-        exit_status=exit_status(gang),
         versions={"distlaunch": "0.1.0"},
-        directory="/runs/x",
-        started=999.0,
-        ended=1061.5,
-        attempts=[attempt],
     )
 
 

@@ -214,7 +214,8 @@ def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, h
 def test_nothing_is_left_on_any_node_when_the_controller_is_ended(hosts: Hosts, tmp_path: Path, signum: int) -> None:
     mark = make_mark()
     spec = hosts.write_spec(
-        f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\ntimeouts: {{stop_grace_s: 1, lease_s: 5}}\n"
+        f"program: {{script: {TREE}, args: [none, 2]}}\nenv_from: [{next(iter(mark))}]\n"
+        "timeouts: {stop_grace_s: 1, lease_s: 5}\n"
     )
     process = start(hosts, spec, tmp_path, mark)
     with process:

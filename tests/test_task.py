@@ -23,9 +23,9 @@ import pytest
 import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS
-from worker_entry.messages import CrashRecord
 from worker_entry.protocol import parse
 from worker_entry.task import MESSAGE_LIMIT
+from worker_entry.values import CrashRecord
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 BY_PATH = [ENTRY, "run"]

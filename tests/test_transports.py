@@ -37,16 +37,13 @@ from worker_entry.messages import (
     Message,
     Prepare,
     Prepared,
-    Program,
     Ready,
     Start,
     Started,
     Stop,
-    TaskExit,
-    TaskRequest,
-    TaskStart,
 )
 from worker_entry.protocol import BODY_LIMIT, MARKER, encode
+from worker_entry.values import Program, TaskExit, TaskRequest, TaskStart
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)

@@ -44,7 +44,7 @@ from tests.test_gang import (
     running,
     started,
 )
-from worker_entry.messages import CrashRecord, Problem, Program, TaskExit
+from worker_entry.values import CrashRecord, Problem, Program, TaskExit
 
 THREE = {"a": [W0, W1, W2]}
 UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20001: Socket closed"
@@ -53,6 +53,7 @@ UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20
 def plan_of(rules: Rules) -> LaunchPlan:
     tasks = [
         TaskPlan(
+            directory="/work",
             task=task,
             node=node,
             python="python3",

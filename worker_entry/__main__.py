@@ -1,6 +1,7 @@
-"""`python …/worker_entry (agent | node | attach | task FILE | run …)`: started as a path, from a folder or a zip.
+"""`python …/worker_entry (agent | node | attach | clean | task FILE | run …)`: started as a path, or by -m.
 
 An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
+`clean` ends what is left of runs that have no controller any more.
 """
 
 import os
@@ -20,6 +21,10 @@ def main() -> None:
         from worker_entry import meeting
 
         sys.exit(meeting.hand_over())
+    if verb == "clean":
+        from worker_entry import cleaning
+
+        sys.exit(cleaning.main())
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
     from worker_entry import task
 

@@ -9,44 +9,48 @@ the tasks are stopped. So does a closed stdin, unless there is a meeting place w
 
 from __future__ import annotations
 
+import contextlib
 import os
-import platform
 import selectors
 import signal
-import sys
 import time
 from collections import deque
 from dataclasses import replace
 from typing import Optional
 
-from worker_entry import kernel, processes
-from worker_entry.connection import OUTPUT_LIMIT, Connection
-from worker_entry.meeting import Meeting
+from worker_entry import processes
+from worker_entry.connection import Connection
+from worker_entry.inspection import introduce
+from worker_entry.log_stream import stream_logs
+from worker_entry.meeting import Meeting, Newcomer
 from worker_entry.messages import (
     VERSION,
     Broken,
+    Dial,
     Empty,
     Exited,
     Goodbye,
     Hello,
+    Inspect,
     Listening,
-    Log,
     Message,
+    Offer,
+    Piece,
     Prepare,
     Prepared,
-    Problem,
-    Ready,
     Refused,
     Start,
     Started,
     Stop,
-    TaskExit,
 )
-from worker_entry.ports import LAST_PORT, HeldPorts, is_open
-from worker_entry.programs import find_problem, installed_version
+from worker_entry.node_checks import NodeChecks
+from worker_entry.ports import HeldPorts, is_open, is_port
+from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
+from worker_entry.replica import Replica
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.started_task import StartedTask, start_problem
+from worker_entry.values import Problem, TaskExit
 
 TICK_S = 0.05
 """How often growing logs, opened ports and ongoing stops are looked at."""
@@ -55,7 +59,6 @@ IDLE_TICK_S = 0.5
 LOST_GRACE_S = 2.0
 """Between TERM and KILL when the controller is gone."""
 FIRST_LEASE_S = 60.0
-"""The lease until Hello has named one."""
 
 
 class Agent:
@@ -64,10 +67,9 @@ class Agent:
     With a `meeting`, it waits there for its controller to come back when the connection breaks.
     """
 
-    def __init__(self, stdin: int, stdout: int, meeting: Optional[Meeting] = None) -> None:
+    def __init__(self, meeting: Optional[Meeting] = None) -> None:
         self._selector = selectors.DefaultSelector()
         self._connection = Connection(self._selector, self._read, self._lose_connection)
-        self._ways = stdin, stdout
         self._meeting = meeting
         self._hello: Optional[Hello] = None
         self._lease_s = FIRST_LEASE_S
@@ -79,32 +81,39 @@ class Agent:
         self._attempt = 0
         self._prepared: set[str] = set()
         self._ports = HeldPorts()
+        self._replica: Optional[Replica] = None
+        self._checks = NodeChecks(self._selector, self._send)
         self._closing = False
         self._garbled = False
         self._controller_gone = False
         self._failed = False
-        self._asked_to_end = False
+        self._asked_to_end = False  # set by signals, seen by the loop, which they wake
 
-    def run(self) -> int:
+    def run(self, stdin: int, stdout: int) -> int:
         wake, signalled = os.pipe()
-        os.set_blocking(wake, False)
         os.set_blocking(signalled, False)
         signal.set_wakeup_fd(signalled)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(signum, self._note_signal)
+            signal.signal(signum, self._ask_to_end)
         with self._selector:
             self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
             if self._meeting is not None:
                 self._meeting.listen()
                 self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
-            self._connection.open(*self._ways)
+            self._connection.open(stdin, stdout)
             while not self._done():
                 self._connection.want_write()
                 for key, _ in self._selector.select(self._tick()):
                     if key.fd in self._selector.get_map():  # not taken out by one of the others
                         key.data()
                 self._step()
+        self._checks.close()
+        if self._replica is not None:
+            self._replica.abandon()
+        if self._hello is not None:
+            with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started
+                os.rmdir(self._hello.directory)
         return 1 if self._failed else 0
 
     # --- one turn of the loop ---
@@ -113,6 +122,8 @@ class Agent:
         return self._closing and not self._tree.stopping and not self._connection.pending
 
     def _tick(self) -> float:
+        if self._replica is not None and not self._replica.waits:
+            return 0.0
         forming = any(task.forming for task in self._tasks.values())
         busy = self._tree.stopping or forming or (self._streaming and self._tasks and self._finished is None)
         return TICK_S if busy else IDLE_TICK_S
@@ -124,6 +135,9 @@ class Agent:
     def _step(self) -> None:
         if self._asked_to_end or time.monotonic() - self._connection.heard > self._lease_s:
             self._lose_controller()
+        if self._replica is not None and not self._closing and self._hello is not None:
+            self._replica.step()
+            self._hello = replace(self._hello, cwd=self._replica.directory or self._hello.cwd)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
         for task in self._tasks.values():
@@ -131,7 +145,7 @@ class Agent:
                 task.forming = False
                 self._send(Listening(task.name, time.time()))
         if self._streaming and self._connection.is_open:
-            self._stream_logs()
+            stream_logs(self._log_turns, self._attempt, self._connection)
         if self._tree.stopping and self._tree.sweep() == 0:
             self._finish_attempt()
 
@@ -141,8 +155,8 @@ class Agent:
             if messages is None:
                 self._lose_connection()
             elif not self._garbled:  # else only the end of the stream means something
-                for message in messages:
-                    self._handle(message)
+                for message, body in messages:
+                    self._handle(message, body)
         except ProtocolError as error:
             self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
@@ -151,7 +165,9 @@ class Agent:
         """A controller whose connection broke is back."""
         assert self._meeting is not None
         newcomer = self._meeting.accept()
-        if newcomer is None or self._controller_gone:
+        if isinstance(newcomer, Goodbye):
+            self._ask_to_end()
+        if not isinstance(newcomer, Newcomer) or self._controller_gone:
             return
         attach = newcomer.attach
         try:
@@ -164,6 +180,8 @@ class Agent:
         except ProtocolError as error:
             newcomer.refuse(str(error))
             return
+        if self._replica is not None:
+            self._replica.resume()
         for task in self._tasks.values():
             task.rewind(attach.offsets.get(task.name, 0) if attach.attempt == self._attempt else 0)
 
@@ -173,7 +191,7 @@ class Agent:
 
     # --- what the controller asks for ---
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new begins; a stop can still be shortened
             if isinstance(message, Stop):
                 self._stop(message.grace_s)
@@ -181,10 +199,19 @@ class Agent:
             self._greet(message)
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
+        elif isinstance(message, Offer):
+            self._replica = Replica(message, self._send)
+        elif isinstance(message, Piece):
+            if self._replica is not None:
+                self._replica.take(message, body)
         elif isinstance(message, Prepare):
-            self._prepare(message)
+            self._prepare(message, self._hello)
+        elif isinstance(message, Inspect):
+            self._checks.inspect(message, self._hello)
+        elif isinstance(message, Dial):
+            self._checks.dial(message)
         elif isinstance(message, Start):
-            self._start(message)
+            self._start(message, self._hello)
         elif isinstance(message, Stop):
             self._stop(message.grace_s)
         elif isinstance(message, Goodbye):
@@ -203,59 +230,45 @@ class Agent:
         try:
             make_private_directory(hello.directory)
         except OSError as error:
-            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", "choose another directory"))
+            cure = "choose another directory" if self._meeting is None else "make it writable"
+            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", cure))
             return
         self._hello = hello
         self._lease_s = hello.lease_s
-        self._send(
-            Ready(
-                version=VERSION,
-                pid=os.getpid(),
-                hostname=kernel.hostname(),
-                python=platform.python_version(),
-                executable=sys.executable,
-                time=time.time(),
-                cores=kernel.cores(),
-                gpus=kernel.gpus(),
-                tensorflow=installed_version("tensorflow"),
-                meeting=self._meeting.path if self._meeting is not None else None,
-            )
-        )
+        if self._meeting is not None:
+            self._meeting.note_run(hello.run_id)
+        self._send(introduce(self._meeting.path if self._meeting is not None else None))
 
-    def _prepare(self, order: Prepare) -> None:
-        assert self._hello is not None
+    def _prepare(self, order: Prepare, hello: Hello) -> None:
         self._forget_finished()
         if self._tasks:
             raise ProtocolError(f"Prepare while attempt {self._attempt} is running")
-        for port in (order.first_port, order.last_port, *(request.port for request in order.tasks if request.port)):
-            if not 0 < port <= LAST_PORT:
-                raise ProtocolError(f"Prepare with port {port}")
-        self._ports.release()
-        problems = []
-        for request in order.tasks:
-            problem = find_problem(request.program, self._hello.cwd)
-            if problem is not None:
-                problems.append(Problem(problem.reference, problem.message, problem.cure, request.task))
+        if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
+            raise ProtocolError("Prepare with a port that cannot be")
+        self._release_ports()
+        problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
         self._attempt = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
+        if not problems and order.nonce:
+            problems = self._checks.open_doors(self._ports.numbers, order.nonce)
         if problems:
-            self._ports.release()
+            self._release_ports()
             self._send(Refused(problems))
         else:
             self._send(Prepared(order.attempt, dict(self._ports.numbers)))
 
-    def _start(self, order: Start) -> None:
-        assert self._hello is not None
+    def _start(self, order: Start, hello: Hello) -> None:
         names = {start.task for start in order.tasks}
         if self._tasks or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
-        files = AttemptFiles(self._hello.directory, order.attempt)
+        files = AttemptFiles(hello.directory, order.attempt)
+        self._checks.close()
         self._tasks = {}
         self._tree = processes.Tree()
         for start in order.tasks:
             try:
-                task = StartedTask.start(start, files, self._hello.cwd)
+                task = StartedTask.start(start, files, hello.cwd)
             except (OSError, ValueError) as error:
                 self._break(start_problem(start, error))
                 return
@@ -280,7 +293,9 @@ class Agent:
             if task.pid == pid:
                 task.popen.returncode = status  # reaped here: Popen must not wait for it again
                 task.forming = False
-                self._send(Exited(task.name, TaskExit.from_wait_status(status), ended, task.read_crash()))
+                how = TaskExit.from_wait_status(status)
+                note = "" if how.ok else task.find_note()
+                self._send(Exited(task.name, how, ended, task.read_crash(), note))
 
     def _finish_attempt(self) -> None:
         heard = self._connection.is_open or not self._closing
@@ -289,6 +304,10 @@ class Agent:
         self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
         self._finished, self._tree = self._tree, processes.Tree()
         self._prepared = set()
+        self._release_ports()
+
+    def _release_ports(self) -> None:
+        self._checks.close()
         self._ports.release()
 
     def _forget_finished(self) -> None:
@@ -301,19 +320,8 @@ class Agent:
         self._log_turns.clear()
         self._finished = None
 
-    def _stream_logs(self) -> None:
-        """Sends a piece of every task in turn, so that none waits for a chatty one, until all is sent or enough."""
-        silent = 0
-        while silent < len(self._log_turns) and self._connection.pending < OUTPUT_LIMIT:
-            task = self._log_turns[0]
-            self._log_turns.rotate(-1)
-            offset, data = task.read_log()
-            if data:
-                self._send(Log(self._attempt, task.name, offset, len(data)), data)
-            silent = 0 if data else silent + 1
-
-    def _note_signal(self, *_: object) -> None:
-        self._asked_to_end = True  # the loop, which the signal wakes, does the rest
+    def _ask_to_end(self, *_: object) -> None:
+        self._asked_to_end = True
 
     def _lose_connection(self) -> None:
         """The way is broken: the controller may find another one, if it knows where, until the lease is over."""

@@ -1,9 +1,8 @@
 """How an agent arrives on a node: sent there as text, it takes worker_entry as a zip from stdin and becomes part of it.
 
 Its arguments, after this text itself, are the SHA-256 of the zip and its length; the zip comes over stdin, behind a
-line that says what to run of it. It runs before anything of ours is
-on the node, so it uses no other module of ours; and any Python from 3.7 on can read it, because one that is too old
-has to say so. What it says goes to stdout, before the start marker: the controller keeps it for its error.
+line that says what to run of it. It runs before anything of ours is on the node, so it uses no other module of ours.
+What it says goes to stdout, before the start marker: the controller keeps it for its error.
 """
 
 from __future__ import annotations
@@ -16,12 +15,8 @@ import sys
 import zipfile
 from typing import NoReturn
 
-OLDEST_PYTHON = (3, 9)
-
 
 def main() -> None:
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        refuse(f"{sys.executable} is Python {sys.version_info[0]}.{sys.version_info[1]}; a node needs 3.9 or newer")
     digest, length = sys.argv[2], int(sys.argv[3])
     verb = receive_line()
     archive = receive(length)

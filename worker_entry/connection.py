@@ -103,8 +103,8 @@ class Connection:
         if self.is_open:
             self._output += frame
 
-    def read(self) -> Optional[Iterator[Message]]:
-        """What has arrived; None at the end of the way.
+    def read(self) -> Optional[Iterator[tuple[Message, bytes]]]:
+        """The messages that have arrived, with their bodies; None at the end of the way.
 
         Raises:
             ProtocolError: it is no frame.
@@ -120,8 +120,8 @@ class Connection:
         self.heard = time.monotonic()
         return self._parse(data)
 
-    def _parse(self, data: bytes) -> Iterator[Message]:
-        for message, _ in self._decoder.feed(data):
+    def _parse(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
+        for message, body in self._decoder.feed(data):
             if is_counted(message):
                 self.outbox.received += 1
             if isinstance(message, Beat):
@@ -129,7 +129,7 @@ class Connection:
                 if self.pending < OUTPUT_LIMIT:
                     self.send(Beat(time.time(), self.outbox.received, message.time))
             else:
-                yield message
+                yield message, body
 
     def want_write(self) -> None:
         """Has `write` called when it can be done, if there is something to write."""

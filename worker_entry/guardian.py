@@ -15,7 +15,7 @@ import traceback
 from worker_entry import kernel, processes
 from worker_entry.agent import Agent
 from worker_entry.meeting import Meeting
-from worker_entry.messages import TaskExit
+from worker_entry.values import TaskExit
 
 
 def main(*, outlives_connection: bool) -> int:
@@ -33,7 +33,7 @@ def main(*, outlives_connection: bool) -> int:
         kernel.become_subreaper()
         status = 1
         try:
-            status = Agent(sys.stdin.fileno(), sys.stdout.fileno(), meeting).run()
+            status = Agent(meeting).run(sys.stdin.fileno(), sys.stdout.fileno())
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             traceback.print_exc()
         finally:

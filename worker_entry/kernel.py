@@ -85,6 +85,22 @@ def descendants(
     return [p for p in found.values() if not p.zombie or (unreaped and p.parent == root)]
 
 
+def with_variable(name: str, values: Collection[str]) -> list[Process]:
+    """The living processes of this user that were started with one of these values of an environment variable."""
+    wanted = {f"{name}={value}".encode() for value in values}
+    found = []
+    for process in (_processes_from_proc() if LINUX else {}).values():
+        if process.zombie or process.pid == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as stream:
+                if wanted.intersection(stream.read().split(b"\0")):
+                    found.append(process)
+        except OSError:  # of another user, or gone
+            continue
+    return found
+
+
 def send_signal(process: Process, signum: int) -> bool:
     """Signals exactly this process, not a later one that got its pid; False if it is gone.
 

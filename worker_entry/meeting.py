@@ -14,12 +14,15 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
 from worker_entry.arrival import folders, private
-from worker_entry.messages import AGENT_GONE, VERSION, Attach, Broken, Message, Problem
+from worker_entry.messages import AGENT_GONE, VERSION, Attach, Broken, Goodbye, Message
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.values import Problem
 
 PREFIX = "agent-"
 HAND_OVER_S = 2.0
@@ -77,12 +80,17 @@ class Meeting:
         self._socket.bind(os.path.join(self.path, "socket"))
         self._socket.listen(4)
 
+    def note_run(self, run_id: str) -> None:
+        """For `end_agents`: the run that this agent belongs to."""
+        with contextlib.suppress(OSError), open(_run_file(self.path), "w", encoding="utf-8") as stream:
+            stream.write(run_id)
+
     def fileno(self) -> int:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def accept(self) -> Optional[Newcomer]:
-        """Who has called; None if it went away again, or is not one of ours."""
+    def accept(self) -> Union[Newcomer, Goodbye, None]:
+        """Who has called, or that the agent shall end; None if it went away again, or is not one of ours."""
         assert self._socket is not None
         call, _ = self._socket.accept()
         call.settimeout(HAND_OVER_S)
@@ -94,6 +102,8 @@ class Meeting:
                 more = call.recv(1 << 16)
                 words += more or b"\n"  # it hung up: no frame
             [(attach, _)] = Decoder().feed(words)
+            if isinstance(attach, Goodbye):
+                return attach
             stdin, stdout = descriptors
         except (OSError, ValueError, ProtocolError):
             attach = None
@@ -142,9 +152,39 @@ def is_alive(path: str) -> bool:
     return False
 
 
+def end_agents(run_ids: Collection[str], within_s: float) -> int:
+    """Asks the agents of these runs on this machine to end, and waits until they have; returns how many did."""
+    asked = []
+    for folder in bases():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(private(folder)):
+                path = os.path.join(folder, name)
+                if name.startswith(PREFIX) and _read_run(path) in run_ids and is_alive(path):
+                    asked.append(path)
+                    _say_goodbye(path)
+    deadline = time.monotonic() + within_s
+    while any(map(is_alive, asked)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return sum(not is_alive(path) for path in asked)
+
+
+def _say_goodbye(path: str) -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+        call.connect(os.path.join(path, "socket"))
+        call.sendall(encode(Goodbye()))
+
+
+def _read_run(path: str) -> str:
+    try:
+        with open(_run_file(path), encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
 def hand_over() -> int:
     """What a newcomer does: reads Attach, gives stdin and stdout away, ends when the agent has; returns its status."""
-    message = _receive()
+    message = receive()
     os.write(1, MARKER)
     if not isinstance(message, Attach):
         return _refuse("protocol-error", "a newcomer was not sent Attach")
@@ -171,7 +211,7 @@ def hand_over() -> int:
     return int(status) if status.isdigit() else 1
 
 
-def _receive() -> Optional[Message]:
+def receive() -> Optional[Message]:
     """The first message. Nothing follows it until it is answered, so no byte of the agent's is read."""
     decoder = Decoder()
     while True:
@@ -190,6 +230,10 @@ def _refuse(reference: str, reason: str) -> int:
         os.write(1, encode(Broken(Problem(reference, reason))))
     sys.stdout.flush()
     return 1
+
+
+def _run_file(path: str) -> str:
+    return os.path.join(path, "run")
 
 
 def _lock_file(path: str) -> str:

@@ -6,98 +6,26 @@ machine where the fact was seen.
 
 from __future__ import annotations
 
-import os
-import signal as signals
 from dataclasses import dataclass, field
 from typing import Optional, Union
+
+from worker_entry.values import (
+    CrashRecord,
+    DialResult,
+    FileEntry,
+    GpuUse,
+    Problem,
+    Program,
+    Target,
+    TaskExit,
+    TaskRequest,
+    TaskStart,
+)
 
 VERSION = 2
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when there is no agent any more."""
-
-# --- values inside messages ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a task runs: a Python `script` or `module` with its arguments, or a `command` whose target is argv[0]."""
-
-    kind: str
-    target: str
-    args: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class CrashRecord:
-    """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds."""
-
-    time: float
-    exception: str
-    message: str
-    file: Optional[str] = None
-    line: Optional[int] = None
-
-
-@dataclass(frozen=True)
-class TaskExit:
-    """How a process ended: by an exit `code` or by a `signal`, never both and never folded into one number."""
-
-    code: Optional[int] = None
-    signal: Optional[int] = None
-    core_dumped: bool = False
-
-    @classmethod
-    def from_wait_status(cls, status: int) -> TaskExit:
-        """Decodes what `waitpid` returned."""
-        if os.WIFSIGNALED(status):
-            return cls(signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
-        return cls(code=os.WEXITSTATUS(status))
-
-    @property
-    def ok(self) -> bool:
-        return self.code == 0
-
-    def __str__(self) -> str:
-        if self.signal is None:
-            return f"exit status {self.code}"
-        core = ", core dumped" if self.core_dumped else ""
-        try:
-            name = signals.Signals(self.signal).name
-        except ValueError:  # a real-time signal
-            name = f"signal {self.signal}"
-        return f"{name} (signal {self.signal}{core})" if name.startswith("SIG") else f"{name}{core}"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a node cannot do what it was asked to; `reference` is the error's stable kebab-case name."""
-
-    reference: str
-    message: str
-    cure: str = ""
-    task: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class TaskRequest:
-    """What a task will need. `port`: a number to be honoured, or 0 for a free one of the range."""
-
-    task: str
-    program: Program
-    port: int = 0
-
-
-@dataclass(frozen=True)
-class TaskStart:
-    """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed."""
-
-    task: str
-    program: Program
-    env: dict[str, str] = field(default_factory=dict)
-    unset: list[str] = field(default_factory=list)
-    mend_keras: bool = True
-
 
 # --- controller → agent -------------------------------------------------------------------------------------
 
@@ -119,13 +47,57 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """The files that the program's folder shall have on the node; `to` is a link there to the version in use.
+
+    `digest` names the version: it stands for names, content and modes of all files.
+    """
+
+    to: str
+    digest: str
+    files: list[FileEntry]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The answer to Fetch: `length` bytes of the file, from `offset`, follow the header."""
+
+    index: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Prepare:
-    """Check every program and hold a port for every task, or say everything that stands in the way."""
+    """Check every program and hold a port for every task, or say everything that stands in the way.
+
+    With a `nonce`, every port answers who dials it with that, until the tasks are started.
+    """
 
     attempt: int
     tasks: list[TaskRequest]
     first_port: int
     last_port: int
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Tell what there is on the node; where a `mark` is given, leave an empty file of that name in `shared`."""
+
+    program: Program
+    shared: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Dial every target; one that is ours answers with the `nonce`. Look for the `marks` of all nodes in `shared`."""
+
+    targets: list[Target]
+    nonce: str
+    shared: str = ""
+    marks: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -176,6 +148,14 @@ class Goodbye:
     """Stop everything that is left and exit."""
 
 
+@dataclass(frozen=True)
+class Clean:
+    """End what is left on the node of these runs, none of which has a controller any more."""
+
+    version: int
+    run_ids: list[str]
+
+
 # --- agent → controller -------------------------------------------------------------------------------------
 
 
@@ -204,11 +184,55 @@ class Attached:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Send this part of a file that was offered; `index` is its place in the Offer."""
+
+    index: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Synced:
+    """The version is there, every file as it was offered; tasks will run in `directory`."""
+
+    directory: str
+    files: int
+    fetched: int
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Everything is there; `ports` are held until the tasks have bound them."""
 
     attempt: int
     ports: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """Facts of the node.
+
+    `program_hash`: SHA-256 of the program's own code, empty where there is none to compare. `free_bytes`: on the
+    disk of the run's files. `proxies`: variables by which gRPC would go through a proxy. `problem`: why the mark
+    could not be left.
+    """
+
+    keras: Optional[str]
+    gpus: list[GpuUse]
+    free_bytes: int
+    directory: str
+    program_hash: str
+    proxies: list[str]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """The answer to Dial; `marks`: those that are there."""
+
+    results: list[DialResult]
+    marks: list[str]
 
 
 @dataclass(frozen=True)
@@ -251,6 +275,8 @@ class Exited:
     exit: TaskExit
     time: float
     crash: Optional[CrashRecord] = None
+    note: str = ""
+    """What the node has to say about a failure: that its disk is full."""
 
 
 @dataclass(frozen=True)
@@ -267,12 +293,37 @@ class Empty:
 
 
 @dataclass(frozen=True)
+class Cleaned:
+    """The answer to Clean: how many processes were ended, agents included, and which pids could not be."""
+
+    ended: int
+    left: list[int]
+
+
+@dataclass(frozen=True)
 class Broken:
     """The agent cannot go on (a full disk, say) and stops everything."""
 
     problem: Problem
 
 
-ToAgent = Union[Hello, Attach, Prepare, Start, Stop, Beat, Goodbye]
-ToController = Union[Ready, Attached, Prepared, Refused, Started, Listening, Log, Exited, Empty, Broken, Beat]
+ToAgent = Union[Hello, Attach, Offer, Piece, Prepare, Inspect, Dial, Start, Stop, Beat, Goodbye, Clean]
+ToController = Union[
+    Ready,
+    Attached,
+    Fetch,
+    Synced,
+    Prepared,
+    Refused,
+    Inspected,
+    Dialled,
+    Started,
+    Listening,
+    Log,
+    Exited,
+    Empty,
+    Cleaned,
+    Broken,
+    Beat,
+]
 Message = Union[ToAgent, ToController]

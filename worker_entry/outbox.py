@@ -2,17 +2,17 @@
 
 Both sides count these frames from 1 on, each those that it sends and those that it gets; no number is sent with
 them. Whoever comes back over a new connection says how many it has, and gets the others again. Beats are not
-counted, and neither are log bytes, which have offsets, nor the frames by which the two meet again.
+counted, and neither are log bytes and pieces of files, which have offsets, nor the frames by which the two meet again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from worker_entry.messages import Attach, Attached, Beat, Log, Message
+from worker_entry.messages import Attach, Attached, Beat, Log, Message, Piece
 from worker_entry.protocol import ProtocolError
 
-_UNCOUNTED = (Attach, Attached, Beat, Log)
+_UNCOUNTED = (Attach, Attached, Beat, Log, Piece)
 
 
 def is_counted(message: Message) -> bool:

@@ -13,7 +13,7 @@ import socket
 from typing import Optional
 
 from worker_entry import kernel
-from worker_entry.messages import Problem, TaskRequest
+from worker_entry.values import Problem, TaskRequest
 
 LAST_PORT = 65535
 
@@ -77,6 +77,10 @@ class HeldPorts:
         self._sockets.append(held)
         self.numbers[task] = port
         return None
+
+
+def is_port(number: int) -> bool:
+    return 0 < number <= LAST_PORT
 
 
 def is_open(port: int) -> bool:

@@ -8,9 +8,16 @@ import shutil
 import sys
 import warnings
 import zipfile
+from dataclasses import replace
 from typing import Optional
 
-from worker_entry.messages import Problem, Program
+from worker_entry.values import Problem, Program, TaskRequest
+
+
+def find_problems(requests: list[TaskRequest], cwd: str) -> list[Problem]:
+    """Why tasks cannot be started in the folder `cwd`: one problem for each that cannot."""
+    found = ((request.task, find_problem(request.program, cwd)) for request in requests)
+    return [replace(problem, task=task) for task, problem in found if problem is not None]
 
 
 def find_problem(program: Program, cwd: str) -> Optional[Problem]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
 from typing import Optional, Union
 
 from worker_entry import processes
-from worker_entry.messages import CrashRecord, Problem, TaskStart
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
+from worker_entry.values import CrashRecord, Problem, TaskStart
 
 LOG_PIECE = 64 << 10
 """Bytes of a log that are read at once."""
+
+FULL = 64 << 10
+"""Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
@@ -84,6 +88,12 @@ class StartedTask:
         except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
         return record
+
+    def find_note(self) -> str:
+        """What may explain a failure that the task itself cannot tell."""
+        if shutil.disk_usage(os.path.dirname(self._crash_file)).free < FULL:
+            return f"{os.strerror(errno.ENOSPC)}: {os.path.dirname(self._crash_file)}"
+        return ""
 
     def close(self) -> None:
         os.close(self._log)

@@ -30,7 +30,7 @@ from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import keras_support
-from worker_entry.messages import CrashRecord, Program
+from worker_entry.values import CrashRecord, Program
 
 MESSAGE_LIMIT = 4000
 """Characters of an exception's message that a crash record keeps; the log has all of it."""

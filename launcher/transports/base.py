@@ -32,7 +32,14 @@ class LinkResumed:
     after_s: float
 
 
-LinkNews = LinkClosed | LinkDropped | LinkResumed
+@dataclass(frozen=True)
+class LinkNote:
+    """Something that the user should know."""
+
+    text: str
+
+
+LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkNote
 
 
 class LinkError(Exception):
@@ -54,7 +61,7 @@ class Link(Protocol):
     def clock_offset_s(self) -> float:
         """How far the node's clock is ahead of ours, as far as is known."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
 
     def close(self) -> int | None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from launcher.transports.base import (
     Deliver,
@@ -19,43 +18,17 @@ from launcher.transports.base import (
     LinkResumed,
     LogMirror,
 )
+from launcher.transports.streams import NoAgentError, Stream, skip_noise
 from worker_entry.messages import AGENT_GONE, VERSION, Attach, Attached, Beat, Broken, Log, Message, Ready
 from worker_entry.outbox import Outbox, is_counted
-from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol import Decoder, ProtocolError, encode
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
-FIRST_WORD_S = 60.0
-"""How long an agent may take to start: an interpreter on a network file system is slow at first."""
-NOISE_LIMIT = 64 << 10
-"""Bytes before the start marker that are kept for an error message."""
 SHORTEST_TRY_S = 1.0
 CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
-
-
-class Stream(Protocol):
-    """Bytes to and from an agent; every method may block."""
-
-    def read(self, size: int, patience_s: float) -> bytes:
-        """Up to `size` bytes; empty at the agent's end, of which `how_ended` then tells.
-
-        Raises:
-            LinkBroken: nothing came for so long, or the way is broken.
-        """
-
-    def write(self, data: bytes) -> None:
-        """All of the data; raises OSError when the way is broken."""
-
-    def finish(self) -> None:
-        """Ends our side; the agent's may go on."""
-
-    def abandon(self) -> None:
-        """Closes both sides without waiting for anything."""
-
-    def how_ended(self) -> str:
-        """Why the agent's side ended, for the user."""
 
 
 class Frames:
@@ -81,6 +54,8 @@ class Frames:
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
     ) -> None:
+        self.began = False
+        """Whether the agent has said its first word."""
         self.ended = False
         """Whether the agent's end was seen."""
         self._node = node
@@ -93,6 +68,8 @@ class Frames:
         self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
         self._outbox = Outbox()
         self._written = 0
+        self._passing: deque[bytes] = deque()
+        """Frames that are not counted: whoever wants them asks again."""
         self._stream: Stream | None = None
         self._finishing = False
         self._beat_at_once = False
@@ -107,9 +84,13 @@ class Frames:
         self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
         self._reader.start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, body: bytes = b"") -> None:
+        frame = encode(message, body)
         with self._changed:
-            self._outbox.add(encode(message))
+            if is_counted(message):
+                self._outbox.add(frame)
+            else:
+                self._passing.append(frame)
             self._changed.notify_all()
 
     def finish(self) -> None:
@@ -154,13 +135,15 @@ class Frames:
                 frames = self._outbox.after(self._written)
                 self._written = self._outbox.last
                 return b"".join(frames)
+            if self._passing:
+                return self._passing.popleft()
             if self._finishing:
                 return None
             self._beat_at_once = False
             return encode(Beat(time.time(), self._outbox.received))
 
     def _has_news(self, stream: Stream) -> bool:
-        waiting = self._written < self._outbox.last
+        waiting = self._written < self._outbox.last or bool(self._passing)
         return self._stream is not stream or waiting or self._finishing or self._beat_at_once
 
     # --- reading ---
@@ -181,9 +164,7 @@ class Frames:
 
     def _follow(self) -> str:
         """Reads until the agent has ended, over one stream after the other; returns how it ended."""
-        stream = self._open_stream()
-        self._start_writing(stream)
-        data = self._skip_noise(stream)
+        stream, data = self._begin()
         self._heard = time.monotonic()
         while True:
             try:
@@ -194,6 +175,21 @@ class Frames:
             else:
                 self.ended = True
                 return stream.how_ended()
+
+    def _begin(self) -> tuple[Stream, bytes]:
+        try:
+            stream = self._open_stream()
+        except LinkError:
+            self.ended = True  # nothing of ours ever came to the node
+            raise
+        self._start_writing(stream)
+        try:
+            data = skip_noise(stream)
+        except NoAgentError:
+            self.ended = True
+            raise
+        self.began = True
+        return stream, data
 
     def _start_writing(self, stream: Stream) -> None:
         with self._changed:
@@ -247,20 +243,6 @@ class Frames:
             self._beat_at_once = True
             self._changed.notify_all()
 
-    def _skip_noise(self, stream: Stream) -> bytes:
-        """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning."""
-        noise = b""
-        deadline = time.monotonic() + FIRST_WORD_S
-        while MARKER not in noise:
-            try:
-                data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
-            except LinkBroken as broken:
-                raise LinkError(f"the agent does not start: {broken}{_shown(noise)}") from None
-            if not data or time.monotonic() > deadline:
-                raise ProtocolError(f"no start marker{_shown(noise)}")
-            noise = (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
-        return noise.partition(MARKER)[2]
-
     # --- coming back ---
 
     def _come_back(self, broken: LinkBroken) -> tuple[Stream, bytes]:
@@ -273,6 +255,7 @@ class Frames:
             raise LinkError(str(broken))
         with self._changed:
             self._stream = None
+            self._passing.clear()
             self._changed.notify_all()
         if self._dropped is None:
             self._dropped, self._lost_at = str(broken), self._heard
@@ -285,7 +268,7 @@ class Frames:
                 try:
                     attach = Attach(VERSION, self._meeting, self._outbox.received, self._attempt, self._offsets)
                     stream.write(encode(attach))
-                    return stream, self._skip_noise(stream)
+                    return stream, skip_noise(stream)
                 except BaseException:
                     stream.abandon()
                     raise
@@ -305,8 +288,3 @@ class Frames:
         self._ask_time()
         if not self._finishing:
             self._deliver(self._node, LinkResumed(after_s))
-
-
-def _shown(noise: bytes) -> str:
-    text = noise[-400:].decode(errors="replace").strip()
-    return f", only: {text}" if text else ""

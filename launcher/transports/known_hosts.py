@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,18 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
             if entry is not None and entry.key is not None:
                 (revoked if marker == "@revoked" else trusted).append(entry.key)
     return KnownKeys(tuple(trusted), tuple(revoked), has_authority)
+
+
+def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
+    """Adds a host's key to a file, which is made if missing; raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = os.fstat(descriptor).st_size
+        is_whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+        # One write, so that two hosts at once do not mix.
+        line = f"{name} {key.get_name()} {key.get_base64()}\n"
+        file.write((line if is_whole else f"\n{line}").encode())
 
 
 def _names(field: str, name: str) -> bool:

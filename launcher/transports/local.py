@@ -77,8 +77,8 @@ class LocalLink:
     def clock_offset_s(self) -> float:
         return 0.0  # it is our own clock
 
-    def send(self, message: Message) -> None:
-        self._frames.send(message)
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self._frames.send(message, body)
 
     def close(self) -> int | None:
         self._frames.finish()
@@ -135,3 +135,6 @@ class _Pipes:
 
     def how_ended(self) -> str:
         return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return None  # there is no shell in between

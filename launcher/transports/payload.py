@@ -38,10 +38,14 @@ def make_payload() -> Payload:
     archive = _make_archive()
     arrival = base64.b64encode(PACKAGE.joinpath("arrival.py").read_bytes()).decode()
     digest = hashlib.sha256(archive).hexdigest()
+    # Before anything else, in words that even Python 2 can read.
+    too_old = (
+        "v<(3,9)and sys.exit('distlaunch: %s is Python %d.%d; a node needs 3.9 or newer'%(sys.executable,v[0],v[1]))"
+    )
     script = (
         "IFS= read -r python; "
         'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
-        'exec "$python" -c "import base64,sys;exec(base64.b64decode(sys.argv[1]))" '
+        f'exec "$python" -c "import base64,sys;v=sys.version_info;{too_old};exec(base64.b64decode(sys.argv[1]))" '
         f"{arrival} {digest} {len(archive)}"
     )
     # A login shell can be anything, fish and csh included: it gets words in single quotes and nothing to expand.

@@ -6,9 +6,11 @@ OpenSSH itself is asked (`ssh -G`), where it is installed: it alone knows all of
 from __future__ import annotations
 
 import getpass
+import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ class SshTarget:
     user: str
     identity_files: tuple[Path, ...]
     identities_only: bool
+    identity_agent: str | None
+    """The socket of the ssh-agent to ask, where it is not the one of SSH_AUTH_SOCK; empty for none."""
     known_hosts: tuple[Path, ...]
     host_key_alias: str | None
     proxy_command: str | None
@@ -40,29 +44,51 @@ class SshTarget:
         return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
 
 
-def load_target(host: str) -> SshTarget:
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be so whatever the configuration says; None leaves it to that."""
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+
+    def options(self) -> list[str]:
+        """As options of `ssh`, which go before its configuration."""
+        given = {
+            "User": self.user,
+            "Port": self.port,
+            "IdentityFile": self.identity_file,
+            "ProxyJump": self.proxy_jump,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+def load_target(host: str, wishes: Wishes | None = None) -> SshTarget:
     """The effective configuration of a host.
 
     Raises:
         LinkError: the configuration cannot be read.
     """
+    options = wishes.options() if wishes is not None else []
     if shutil.which("ssh") is not None:
-        return parse_target(host, _ask_openssh(host))
+        return parse_target(host, _ask_openssh(host, options))
     path = Path.home() / ".ssh" / "config"
     try:
         config = paramiko.SSHConfig.from_path(str(path)) if path.exists() else paramiko.SSHConfig()
         values = config.lookup(host.rpartition("@")[2])
     except (OSError, paramiko.ConfigParseError) as error:
         raise LinkError(f"cannot read {path}: {error}") from None
-    lines = [f"user {host.rpartition('@')[0]}"] if "@" in host else []
+    lines = [option.replace("=", " ", 1) for option in options]
+    lines += [f"user {host.rpartition('@')[0]}"] if "@" in host else []
     for key, value in values.items():
         lines += [f"{key} {item}" for item in ([value] if isinstance(value, str) else value)]
     return parse_target(host, "\n".join(lines))
 
 
-def _ask_openssh(host: str) -> str:
+def _ask_openssh(host: str, options: Iterable[str]) -> str:
     done = subprocess.run(
-        ["ssh", "-G", "--", host],  # noqa: S607 - the user's own ssh, as their shell finds it
+        ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host],  # noqa: S607 - the user's own ssh, as their shell finds it
         capture_output=True,
         text=True,
         timeout=30,
@@ -96,10 +122,21 @@ def parse_target(host: str, text: str) -> SshTarget:
         user=user,
         identity_files=tuple(_path(name, hostname, user) for name in values.get("identityfile", [])),
         identities_only=first("identitiesonly") == "yes",
+        identity_agent=_agent(first("identityagent", "SSH_AUTH_SOCK"), hostname, user),
         known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
         host_key_alias=first("hostkeyalias") or None,
         proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
     )
+
+
+def _agent(name: str, hostname: str, user: str) -> str | None:
+    if name == "SSH_AUTH_SOCK":
+        return None
+    if name in NONE:
+        return ""
+    if name.startswith("$"):
+        return os.environ.get(name[1:].strip("{}"), "")
+    return str(_path(name, hostname, user))
 
 
 def _path(name: str, hostname: str, user: str) -> Path:

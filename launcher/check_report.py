@@ -1,0 +1,112 @@
+"""What the checks came to, as a report and as text for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.gang import Gang
+from launcher.preflight import Answers, Preflight
+from launcher.results import CheckReport, Finding, NodeReport
+from launcher.spec import ClusterSpec
+
+COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
+
+
+def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> CheckReport:
+    """The report of finished checks; `gang` knows which nodes could not be used."""
+    addresses = preflight.choose_addresses()
+    unusable = {*gang.lost, *(refusal.node for refusal in gang.refusals)}
+    missing = {node.host for node in spec.nodes} - preflight.answers.keys() - gang.lost.keys()
+    findings = [*_unusable(gang), *(_silent(node) for node in sorted(missing)), *preflight.findings()]
+    return CheckReport(
+        name=spec.name,
+        good=not any(finding.level == "error" for finding in findings),
+        nodes=[
+            _node_report(
+                node.host,
+                preflight.answers.get(node.host),
+                addresses[node.host],
+                usable=node.host not in unusable | missing,
+            )
+            for node in spec.nodes
+        ],
+        dials=preflight.dials(),
+        findings=findings,
+    )
+
+
+def _unusable(gang: Gang) -> Iterator[Finding]:
+    for node, reason in gang.lost.items():
+        reference = "node-lost" if node in gang.ready else "node-unreachable"
+        yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
+    for refusal in gang.refusals:
+        for problem in refusal.problems:
+            where = problem.task or refusal.node
+            yield Finding(
+                level="error",
+                node=refusal.node,
+                reference=problem.reference,
+                message=f"{where}: {problem.message}",
+                cure=problem.cure,
+            )
+
+
+def _silent(node: str) -> Finding:
+    return Finding(level="error", node=node, reference="node-unreachable", message=f"no answer from {node} in time")
+
+
+def _node_report(node: str, answers: Answers | None, address: str, *, usable: bool) -> NodeReport:
+    if answers is None:
+        return NodeReport(node=node, usable=False)
+    ready, inspected = answers.ready, answers.inspected
+    used = {gpu.name: f" ({gpu.used_mib} of {gpu.total_mib} MiB in use)" for gpu in inspected.gpus} if inspected else {}
+    return NodeReport(
+        node=node,
+        usable=usable,
+        hostname=ready.hostname,
+        address=address,
+        executable=ready.executable,
+        python=ready.python,
+        tensorflow=ready.tensorflow,
+        keras=inspected.keras if inspected else None,
+        cores=ready.cores,
+        gpus=[f"{name}{used.get(name, '')}" for name in ready.gpus],
+        free_bytes=inspected.free_bytes if inspected else None,
+        clock_offset_s=answers.clock_offset_s,
+        directory=inspected.directory if inspected else None,
+        program_hash=inspected.program_hash if inspected else None,
+    )
+
+
+def make_rows(report: CheckReport) -> list[tuple[str, ...]]:
+    """A row of COLUMNS for each node."""
+    return [_row(node) for node in report.nodes]
+
+
+def _row(node: NodeReport) -> tuple[str, ...]:
+    if node.hostname is None:
+        return (node.node, "cannot be used", *[""] * (len(COLUMNS) - 2))
+    return (
+        node.node,
+        node.address or "",
+        node.python or "",
+        node.tensorflow or "none",
+        node.keras or "none",
+        str(node.cores),
+        str(len(node.gpus)),
+        "" if node.free_bytes is None else f"{node.free_bytes / 2**30:.1f} GiB",
+        "" if node.clock_offset_s is None else f"{node.clock_offset_s:+.3f} s",
+    )
+
+
+def render_findings(report: CheckReport) -> list[str]:
+    """What follows the table: the dials in one line, then everything found with its cure."""
+    lines = []
+    if report.dials:
+        good = sum(not dial.failure for dial in report.dials)
+        lines.append(f"{good} of {len(report.dials)} dials of every task's address from every node were answered")
+    for finding in report.findings:
+        lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
+        lines += [f"  {finding.cure}"] if finding.cure else []
+    lines.append(f"{report.name}: {'good' if report.good else 'cannot be started so'}")
+    return lines

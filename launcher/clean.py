@@ -1,0 +1,100 @@
+"""`distlaunch clean`: ends what is left on nodes of runs whose controller is gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.run import find_target
+from launcher.run_dir import RunDir, runs_directory
+from launcher.spec import ClusterSpec, NodeSpec
+from launcher.spec_file import load_spec
+from launcher.transports.base import LinkError
+from worker_entry import cleaning
+from worker_entry.messages import VERSION, Clean, Cleaned
+
+AT_ONCE = 32
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class CleanedNode:
+    """What came of a node; `problem` is empty if it could be asked."""
+
+    node: str
+    ended: int = 0
+    left: tuple[int, ...] = ()
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.problem and not self.left
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.node}: cannot be asked: {self.problem}"
+        if self.left:
+            return f"{self.node}: {self.ended} ended; cannot be ended: {', '.join(map(str, self.left))}"
+        return f"{self.node}: {self.ended or 'no'} process{'es'[: 2 * (self.ended != 1)]} ended, 0 left"
+
+
+def clean(what: str) -> Iterator[CleanedNode]:
+    """Cleans the nodes of a run, or of a spec.
+
+    Args:
+        what: a run's folder or name; or a spec file, which stands for all runs of this user from this machine.
+
+    Raises:
+        DistlaunchError: there is no such run or spec, or the run is still under way.
+    """
+    spec, run_ids = _find(what)
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        yield from pool.map(lambda node: _clean_node(spec, node, run_ids), spec.nodes)
+
+
+def _find(what: str) -> tuple[ClusterSpec, list[str]]:
+    runs = runs_directory(os.environ)
+    if Path(what).is_file():
+        return load_spec(Path(what), os.environ), [*_ended_runs(runs)]
+    folder = next((path for path in (Path(what), runs / what) if path.is_dir()), None)
+    if folder is None:
+        raise UsageError(f"there is no run and no spec {what}", cure="name a run's folder, or a spec file")
+    files = RunDir(folder.absolute())
+    run_id, pid = files.read_run()
+    if pid is not None:
+        raise UsageError(f"run {run_id} is still under way (pid {pid})", cure="end it with Ctrl-C")
+    try:
+        return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"cannot read {files.spec}: {error}") from None
+
+
+def _ended_runs(runs: Path) -> Iterator[str]:
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
+        try:
+            run_id, pid = RunDir(folder).read_run()
+        except RunDirectoryError:
+            continue
+        if pid is None:
+            yield run_id
+
+
+def _clean_node(spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str]) -> CleanedNode:
+    if node.is_local:
+        answer = cleaning.clean(run_ids)
+        return CleanedNode(node.host, answer.ended, tuple(answer.left))
+    from launcher.transports.ssh import open_stream
+    from launcher.transports.streams import ask
+
+    try:
+        stream = open_stream(find_target(spec, node), node.python or "python3", "clean")
+        message = ask(stream, Clean(VERSION, list(run_ids)), ANSWER_S)
+    except (LinkError, UsageError) as error:
+        return CleanedNode(node.host, problem=str(error))
+    if not isinstance(message, Cleaned):
+        return CleanedNode(node.host, problem=f"it answered {type(message).__name__}")
+    return CleanedNode(node.host, message.ended, tuple(message.left))

@@ -1,0 +1,21 @@
+"""Sends what tasks have written into their logs."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from worker_entry.connection import OUTPUT_LIMIT, Connection
+from worker_entry.messages import Log
+from worker_entry.started_task import StartedTask
+
+
+def stream_logs(turns: deque[StartedTask], attempt: int, connection: Connection) -> None:
+    """Sends a piece of every task in turn, so that none waits for a chatty one, until all is sent or enough."""
+    silent = 0
+    while silent < len(turns) and connection.pending < OUTPUT_LIMIT:
+        task = turns[0]
+        turns.rotate(-1)
+        offset, data = task.read_log()
+        if data:
+            connection.send(Log(attempt, task.name, offset, len(data)), data)
+        silent = 0 if data else silent + 1

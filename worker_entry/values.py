@@ -1,0 +1,130 @@
+"""What messages are made of: frozen dataclasses that controller and agent both know. All times are Unix seconds."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from dataclasses import dataclass, field
+from typing import Optional
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a task runs: a Python `script` or `module` with its arguments, or a `command` whose target is argv[0]."""
+
+    kind: str
+    target: str
+    args: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CrashRecord:
+    """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds."""
+
+    time: float
+    exception: str
+    message: str
+    file: Optional[str] = None
+    line: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class TaskExit:
+    """How a process ended: by an exit `code` or by a `signal`, never both and never folded into one number."""
+
+    code: Optional[int] = None
+    signal: Optional[int] = None
+    core_dumped: bool = False
+
+    @classmethod
+    def from_wait_status(cls, status: int) -> TaskExit:
+        """Decodes what `waitpid` returned."""
+        if os.WIFSIGNALED(status):
+            return cls(signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+        return cls(code=os.WEXITSTATUS(status))
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exit status {self.code}"
+        core = ", core dumped" if self.core_dumped else ""
+        try:
+            name = signals.Signals(self.signal).name
+        except ValueError:  # a real-time signal
+            name = f"signal {self.signal}"
+        return f"{name} (signal {self.signal}{core})" if name.startswith("SIG") else f"{name}{core}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a node cannot do what it was asked to; `reference` is the error's stable kebab-case name."""
+
+    reference: str
+    message: str
+    cure: str = ""
+    task: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """What a task will need. `port`: a number to be honoured, or 0 for a free one of the range."""
+
+    task: str
+    program: Program
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class TaskStart:
+    """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed."""
+
+    task: str
+    program: Program
+    env: dict[str, str] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)
+    mend_keras: bool = True
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """A GPU and its memory in MiB; `used_mib` is that of all processes."""
+
+    name: str
+    used_mib: int
+    total_mib: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address to dial: one of those that `task` may be reached by."""
+
+    task: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class DialResult:
+    """What came of dialling a target; `failure` is empty when the task's own agent answered.
+
+    Otherwise it is `unknown-name`, `refused`, `timed-out`, `no-route`, `other` (something else answered), or the
+    system's own words. `resolved`: the addresses that the name stands for on the node that dialled.
+    """
+
+    target: Target
+    resolved: list[str]
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a folder that is sent: its path in there, and its content's SHA-256; or where the `link` points."""
+
+    path: str
+    size: int = 0
+    sha256: str = ""
+    executable: bool = False
+    link: str = ""
