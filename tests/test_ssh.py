@@ -182,7 +182,7 @@ def test_all_nodes_that_cannot_be_used_are_told_at_once(distlaunch: Distlaunch, 
     assert ran.status == 3
     assert f"node 127.0.0.9 cannot be used: connection refused: 127.0.0.9:{PORT}" in ran.stderr
     assert "node no-such-host.invalid cannot be used: the name no-such-host.invalid is not known" in ran.stderr
-    assert "node gpu-b cannot be used: the agent sent no start marker, only: " in ran.stderr
+    assert "node gpu-b cannot be used: the agent sent no start marker" in ran.stderr
     assert "distlaunch: no Python at /opt/none/bin/python" in ran.stderr
     assert "node gpu-a " not in ran.stderr
     assert [task["started"] for task in ran.report["attempts"][0]["tasks"]] == [None] * 4

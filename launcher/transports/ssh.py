@@ -16,7 +16,7 @@ from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, L
 from launcher.transports.frames import Frames
 from launcher.transports.payload import make_payload
 from launcher.transports.ssh_config import SshTarget
-from launcher.transports.ssh_connect import AUTH_S, connect, place_of
+from launcher.transports.ssh_connect import AUTH_S, Connection, connect, place_of
 from worker_entry.messages import Message
 from worker_entry.values import TaskExit
 
@@ -119,8 +119,8 @@ class SshLink:
 class ChannelStream:
     """One connection with its one command."""
 
-    def __init__(self, transport: paramiko.Transport, channel: paramiko.Channel) -> None:
-        self._transport = transport
+    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+        self._connection = connection
         self._channel = channel
 
     def read(self, size: int, patience_s: float) -> bytes:
@@ -144,7 +144,7 @@ class ChannelStream:
             self._channel.shutdown_write()
 
     def abandon(self) -> None:
-        self._transport.close()
+        self._connection.close()
 
     def how_ended(self) -> str:
         self.abandon()
@@ -191,7 +191,7 @@ def open_stream(
     """
     payload = make_payload()
     with _connecting:
-        transport = connect(
+        connection = connect(
             target,
             cancelled=cancelled or threading.Event(),
             within_s=within_s,
@@ -200,16 +200,16 @@ def open_stream(
         )
         try:
             begin()
-            channel = transport.open_session(timeout=min(AUTH_S, within_s))
+            channel = connection.transport.open_session(timeout=min(AUTH_S, within_s))
             channel.set_combine_stderr(True)
             channel.exec_command(payload.command)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            transport.close()
+            connection.close()
             raise LinkError(f"{place_of(target)} starts no command: {str(error) or 'it hung up'}") from None
         except LinkError:
-            transport.close()
+            connection.close()
             raise
-    stream = ChannelStream(transport, channel)
+    stream = ChannelStream(connection, channel)
     with contextlib.suppress(OSError):  # whoever hung up may have said why; the reader finds it
         stream.write(payload.first_bytes(python, verb))
     return stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import random
@@ -26,6 +27,7 @@ from launcher.transports.ssh_config import SshTarget
 CONNECT_S = 15.0
 AUTH_S = 30.0
 SHORTEST_STEP_S = 0.5
+PROXY_END_S = 2.0
 HEARD_LIMIT = 200
 
 _KEX = ("curve25519-sha256@libssh.org", "curve25519-sha256", "ecdh-sha2-nistp256")
@@ -44,7 +46,7 @@ def connect(
     within_s: float,
     attempts: int,
     accept_new: Callable[[str], None] | None = None,
-) -> paramiko.Transport:
+) -> Connection:
     """A connection whose host key is trusted and whose user is let in.
 
     Args:
@@ -83,9 +85,11 @@ def connect(
         except LinkError:
             if transport is not None:
                 transport.close()
+            if way is not None:
+                way.close()
             raise
         else:
-            return transport
+            return Connection(transport, way)
         cancelled.wait(random.uniform(0.1, 0.4) * 2**attempt)  # noqa: S311 - it only spreads the attempts
     raise AssertionError("the last attempt returns or raises")
 
@@ -131,11 +135,43 @@ class _Way:
         self.socket.close()
         if self.proxy is None or self.errors is None:
             return ""
-        self.proxy.terminate()
-        self.proxy.wait()
+        _end_proxy(self.proxy)
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A transport, and the way that it goes."""
+
+    transport: paramiko.Transport
+    way: _Way
+
+    def close(self) -> None:
+        self.transport.close()
+        self.way.close()
+
+
+_proxies: set[subprocess.Popen[bytes]] = set()
+
+
+def _end_proxy(proxy: subprocess.Popen[bytes]) -> None:
+    """As OpenSSH does: a proxy need not end by itself when nobody uses it any more."""
+    proxy.terminate()
+    try:
+        proxy.wait(PROXY_END_S)
+    except subprocess.TimeoutExpired:
+        proxy.kill()
+        proxy.wait()
+    _proxies.discard(proxy)
+
+
+@atexit.register
+def _end_all_proxies() -> None:
+    """Those of connections that were still being made."""
+    for proxy in list(_proxies):
+        _end_proxy(proxy)
 
 
 def _dial(target: SshTarget, within_s: float) -> _Way:
@@ -172,6 +208,7 @@ def _start_proxy(command: str) -> _Way:
         )
     finally:
         its.close()
+    _proxies.add(proxy)
     return _Way(_Heard(ours), proxy, errors)
 
 
