@@ -288,7 +288,7 @@ class Supervisor:
 
     def _start(self, task: TaskPlan) -> TaskStart:
         env = {**task.env, "DISTLAUNCH_RUN_ID": self._run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
-        return TaskStart(str(task.task), task.program, env, unset=["TF_CONFIG"], mend_keras=task.mend_keras)
+        return TaskStart(str(task.task), task.program, env, ["TF_CONFIG"], task.mend_keras, self._timeouts.lease_s)
 
     def _rules(self) -> Rules:
         nodes = {node: frozenset(task.task for task in self._tasks_of(node)) for node in self._plan.nodes}

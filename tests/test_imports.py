@@ -37,8 +37,8 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values kernel run_files keras_support arrival
-    messages
+    values kernel run_files after_import arrival
+    messages keras_support heartbeat patience
     protocol ports processes programs task
     started_task outbox meeting inspection
     connection dialling

@@ -531,6 +531,7 @@ class Task:
             "program": {"kind": kind, "target": target, "args": []},
             "crash_file": str(options.pop("crash_file", self.crash_file)),
             "mend_keras": False,
+            "heartbeat_s": 0.0,
         }
         (self.folder / "order.json").write_text(json.dumps(order))
         return run(self.folder, [ENTRY, "task", "order.json"], **options)

@@ -44,6 +44,7 @@ from worker_entry.messages import (
     Stop,
 )
 from worker_entry.node_checks import NodeChecks
+from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_open, is_port
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
@@ -72,7 +73,7 @@ class Agent:
         self._connection = Connection(self._selector, self._read, self._lose_connection)
         self._meeting = meeting
         self._hello: Optional[Hello] = None
-        self._lease_s = FIRST_LEASE_S
+        self._patience = Patience(FIRST_LEASE_S)
         self._tree = processes.Tree()
         self._tasks: dict[str, StartedTask] = {}
         self._finished: Optional[processes.Tree] = None
@@ -125,19 +126,20 @@ class Agent:
         if self._replica is not None and not self._replica.waits:
             return 0.0
         forming = any(task.forming for task in self._tasks.values())
-        busy = self._tree.stopping or forming or (self._streaming and self._tasks and self._finished is None)
-        return TICK_S if busy else IDLE_TICK_S
+        return TICK_S if self._tree.stopping or forming or (self._streaming and self._tasks) else IDLE_TICK_S
 
     @property
     def _streaming(self) -> bool:
         return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
-        if self._asked_to_end or time.monotonic() - self._connection.heard > self._lease_s:
+        now = time.monotonic()
+        if self._asked_to_end or now - self._connection.heard > self._patience.seconds:
             self._lose_controller()
         if self._replica is not None and not self._closing and self._hello is not None:
             self._replica.step()
             self._hello = replace(self._hello, cwd=self._replica.directory or self._hello.cwd)
+        self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
         for task in self._tasks.values():
@@ -234,7 +236,7 @@ class Agent:
             self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", cure))
             return
         self._hello = hello
-        self._lease_s = hello.lease_s
+        self._patience = Patience(hello.lease_s)
         if self._meeting is not None:
             self._meeting.note_run(hello.run_id)
         self._send(introduce(self._meeting.path if self._meeting is not None else None))

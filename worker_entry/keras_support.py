@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.machinery
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
+
+from worker_entry.after_import import after_import
 
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -49,38 +49,7 @@ Log = Callable[[str], None]
 
 def install(log: Log) -> None:
     """Mends Keras when it is imported, or now if it has been; `log` gets one line that says what was done."""
-    if KERAS in sys.modules:
-        _mend_and_log(log)
-    else:
-        sys.meta_path.insert(0, _KerasFinder(log))
-
-
-class _KerasFinder:
-    """A meta path finder that finds one package, Keras, and mends it when it has run."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def find_spec(
-        self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
-        if name != KERAS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_mend(module: ModuleType) -> None:
-            # Not before: a program may ask for the spec only to see whether there is a Keras.
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            execute(module)
-            _mend_and_log(self._log)
-
-        # The loader was made for this one spec, so that the change ends with it.
-        spec.loader.exec_module = execute_and_mend  # type: ignore[method-assign]
-        return spec
+    after_import(KERAS, lambda _: _mend_and_log(log))
 
 
 def _mend_and_log(log: Log) -> None:

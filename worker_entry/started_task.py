@@ -52,7 +52,12 @@ class StartedTask:
         if program.kind == "command":
             argv = [find_command(program.target, env, cwd) or program.target, *program.args]
         else:
-            order = {"program": asdict(program), "crash_file": crash_file, "mend_keras": start.mend_keras}
+            order = {
+                "program": asdict(program),
+                "crash_file": crash_file,
+                "mend_keras": start.mend_keras,
+                "heartbeat_s": start.heartbeat_s,
+            }
             order_file = files.order(start.task)
             with os.fdopen(os.open(order_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
                 json.dump(order, stream)

@@ -29,22 +29,27 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry import keras_support
+from worker_entry import heartbeat, keras_support
 from worker_entry.values import CrashRecord, Program
 
 MESSAGE_LIMIT = 4000
 """Characters of an exception's message that a crash record keeps; the log has all of it."""
 
 
-def run(program: Program, crash_file: Optional[str] = None, *, mend_keras: bool = True) -> None:
+def run(
+    program: Program, crash_file: Optional[str] = None, *, mend_keras: bool = True, heartbeat_s: float = 0.0
+) -> None:
     """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
 
     Args:
         program: a script or a module; a command is not run by Python.
         crash_file: where to write the crash record, if the program fails.
         mend_keras: whether Keras 3 is mended when the program is part of a cluster.
+        heartbeat_s: how long TensorFlow's workers wait for a sign of each other; 0 leaves it to TensorFlow.
     """
     faulthandler.enable(all_threads=True)
+    if heartbeat_s and "TF_CONFIG" in os.environ:
+        heartbeat.lengthen(heartbeat_s)
     if mend_keras and "TF_CONFIG" in os.environ:
         keras_support.install(_log)
     process = os.getpid()
@@ -200,7 +205,12 @@ def main(arguments: Sequence[str]) -> None:
     """`task FILE`: the program is described in a JSON file, so that nothing of the user's is on a command line."""
     with open(arguments[0], encoding="utf-8") as stream:
         order = json.load(stream)
-    run(Program(**order["program"]), order["crash_file"], mend_keras=order["mend_keras"])
+    run(
+        Program(**order["program"]),
+        order["crash_file"],
+        mend_keras=order["mend_keras"],
+        heartbeat_s=order["heartbeat_s"],
+    )
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:

@@ -79,13 +79,17 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed."""
+    """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed.
+
+    `heartbeat_s`: how long TensorFlow's workers wait for a sign of each other, 0 for as long as TensorFlow has it.
+    """
 
     task: str
     program: Program
     env: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
     mend_keras: bool = True
+    heartbeat_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""Machines that are cut off from each other, or gone at once, while a run is under way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, distlaunch_command
+from tests.namespaces import Network, running_network
+from tests.sshd import SSHD
+from tests.witness import make_mark, marked, wait_until
+
+pytestmark = [
+    pytest.mark.ssh,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
+        reason="network namespaces want root, iproute2 and OpenSSH's server",
+    ),
+]
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two hosts, of which a test may take one away."""
+    folder = tmp_path / "network"
+    folder.mkdir()
+    with running_network(folder) as made:
+        yield made
+
+
+class Run:
+    """A `distlaunch up` on the controller, in the background."""
+
+    def __init__(self, network: Network, folder: Path, rest: str) -> None:
+        self.mark = make_mark()
+        self.network = network
+        self._directory = folder / "run"
+        self._stderr = folder / "stderr"
+        spec = network.write_spec(f"{rest}env_from: [{next(iter(self.mark))}]\n")
+        with self._stderr.open("wb") as stderr:
+            command = distlaunch_command("up", "--run-dir", str(self._directory), spec)
+            self.process = network.popen(command, env=self.mark, stderr=stderr.fileno())
+
+    @property
+    def said(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self._directory / "report.json").read_text())
+        return loaded
+
+    def log(self, worker: int) -> bytes:
+        path = self._directory / "attempt-1" / f"worker-{worker}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def wait_for(self, text: bytes, *workers: int) -> None:
+        """Waits until the logs of the workers (all, if none is named) have the text."""
+        wait_until(lambda: all(text in self.log(n) for n in workers or (0, 1)), f"logs have {text!r}", 90)
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Waits for the run's end; returns distlaunch's exit status."""
+        try:
+            self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not ended within {timeout_s:g} s: {self.said}")
+        return self.process.returncode
+
+    def left_on(self, host: str) -> int:
+        """Processes of the run's tasks on a host."""
+        namespace = os.stat(f"/proc/{self.network.hosts[host].daemon.pid}/ns/net").st_ino
+        return sum(os.stat(f"/proc/{p.pid}/ns/net").st_ino == namespace for p in marked(self.mark))
+
+
+@pytest.mark.tensorflow
+def test_a_node_that_is_cut_off_for_20_s_in_the_middle_of_training_trains_on(network: Network, tmp_path: Path) -> None:
+    run = Run(network, tmp_path, "program: {module: worker_entry.demo.train, args: [--epochs, 25]}\n")
+    host = network.hosts["gpu-b"]
+    run.wait_for(b"Epoch 3/25", 0)
+    host.down()
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 20, "20 s have gone by")
+    host.up()
+    assert run.end(240) == 0, run.said
+    assert "node gpu-b: nothing came for 10 s; its tasks go on" in run.said
+    assert "node gpu-b: connected again after 2" in run.said
+    assert "0 processes left on 2 nodes" in run.said
+    accuracies = [re.findall(rb"validation accuracy (0\.\d+)", run.log(worker)) for worker in range(2)]
+    assert accuracies[0] == accuracies[1] != []
+    for worker, name in enumerate(network.hosts):
+        files = network.hosts[name].node_files(run.report["run_id"])
+        assert run.log(worker) == (files / "attempt-1" / f"worker-{worker}.log").read_bytes()
+
+
+TREE = "spawn_tree.py"
+
+
+@pytest.fixture
+def tree(network: Network) -> str:
+    """The program, where the hosts see it."""
+    shutil.copy(PROGRAMS / TREE, network.folder)
+    return str(network.folder / TREE)
+
+
+def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
+    network: Network, tmp_path: Path, tree: str
+) -> None:
+    run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
+    run.wait_for(b"the tree stands")
+    network.hosts["gpu-b"].down()
+    assert run.end() == 3, run.said
+    assert run.left_on("gpu-a") == 0  # at once
+    assert "Error: node gpu-b was lost: nothing came for 2 s, and there was no way back within 5 s" in run.said
+    assert "not known what is left on gpu-b" in run.said
+    wait_until(lambda: run.left_on("gpu-b") == 0, "the lost node ends its tasks by itself", 15)
+    network.hosts["gpu-b"].up()
+    cleaned = network.run(distlaunch_command("clean", str(tmp_path / "run")))
+    assert (cleaned.returncode, cleaned.stdout) == (
+        0,
+        "gpu-a: no processes ended, 0 left\ngpu-b: no processes ended, 0 left\n",
+    )
+
+
+def test_a_machine_that_is_gone_at_once_is_told_and_nothing_is_left_on_the_others(
+    network: Network, tmp_path: Path, tree: str
+) -> None:
+    run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
+    run.wait_for(b"the tree stands")
+    network.hosts["gpu-b"].destroy()
+    assert run.end() == 3, run.said
+    assert "Error: node gpu-b was lost: " in run.said
+    assert "0 processes left on 1 node" in run.said
+    assert marked(run.mark) == []
+
+
+def test_all_nodes_are_empty_within_the_lease_after_the_controllers_machine_is_gone(
+    network: Network, tmp_path: Path, tree: str
+) -> None:
+    """No FIN, no reset: the nodes hear nothing any more."""
+    run = Run(network, tmp_path, f"program: {{script: {tree}, args: [none, 2]}}\ntimeouts: {{lease_s: 5}}\n")
+    run.wait_for(b"the tree stands")
+    for host in network.hosts.values():
+        host.down()
+    began = time.monotonic()
+    run.process.kill()
+    run.process.communicate()
+    wait_until(lambda: marked(run.mark) == [], "all nodes are empty", 20)
+    assert time.monotonic() - began < 5 + 2 + 3  # the lease, the grace of what does not heed TERM, and a busy machine
