@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 
 from launcher.events import Event, Interrupted, NodeSynced
-from launcher.gang import Gang, Phase, Reason
+from launcher.gang import BEFORE_START, Gang, Phase, Reason
 from launcher.verdict import find_cause
+
+REMIND_S = 5.0
+SHOWN_NODES = 8
 
 
 def render_news(before: Gang, after: Gang, event: Event) -> str | None:
@@ -37,3 +40,24 @@ def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str |
 
 def _is_up(gang: Gang) -> bool:
     return bool(gang.rules.forming) and gang.rules.forming <= gang.listening.keys()
+
+
+class Reminder:
+    """Says whom we are waiting for before the start, again and again while that lasts; `started`: monotonic seconds."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._due = started + REMIND_S
+
+    def remind(self, gang: Gang, now: float) -> str | None:
+        """The line, when one is due."""
+        done = {Phase.CONNECTING: gang.ready, Phase.SYNCING: gang.synced, Phase.PREPARING: gang.prepared}
+        if gang.phase not in BEFORE_START or now < self._due:
+            return None
+        self._due = now + REMIND_S
+        nodes = gang.rules.syncs if gang.phase is Phase.SYNCING else frozenset(gang.rules.nodes)
+        missing = sorted(nodes - done.get(gang.phase, frozenset()) - gang.lost.keys())
+        shown = ", ".join(missing[:SHOWN_NODES]) + (
+            f" and {len(missing) - SHOWN_NODES} more" * (len(missing) > SHOWN_NODES)
+        )
+        return f"{gang.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"

@@ -88,6 +88,11 @@ class Preflight:
             chosen[node.host] = (good or node.candidates)[0]
         return chosen
 
+    def render_choices(self) -> list[str]:
+        """A line for each node that had several addresses to choose from."""
+        chosen = self.choose_addresses()
+        return [f"{n.host} is dialled at {chosen[n.host]}" for n in self._spec.nodes if len(n.candidates) > 1]
+
     def dials(self) -> list[DialReport]:
         return [
             DialReport(

@@ -30,7 +30,8 @@ from launcher.events import (
     from_message,
 )
 from launcher.gang import Gang, Phase, Rules, decide, new_gang
-from launcher.news import render_news
+from launcher.interrupts import noting_signals
+from launcher.news import Reminder, render_news
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.preflight import Preflight
 from launcher.report import TAIL_LINES, make_run_report, make_versions, render_error, render_summary
@@ -69,7 +70,6 @@ IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLOSING_AT_ONCE = 64
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
@@ -128,17 +128,13 @@ class Supervisor:
 
     def run_gang(self) -> tuple[Gang, dict[str, int | None]]:
         """The same without a report: the last state, and how many processes are left on each node, None if unknown."""
-        previous = {signum: signal.signal(signum, self._note_signal) for signum in SIGNALS}
         mirror = LogMirror(lambda attempt, task: self._run_dir.log(attempt, parse_task_id(task)))
-        try:
+        with noting_signals(lambda signum: self._events.put(Interrupted(signum))):
             try:
                 gang = self._supervise(mirror)
             finally:
                 left = self._close_links()
                 mirror.close()
-        finally:
-            for signum, handler in previous.items():
-                signal.signal(signum, handler)
         return gang, left
 
     # --- the loop ---
@@ -148,12 +144,13 @@ class Supervisor:
         gang = new_gang(self._rules(), time.monotonic())
         for node, transport in self._transports.items():
             self._connect(node, transport, mirror)
+        reminder = Reminder(time.monotonic())
         while gang.phase is not Phase.FINISHED:
             until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
             for event in self._next_events(until_due):
                 before = gang
                 gang, actions = decide(gang, event, time.monotonic())
-                if news := render_news(before, gang, event):
+                if news := render_news(before, gang, event) or reminder.remind(gang, time.monotonic()):
                     self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)
@@ -226,9 +223,6 @@ class Supervisor:
             time.sleep(0.01)  # a link's thread waits here, and behind it the agent, on its disk
         self._events.put((node, message))
 
-    def _note_signal(self, signum: int, _frame: object) -> None:
-        self._events.put(Interrupted(signum))
-
     # --- actions ---
 
     def _perform(self, action: Action, gang: Gang) -> None:
@@ -270,6 +264,8 @@ class Supervisor:
             return
         self._checked = True
         self._dialled = checks.choose_addresses()
+        for choice in checks.render_choices():
+            self._console.note(choice)
         errors: list[Event] = []
         for finding in () if self._only_checks else checks.findings():
             if finding.level == "warning":

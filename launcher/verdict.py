@@ -88,7 +88,7 @@ def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str], *, agents_sa
         agents_said: the last lines that agents wrote to stderr.
     """
     plans = {task.task: task for task in plan.tasks}
-    match gang.reason:
+    match _true_reason(gang):
         case Reason.SUCCEEDED:
             verdict = _judge_success(gang)
         case Reason.TASK_FAILED:
@@ -111,7 +111,7 @@ def exit_status(gang: Gang) -> int:
     """distlaunch's own exit status for a finished attempt."""
     if gang.signal is not None:
         return 128 + gang.signal
-    match gang.reason:
+    match _true_reason(gang):
         case Reason.SUCCEEDED:
             return EXIT_OK
         case Reason.TASK_FAILED:
@@ -122,6 +122,15 @@ def exit_status(gang: Gang) -> int:
             return EXIT_USAGE if usage else EXIT_INFRASTRUCTURE
         case _:
             return EXIT_INFRASTRUCTURE
+
+
+def _true_reason(gang: Gang) -> Reason | None:
+    """Why the attempt ended: a task that only missed a peer, on a node that was lost, is not the reason."""
+    if gang.reason is Reason.TASK_FAILED and gang.lost:
+        cause = find_cause(gang)
+        if cause is not None and is_collateral(cause):
+            return Reason.NODE_LOST
+    return gang.reason
 
 
 def outcome(gang: Gang) -> OutcomeName:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields
+    tasks errors log_lines results spec_fields interrupts
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang console sync

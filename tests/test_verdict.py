@@ -560,3 +560,21 @@ def test_every_end_has_a_verdict(told: tuple[Rules, list[tuple[float, Event]]]) 
         assert verdict.message
         assert "  " not in verdict.message
         assert (verdict.reference == "succeeded") == (exit_status(gang) == 0)
+
+
+def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None:
+    rules = make_rules(TWO_NODES)
+    missed = CrashRecord(1050.0, "UnavailableError", "Collective ops is aborted by: Socket closed")
+
+    gang, _ = play(
+        rules,
+        *running(rules),
+        TaskExited(W0, TaskExit(code=1), 1050.5, missed),
+        NodeEmpty("a"),
+        NodeLost("b", "nothing came for 10 s, and there was no way back within 60 s"),
+    )
+
+    verdict = judged(gang)
+    assert verdict.reference == "node-lost"
+    assert verdict.message == "node b was lost: nothing came for 10 s, and there was no way back within 60 s"
+    assert exit_status(gang) == 3
