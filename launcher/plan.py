@@ -280,12 +280,18 @@ def render_by_hand(task: TaskPlan) -> str:
     ]
     program = task.program
     if program.kind == "command":
-        argv = [program.target, *program.args]
+        command = shlex.join([program.target, *program.args])
     else:
         flags = [] if task.mend_keras else ["--no-keras-mend"]
         target = ["-m", program.target] if program.kind == "module" else [program.target]
-        argv = [task.python, "-m", "worker_entry", "run", *flags, *target, *program.args]
-    return f"cd {shlex.quote(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {shlex.join(argv)}"
+        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *program.args])
+        command = f"{_quote_path(task.python)} {words}"
+    return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"
+
+
+def _quote_path(path: str) -> str:
+    """For the node's shell, which knows what `~` is there."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def render_text(plan: LaunchPlan) -> str:

@@ -169,7 +169,7 @@ def make_replan(spec: ClusterSpec) -> Replan:
 
 
 def _find_python(node: NodeSpec) -> str:
-    name = node.python or sys.executable
+    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - a name without a slash stays one
     found = shutil.which(name)
     if found is None:
         raise UsageError(

@@ -197,7 +197,7 @@ class ClusterSpec(_Model):
     """Where the program runs; without it, the folder that distlaunch is called in."""
     sync: SyncSpec | None = None
     """Sends a folder to the other machines, in which the program then runs. Without it, the program must be there."""
-    checkpoint_directory: FilledText | None = None
+    checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
     """A folder that all nodes share; checked before the start, and given to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     env: Environment = {}
     """Environment variables of every task."""

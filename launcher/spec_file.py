@@ -156,8 +156,9 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind == "literal_error" and is_key:
         return f"unknown task type{_suggest(str(path[-1]), TASK_TYPES)}"
     if kind == "literal_error":
-        choices = get_args(ClusterSpec.model_fields["strategy"].annotation)
-        return f"unknown strategy {shown}{_suggest(str(given), choices)}"
+        field = str(path[-1])
+        choices = get_args(ClusterSpec.model_fields[field].annotation)
+        return f"unknown {field} {shown}{_suggest(str(given), choices)}"
     if kind == "string_pattern_mismatch":
         return _explain_pattern(path, given, is_key=is_key)
     if kind in ("greater_than_equal", "less_than_equal"):
@@ -188,6 +189,10 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
     if "gpus" in path:
         return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
+    if path == ("checkpoint_directory",):
+        return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
+    if path[-1] in ("user", "proxy_jump"):
+        return f"{shown} cannot be the value of `{path[-1]}`; write it as `ssh` takes it"
     return f"{shown} is no host name or address; write it without a scheme, spaces or a path"
 
 

@@ -44,6 +44,7 @@ def make_payload() -> Payload:
     )
     script = (
         "IFS= read -r python; "
+        'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
         'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
         f'exec "$python" -c "import base64,sys;v=sys.version_info;{too_old};exec(base64.b64decode(sys.argv[1]))" '
         f"{arrival} {digest} {len(archive)}"
