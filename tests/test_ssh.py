@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.sshd import PORT, SSHD, Hosts, running_hosts
+from tests.sshd import HOSTS, PORT, SSHD, Hosts, make_hosts, running_hosts, running_sshd
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
@@ -146,6 +146,49 @@ def test_a_hashed_known_hosts_file_is_understood(distlaunch: Distlaunch, hosts: 
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(hosts.known_hosts)], check=True, capture_output=True)
     assert b"127.0.0.2" not in hosts.known_hosts.read_bytes()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+
+
+def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    hosts.known_hosts.write_text("# mine, without a line break")
+    spec = hosts.write_spec("program: {command: ['true']}\nhost_keys: accept-new\n")
+    ran = distlaunch("up", spec, env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    assert f") was unknown, and is now in {hosts.known_hosts}" in ran.stderr
+    key = " ".join((hosts.folder / "host_key.pub").read_text().split()[:2])
+    lines = hosts.known_hosts.read_text().splitlines()
+    assert lines[0] == "# mine, without a line break"
+    assert sorted(lines[1:]) == [f"[127.0.0.{last}]:{PORT} {key}" for last in (2, 3)]
+    shutil.rmtree(ran.directory)
+    assert "was unknown" not in distlaunch("up", spec, env=hosts.env).stderr
+    other = (hosts.folder / "other_key.pub").read_text()
+    hosts.known_hosts.write_text(f"[127.0.0.2]:{PORT} {other}[127.0.0.3]:{PORT} {other}")
+    shutil.rmtree(ran.directory)
+    ran = distlaunch("up", spec, env=hosts.env)
+    assert ran.status == 3
+    assert f"the host key of [127.0.0.2]:{PORT} has changed" in ran.stderr
+
+
+def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    skip_without_openssh()
+    hosts = make_hosts(tmp_path)
+    hosts.trust()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "ca"], check=True)
+    user_key = tmp_path / "user_key.pub"
+    subprocess.run(["ssh-keygen", "-q", "-s", tmp_path / "ca", "-I", "me", "-n", "root", user_key], check=True)
+    options = {"TrustedUserCAKeys": tmp_path / "ca.pub", "AuthorizedKeysFile": "none"}
+    with running_sshd(hosts, *HOSTS.values(), options=options):
+        ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+
+
+def test_what_the_spec_says_goes_before_the_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    config = hosts.folder / "config"
+    config.write_text(
+        config.read_text().replace(f"Port {PORT}", "Port 9\n  User nobody").replace("user_key", "other_key")
+    )
+    right = f"ssh: {{user: root, port: {PORT}, identity_file: {hosts.folder}/user_key}}\n"
+    ran = distlaunch("up", hosts.write_spec(f"program: {{command: ['true']}}\n{right}"), env=hosts.env)
     assert ran.status == 0, ran.stderr
 
 
