@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.run import find_target
 from launcher.run_dir import RunDir, runs_directory
 from launcher.spec import ClusterSpec, NodeSpec
 from launcher.spec_file import load_spec
 from launcher.transports.base import LinkError
+from launcher.ways import find_target
 from worker_entry import cleaning
 from worker_entry.messages import VERSION, Clean, Cleaned
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.check_report import make_check_report
 from launcher.console import Console, open_console
-from launcher.errors import UsageError
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
 from launcher.preflight import Preflight
 from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
-from launcher.spec import DEMO_MODULE, ClusterSpec, NodeSpec, ProgramSpec
+from launcher.spec import DEMO_MODULE, ClusterSpec, ProgramSpec
 from launcher.supervisor import Replan, Supervisor
 from launcher.sync import make_bundle
 from launcher.tasks import TaskId
-from launcher.transports.base import LinkError, Transport
-from launcher.transports.local import LocalTransport
-
-if TYPE_CHECKING:
-    from launcher.transports.ssh_config import SshTarget
+from launcher.ways import Ways, find_ways, make_transport
 
 
 def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool) -> RunReport:
@@ -41,7 +34,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
     Raises:
         DistlaunchError: it could not be started; nothing is left running.
     """
-    spec, ways = _find_ways(spec)
+    spec, ways = find_ways(spec)
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
     files.hold(run_id)
@@ -61,7 +54,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
 
 def check(spec: ClusterSpec) -> CheckReport:
     """Looks at the nodes as a run would before its start, and starts nothing."""
-    spec, ways = _find_ways(spec)
+    spec, ways = find_ways(spec)
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         files = RunDir(Path(folder))
         preflight = Preflight(spec, secrets.token_hex(8))
@@ -73,20 +66,6 @@ def check(spec: ClusterSpec) -> CheckReport:
         finally:
             console.close()
     return make_check_report(spec, preflight, gang)
-
-
-Ways = Mapping[str, "str | SshTarget"]
-"""How each node is reached: by its Python on this machine, or over SSH."""
-
-
-def _find_ways(spec: ClusterSpec) -> tuple[ClusterSpec, Ways]:
-    """The spec with all addresses, and how its nodes are reached.
-
-    Raises:
-        UsageError: there is no way to one of them.
-    """
-    ways = {node.host: _find_python(node) if node.is_local else find_target(spec, node) for node in spec.nodes}
-    return spec.model_copy(update={"nodes": [_with_address(node, ways[node.host]) for node in spec.nodes]}), ways
 
 
 def _make_supervisor(
@@ -104,37 +83,12 @@ def _make_supervisor(
         (spec.ports.first, spec.ports.last),
         run_id,
         files,
-        {node.host: _make_transport(spec, node, ways[node.host], files) for node in spec.nodes},
+        {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes},
         console,
         preflight,
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
         only_checks=only_checks,
     )
-
-
-def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
-    from launcher.transports.ssh_config import Wishes, load_target
-
-    given = {**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)}
-    try:
-        return load_target(node.host, Wishes(**given))
-    except LinkError as error:
-        raise UsageError(f"{node.host}: {error}") from None
-
-
-def _with_address(node: NodeSpec, way: str | SshTarget) -> NodeSpec:
-    """The node, with the address that it is reached by, where its spec names none."""
-    if isinstance(way, str) or node.address is not None or node.addresses is not None:
-        return node
-    return node.model_copy(update={"address": way.hostname})
-
-
-def _make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunDir) -> Transport:
-    if isinstance(way, str):
-        return LocalTransport(files.agent_errors, way)
-    from launcher.transports.ssh import SshTransport
-
-    return SshTransport(way, node.python or "python3", accept_new=spec.host_keys == "accept-new")
 
 
 def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
@@ -166,14 +120,3 @@ def make_replan(spec: ClusterSpec) -> Replan:
         )
 
     return replan
-
-
-def _find_python(node: NodeSpec) -> str:
-    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - a name without a slash stays one
-    found = shutil.which(name)
-    if found is None:
-        raise UsageError(
-            f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
-            cure="name one with --python (`python:` in a spec)",
-        )
-    return found

@@ -28,9 +28,8 @@ LAUNCHER_LAYERS = """
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
     transports.ssh
-    supervisor
-    run
-    clean
+    supervisor ways
+    run clean
     cli
     __main__
 """

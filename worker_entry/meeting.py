@@ -124,7 +124,7 @@ class Meeting:
 
 
 def bases() -> list[str]:
-    """Folders for meeting places, best first: /tmp is seldom on the network, where sockets and locks are no good."""
+    """Folders for meeting places, best first: a home is often on the network, where sockets and locks are no good."""
     cache, *shared = folders()
     return [*reversed(shared), cache]
 

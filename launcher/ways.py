@@ -1,0 +1,67 @@
+"""How each node of a spec is reached, and at which address the others dial it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.errors import UsageError
+from launcher.run_dir import RunDir
+from launcher.spec import ClusterSpec, NodeSpec
+from launcher.transports.base import LinkError, Transport
+from launcher.transports.local import LocalTransport
+
+if TYPE_CHECKING:
+    from launcher.transports.ssh_config import SshTarget
+
+Ways = Mapping[str, "str | SshTarget"]
+"""How each node is reached: by its Python on this machine, or over SSH."""
+
+
+def find_ways(spec: ClusterSpec) -> tuple[ClusterSpec, Ways]:
+    """The spec with all addresses, and how its nodes are reached.
+
+    Raises:
+        UsageError: there is no way to one of them.
+    """
+    ways = {node.host: _find_python(node) if node.is_local else find_target(spec, node) for node in spec.nodes}
+    return spec.model_copy(update={"nodes": [_with_address(node, ways[node.host]) for node in spec.nodes]}), ways
+
+
+def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
+    from launcher.transports.ssh_config import Wishes, load_target
+
+    given = {**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)}
+    try:
+        return load_target(node.host, Wishes(**given))
+    except LinkError as error:
+        raise UsageError(f"{node.host}: {error}") from None
+
+
+def _with_address(node: NodeSpec, way: str | SshTarget) -> NodeSpec:
+    """The node, with the address that it is reached by, where its spec names none."""
+    if isinstance(way, str) or node.address is not None or node.addresses is not None:
+        return node
+    return node.model_copy(update={"address": way.hostname})
+
+
+def _find_python(node: NodeSpec) -> str:
+    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - a name without a slash stays one
+    found = shutil.which(name)
+    if found is None:
+        raise UsageError(
+            f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
+            cure="name one with --python (`python:` in a spec)",
+        )
+    return found
+
+
+def make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunDir) -> Transport:
+    if isinstance(way, str):
+        return LocalTransport(files.agent_errors, way)
+    from launcher.transports.ssh import SshTransport
+
+    return SshTransport(way, node.python or "python3", accept_new=spec.host_keys == "accept-new")
