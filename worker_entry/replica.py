@@ -152,10 +152,12 @@ class Replica:
         return digest.hexdigest() == entry.sha256
 
     def _build(self, current: Optional[str], missing: set[int]) -> Generator[None, None, None]:
-        for index, entry in enumerate(self._offer.files):
+        # Links last, so that no file is ever written through one.
+        for index, entry in sorted(enumerate(self._offer.files), key=lambda item: bool(item[1].link)):
             path = _inside(self._building, entry.path)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             if entry.link:
+                _inside(self._building, os.path.normpath(os.path.join(os.path.dirname(entry.path), entry.link)))
                 os.symlink(entry.link, path)
                 continue
             digest = hashlib.sha256()

@@ -1,0 +1,171 @@
+"""`distlaunch clean`: what a run has left behind whose distlaunch is gone, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import distlaunch_command
+from tests.sshd import Hosts, make_hosts, running_sshd
+from tests.test_ssh import skip_without_openssh
+from tests.witness import MARK, make_mark, marked, wait_until
+
+pytestmark = pytest.mark.ssh
+
+PORT = 22024
+LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
+"""A task that does not heed TERM, and what it starts in a session of its own."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    skip_without_openssh()
+    made = make_hosts(tmp_path_factory.mktemp("ssh"), port=PORT)
+    made.trust()
+    with running_sshd(made, *made.addresses.values()):
+        yield made
+
+
+def begin(hosts: Hosts, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A run of LEFT on both hosts, with a lease that nobody wants to wait for."""
+    env = f"env_from: [{MARK}]\ntimeouts: {{lease_s: 600}}\n"
+    spec = hosts.write_spec(f'program: {{command: [sh, -c, "{LEFT}"]}}\n{env}')
+    process = subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(folder / "run"), spec),
+        env={**os.environ, **hosts.env, **mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert b"waiting" in process.stdout.readline()
+    return process
+
+
+def clean(hosts: Hosts, what: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        distlaunch_command("clean", what),
+        env={**os.environ, **hosts.env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def kill_distlaunch(process: subprocess.Popen[bytes]) -> None:
+    with process:
+        process.kill()
+
+
+def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    process = begin(hosts, tmp_path, mark)
+    with process:
+        refused = clean(hosts, str(tmp_path / "run"))
+        assert refused.returncode == 2
+        assert f"is still under way (pid {process.pid})" in refused.stderr
+        assert len(marked(mark)) >= 4
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        process.stdout.read()
+        assert process.wait(timeout=30) == 130
+    again = clean(hosts, str(tmp_path / "run"))
+    assert again.stdout == "gpu-a: no processes ended, 0 left\ngpu-b: no processes ended, 0 left\n"
+    assert again.returncode == 0
+
+
+def test_what_a_killed_distlaunch_has_left_is_ended_at_once(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    kill_distlaunch(begin(hosts, tmp_path, mark))
+    assert len(marked(mark)) >= 4
+    done = clean(hosts, str(tmp_path / "run"))
+    assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
+    assert marked(mark) == []
+
+
+def test_orphans_of_killed_agents_are_ended_and_other_processes_are_not(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    process = begin(hosts, tmp_path, mark)
+    tasks = [p for p in marked(mark) if p.pid != process.pid]
+    guardians = {parent.pid: parent for p in tasks for parent in p.parents() if parent.cmdline()[-1:] == ["node"]}
+    kill_distlaunch(process)
+    for guardian in guardians.values():
+        guardian.suspend()  # or it would end them, when its agent dies
+    for guardian in guardians.values():
+        guardian.kill()
+    left = [p for p in marked(mark) if p.is_running()]
+    others = [
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "DISTLAUNCH_RUN_ID": "20260101-000000-other-0000"}),
+        subprocess.Popen(["sleep", "600"]),
+    ]
+    try:
+        assert any(p.cmdline() == ["sleep", "601"] for p in left)
+        done = clean(hosts, str(tmp_path / "run"))
+        assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
+        assert marked(mark) == []
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    kill_distlaunch(begin(hosts, tmp_path, mark))
+    trust = hosts.known_hosts.read_text()
+    hosts.known_hosts.write_text("".join(line for line in trust.splitlines(True) if "127.0.0.3" not in line))
+    try:
+        done = clean(hosts, str(tmp_path / "run"))
+        assert done.returncode == 3
+        assert "gpu-b: cannot be asked: the host key of " in done.stdout
+        assert "gpu-a: " in done.stdout
+    finally:
+        hosts.known_hosts.write_text(trust)
+    assert clean(hosts, str(tmp_path / "run")).returncode == 0
+    assert marked(mark) == []
+
+
+def test_a_spec_stands_for_all_runs_from_here_that_are_not_under_way(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    spec = hosts.write_spec(
+        f'program: {{command: [sh, -c, "{LEFT}"]}}\nenv_from: [{MARK}]\ntimeouts: {{lease_s: 600}}\n'
+    )
+    process = subprocess.Popen(
+        distlaunch_command("up", spec),
+        env={**os.environ, **hosts.env, **mark, **state},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        process.stdout.readline()
+    kill_distlaunch(process)
+    done = subprocess.run(
+        distlaunch_command("clean", spec),
+        env={**os.environ, **hosts.env, **mark, **state},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
+    wait_until(lambda: [p for p in marked(mark) if p.pid != psutil.Process().pid] == [], "nothing is left")
+
+
+def test_what_is_no_run_is_said_to_be_none(hosts: Hosts, tmp_path: Path) -> None:
+    for what, said in {
+        "no-such-run": "there is no run and no spec no-such-run",
+        str(tmp_path): f"{tmp_path} is not the folder of a run",
+    }.items():
+        done = clean(hosts, what)
+        assert done.returncode in (2, 3)
+        assert said in done.stderr
