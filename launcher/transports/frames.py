@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from launcher.transports import streams
 from launcher.transports.base import (
     Deliver,
     LinkBroken,
@@ -184,7 +185,7 @@ class Frames:
             raise
         self._start_writing(stream)
         try:
-            data = skip_noise(stream)
+            data = skip_noise(stream, streams.FIRST_WORD_S)
         except NoAgentError:
             self.ended = True
             raise
@@ -227,6 +228,8 @@ class Frames:
                 raise LinkError(f"{problem.message} ({self._dropped})")
             case _:
                 if isinstance(message, Ready):
+                    if message.version != VERSION:
+                        raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self._meeting = message.meeting
                     self._ask_time()
                 self._deliver(self._node, message)
@@ -264,11 +267,12 @@ class Frames:
         deadline = self._heard + self._lease_s
         while True:
             try:
-                stream = self._reopen(max(deadline - time.monotonic(), SHORTEST_TRY_S))
+                left_s = max(deadline - time.monotonic(), SHORTEST_TRY_S)
+                stream = self._reopen(left_s)
                 try:
                     attach = Attach(VERSION, self._meeting, self._outbox.received, self._attempt, self._offsets)
                     stream.write(encode(attach))
-                    return stream, skip_noise(stream)
+                    return stream, skip_noise(stream, left_s)
                 except BaseException:
                     stream.abandon()
                     raise

@@ -45,10 +45,10 @@ class NoAgentError(ProtocolError):
     """What was started has ended, and never was an agent."""
 
 
-def skip_noise(stream: Stream) -> bytes:
+def skip_noise(stream: Stream, within_s: float) -> bytes:
     """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning."""
     noise = b""
-    deadline = time.monotonic() + FIRST_WORD_S
+    deadline = time.monotonic() + within_s
     while MARKER not in noise:
         try:
             data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
@@ -72,7 +72,7 @@ def ask(stream: Stream, question: Message, patience_s: float) -> Message:
     """
     try:
         stream.write(encode(question))
-        data = skip_noise(stream)
+        data = skip_noise(stream, FIRST_WORD_S)
         decoder = Decoder()
         while True:
             for message, _ in decoder.feed(data):

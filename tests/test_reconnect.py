@@ -1,0 +1,372 @@
+"""What both sides do so that nothing is lost or doubled when the way between them breaks."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import select
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import worker_entry
+from launcher.transports import streams
+from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
+from launcher.transports.frames import Frames
+from tests.polling import eventually
+from tests.witness import make_mark, marked, wait_until
+from worker_entry import kernel, meeting
+from worker_entry.messages import (
+    AGENT_GONE,
+    VERSION,
+    Attach,
+    Attached,
+    Beat,
+    Broken,
+    Empty,
+    Exited,
+    Goodbye,
+    Hello,
+    Listening,
+    Log,
+    Message,
+    Prepare,
+    Prepared,
+    Ready,
+    Start,
+    Started,
+    Stop,
+)
+from worker_entry.outbox import Outbox
+from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.values import Problem, Program, TaskExit, TaskRequest, TaskStart
+
+ENTRY = str(Path(worker_entry.__file__).parent)
+
+
+class TestOutbox:
+    @settings(deadline=None)
+    @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
+    def test_every_frame_arrives_once_and_in_order_whatever_gets_lost(self, course: list[str]) -> None:
+        """`way` is what was written and has not arrived; a drop loses it."""
+        outbox, arrived, way, sent = Outbox(), list[bytes](), list[bytes](), 0
+        for step in [*course, "drop", "deliver"]:
+            if step == "send":
+                sent += 1
+                outbox.add(b"%d" % sent)
+                way.append(b"%d" % sent)
+            elif step == "deliver":
+                arrived += way
+                way.clear()
+            elif step == "confirm":
+                outbox.confirm(len(arrived))
+            else:
+                way[:] = outbox.after(len(arrived))
+        assert arrived == [b"%d" % number for number in range(1, sent + 1)]
+
+    def test_what_cannot_be_is_refused(self) -> None:
+        outbox = Outbox()
+        outbox.add(b"1")
+        outbox.confirm(1)
+        with pytest.raises(ProtocolError):
+            outbox.confirm(2)
+        for count in (0, 2):  # confirmed, and so forgotten; and never sent
+            with pytest.raises(ProtocolError):
+                outbox.after(count)
+
+
+# --- the controller's side, against a far end that is scripted ---
+
+
+@dataclass
+class FarEnd:
+    """A stream of which the test is the other side; `cut` breaks it."""
+
+    from_agent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
+    to_agent: bytearray = field(default_factory=bytearray)
+    is_cut: bool = False
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        try:
+            data = self.from_agent.get(timeout=patience_s)
+        except queue.Empty:
+            raise LinkBroken("nothing came") from None
+        if data is None:
+            raise LinkBroken("the connection broke")
+        return data
+
+    def write(self, data: bytes) -> None:
+        if self.is_cut:
+            raise BrokenPipeError
+        self.to_agent += data
+
+    def finish(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        self.is_cut = True
+
+    def how_ended(self) -> str:
+        return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return None
+
+    def say(self, *messages: Message) -> None:
+        self.from_agent.put(b"".join(map(encode, messages)))
+
+    def heard(self) -> list[Message]:
+        return [message for message, _ in Decoder().feed(bytes(self.to_agent)) if not isinstance(message, Beat)]
+
+
+READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None, meeting="/tmp/agent-x")
+
+
+class Controller:
+    def __init__(self, ways: list[FarEnd], root: Path, lease_s: float = 20.0) -> None:
+        self.delivered: list[Message | LinkNews] = []
+        self._ways = iter(ways)
+        self.mirror = LogMirror(lambda attempt, task: root / f"{attempt}-{task.replace(':', '-')}")
+        self.frames = Frames(
+            "gpu-a",
+            lambda: next(self._ways),
+            lambda _, message: self.delivered.append(message),
+            self.mirror,
+            lease_s=lease_s,
+            reopen=lambda _: next(self._ways),
+        )
+
+    def wait_for(self, kind: type) -> None:
+        wait_until(
+            lambda: any(isinstance(message, kind) for message in self.delivered), f"{kind.__name__} is delivered"
+        )
+
+
+def attach_of(end: FarEnd) -> Attach:
+    def look() -> Attach:
+        heard = end.heard()
+        assert heard
+        assert isinstance(heard[0], Attach)
+        return heard[0]
+
+    return eventually(look)
+
+
+def test_what_the_agent_says_is_delivered_once_wherever_the_stream_is_cut(tmp_path: Path) -> None:
+    log = encode(Log(1, "worker:0", 0, 5), b"hello")
+    told: list[Message] = [Listening("worker:0", 1.0), Exited("worker:0", TaskExit(code=0), 2.0), Empty(1, 0, 0)]
+    whole = encode(told[0]) + log + encode(told[1]) + encode(told[2])
+    for cut in range(0, len(whole) + 1, 7):
+        first, second = FarEnd(), FarEnd()
+        controller = Controller([first, second], tmp_path)
+        first.from_agent.put(MARKER + encode(READY) + whole[:cut])
+        first.from_agent.put(None)
+        second.from_agent.put(MARKER)
+        attach = attach_of(second)
+        done = attach.offsets.get("worker:0", 0)
+        second.from_agent.put(encode(Attached(0)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:]))
+        second.say(*told[attach.received - 1 :])
+        second.from_agent.put(b"")
+        controller.wait_for(LinkClosed)
+        assert [m for m in controller.delivered if not isinstance(m, (Ready, LinkNews))] == told, cut
+        controller.mirror.close()
+        assert (tmp_path / "1-worker-0").read_bytes() == b"hello"
+        (tmp_path / "1-worker-0").unlink()
+
+
+def test_what_the_agent_has_not_got_is_sent_again_and_nothing_else(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    first.from_agent.put(MARKER + encode(READY))
+    orders: list[Message] = [Prepare(1, [], number, number) for number in range(1, 5)]
+    for order in orders:
+        controller.frames.send(order)
+    wait_until(lambda: first.heard() == orders, "all is sent")
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER)
+    attach_of(second)
+    second.say(Attached(2))
+    controller.wait_for(LinkResumed)
+    wait_until(lambda: second.heard()[1:] == orders[2:], "the rest is sent again")
+    assert [type(m) for m in controller.delivered] == [Ready, LinkDropped, LinkResumed]
+    controller.frames.give_up()
+
+
+def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Path) -> None:
+    first = FarEnd()
+    controller = Controller([first, *(FarEnd() for _ in range(50))], tmp_path, lease_s=1.0)
+    first.from_agent.put(MARKER + encode(READY))
+    first.from_agent.put(None)
+    controller.wait_for(LinkClosed)
+    assert "the connection broke, and there was no way back within 1 s" in str(controller.delivered[-1])
+
+
+def test_an_agent_that_is_gone_is_told_as_gone(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    first.from_agent.put(MARKER + encode(READY))
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER + encode(Broken(Problem(AGENT_GONE, "its agent has ended"))))
+    controller.wait_for(LinkClosed)
+    assert controller.delivered[-1] == LinkClosed("its agent has ended (the connection broke)")
+    assert controller.frames.ended
+
+
+def test_an_agent_that_never_says_a_word_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "FIRST_WORD_S", 0.3)
+    controller = Controller([FarEnd()], tmp_path)
+    controller.wait_for(LinkClosed)
+    assert controller.delivered == [LinkClosed("the agent does not start: nothing came")]
+
+
+def test_an_agent_of_another_version_is_refused(tmp_path: Path) -> None:
+    end = FarEnd()
+    controller = Controller([end], tmp_path)
+    end.from_agent.put(MARKER + encode(replace(READY, version=VERSION + 1)))
+    controller.wait_for(LinkClosed)
+    assert f"version {VERSION + 1} of the protocol" in str(controller.delivered[-1])
+
+
+def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -> None:
+    end = FarEnd()
+    controller = Controller([end], tmp_path)
+    end.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    now = time.time()
+    end.say(Beat(now + 100.0, 0, echo=now - 8.0))  # it took 8 s
+    end.say(Beat(time.time() + 50.0, 0, echo=time.time()))
+    wait_until(lambda: abs(controller.frames.clock_offset_s - 50.0) < 0.5, "the better one counts")
+    controller.frames.give_up()
+
+
+# --- a real agent, whose way is a pair of pipes that can be cut ---
+
+
+class Pipes:
+    """A started `worker_entry`, as what the verb says."""
+
+    def __init__(self, verb: str, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, ENTRY, verb],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._in, self._out = self.process.stdin, self.process.stdout
+        self.is_cut = False
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self._in.close()
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        ends = time.monotonic() + patience_s
+        while time.monotonic() < ends:
+            if self.is_cut:
+                raise LinkBroken("cut")
+            if select.select([self._out], [], [], 0.02)[0]:
+                data = os.read(self._out.fileno(), size)
+                if data or not self.is_cut:
+                    return data
+        raise LinkBroken("nothing came")
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._in.write(data)
+            self._in.flush()
+        except ValueError:  # closed
+            raise BrokenPipeError from None
+
+    def finish(self) -> None:
+        self._in.close()
+
+    def abandon(self) -> None:
+        self.cut()
+        self._out.close()
+
+    def how_ended(self) -> str:
+        return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return None
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
+@pytest.mark.parametrize("seed", range(6))
+def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    mark = make_mark()
+    used: list[Pipes] = []
+    delivered: list[Message | LinkNews] = []
+
+    def open_pipes(verb: str) -> Pipes:
+        used.append(Pipes(verb, mark))
+        return used[-1]
+
+    mirror = LogMirror(lambda attempt, task: tmp_path / "mirror")
+    link = Frames(
+        "gpu-a",
+        lambda: open_pipes("node"),
+        lambda _, message: delivered.append(message),
+        mirror,
+        lease_s=30.0,
+        reopen=lambda _: open_pipes("attach"),
+    )
+    code = "for i in $(seq 400); do echo line $i; sleep 0.004; done; head -c 3000000 /dev/zero; exit 7"
+    program = Program("command", "sh", ["-c", code])
+    link.send(Hello(VERSION, "test", str(tmp_path / "node"), str(tmp_path), 30.0, True))
+    link.send(Prepare(1, [TaskRequest("worker:0", program)], 21000, 21999))
+    link.send(Start(1, [TaskStart("worker:0", program)]))
+    wait_until(lambda: any(isinstance(m, Started) for m in delivered), "the task has started")
+    ended = False
+    while not ended:
+        known = len(used)
+        time.sleep(chance.uniform(0.05, 0.5))  # somewhere in the run, which is the point
+        used[-1].cut()
+        wait_until(lambda n=known: len(used) > n or any(isinstance(m, Empty) for m in delivered), "it comes back")  # type: ignore[misc]
+        ended = any(isinstance(m, (Exited, LinkClosed)) for m in delivered)
+    link.send(Stop(0.0))
+    wait_until(lambda: any(isinstance(m, Empty) for m in delivered), "the end is told")
+    link.send(Goodbye())
+    link.finish()
+    assert link.join(20)
+    mirror.close()
+    kinds = [type(m) for m in delivered if not isinstance(m, LinkNews)]
+    assert kinds == [Ready, Prepared, Started, Exited, Empty]
+    assert next(m for m in delivered if isinstance(m, Exited)).exit == TaskExit(code=7)
+    assert (tmp_path / "mirror").read_bytes() == (tmp_path / "node" / "attempt-1" / "worker-0.log").read_bytes()
+    assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
+    wait_until(lambda: marked(mark) == [], "agent and newcomers have ended")
+
+
+def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    first = meeting.Meeting.make()
+    assert first is not None
+    base = os.path.dirname(first.path)
+    dead = os.path.join(base, "agent-dead")
+    os.mkdir(dead, 0o700)
+    Path(dead, "lock").touch()
+    second = meeting.Meeting.make()
+    assert second is not None
+    try:
+        assert not os.path.exists(dead)
+        assert meeting.is_alive(first.path)
+        assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(base).st_mode) & 0o077 == 0
+    finally:
+        first.close(0)
+        second.close(0)
+    assert not os.path.exists(first.path)
