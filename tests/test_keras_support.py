@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from worker_entry import keras_support
+from worker_entry import after_import, keras_support
 
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ def import_mended() -> tuple[ModuleType, list[str]]:
 
 
 def finders() -> list[Any]:
-    return [finder for finder in sys.meta_path if type(finder).__module__ == keras_support.__name__]
+    return [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
 
 
 def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
