@@ -121,6 +121,14 @@ class Gang:
         return nodes - self.lost.keys() - refused if self.rules.only_checks else nodes
 
     @property
+    def silent(self) -> frozenset[str]:
+        """The nodes that the start waits for: they have not answered what all were asked last."""
+        waited = self.awaited - self.lost.keys()
+        synced = self.synced | (waited - self.rules.syncs)
+        steps = (waited - answered for answered in (self.ready, synced, self.prepared))
+        return next(filter(None, steps), frozenset())
+
+    @property
     def missing(self) -> list[TaskId]:
         """The tasks that still have to open their port before the cluster is up; once stopped, those that had to."""
         ended = self.exits.keys() - self.stopped

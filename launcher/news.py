@@ -51,12 +51,10 @@ class Reminder:
 
     def remind(self, gang: Gang, now: float) -> str | None:
         """The line, when one is due."""
-        done = {Phase.CONNECTING: gang.ready, Phase.SYNCING: gang.synced, Phase.PREPARING: gang.prepared}
         if gang.phase not in BEFORE_START or now < self._due:
             return None
         self._due = now + REMIND_S
-        nodes = gang.rules.syncs if gang.phase is Phase.SYNCING else frozenset(gang.rules.nodes)
-        missing = sorted(nodes - done.get(gang.phase, frozenset()) - gang.lost.keys())
+        missing = sorted(gang.silent or gang.awaited)
         shown = ", ".join(missing[:SHOWN_NODES]) + (
             f" and {len(missing) - SHOWN_NODES} more" * (len(missing) > SHOWN_NODES)
         )

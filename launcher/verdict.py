@@ -269,9 +269,8 @@ def _render_loss(gang: Gang, node: str) -> str:
 
 
 def _judge_start_timeout(gang: Gang, plans: Mapping[TaskId, TaskPlan]) -> Verdict:
-    silent = sorted(gang.rules.nodes.keys() - gang.prepared)
-    if silent:
-        message = f"no answer from {', '.join(silent)} within {gang.rules.start_s:g} s"
+    if gang.silent:
+        message = f"no answer from {', '.join(sorted(gang.silent))} within {gang.rules.start_s:g} s"
         return Verdict(reference="start-timeout", message=message)
     unborn = gang.rules.tasks - gang.started.keys()
     if unborn:
