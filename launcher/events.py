@@ -10,6 +10,7 @@ from worker_entry.messages import (
     Broken,
     Empty,
     Exited,
+    Inspected,
     Listening,
     Message,
     Prepared,
@@ -43,6 +44,13 @@ class NodePrepared:
 
     node: str
     ports: Mapping[TaskId, int]
+
+
+@dataclass(frozen=True)
+class NodeInspected:
+    """The node has looked at itself, and has left its mark in the checkpoint directory."""
+
+    node: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,7 @@ Event = (
     NodeReady
     | NodeSynced
     | NodePrepared
+    | NodeInspected
     | Checked
     | NodeRefused
     | NodeLost
@@ -183,6 +192,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return NodeSynced(node, files, fetched)
         case Prepared(_, ports):
             return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Inspected():
+            return NodeInspected(node)
         case Refused(problems):
             return NodeRefused(node, tuple(problems))
         case Broken(problem):

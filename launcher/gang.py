@@ -19,6 +19,7 @@ from launcher.events import (
     Finish,
     Interrupted,
     NodeEmpty,
+    NodeInspected,
     NodeLost,
     NodePrepared,
     NodeReady,
@@ -99,6 +100,7 @@ class Gang:
     ports: Mapping[TaskId, int] = field(default_factory=dict)
     synced: frozenset[str] = frozenset()
     prepared: frozenset[str] = frozenset()
+    inspected: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
@@ -125,7 +127,8 @@ class Gang:
         """The nodes that the start waits for: they have not answered what all were asked last."""
         waited = self.awaited - self.lost.keys()
         synced = self.synced | (waited - self.rules.syncs)
-        steps = (waited - answered for answered in (self.ready, synced, self.prepared))
+        inspected = self.inspected if self.rules.checks else waited
+        steps = (waited - answered for answered in (self.ready, synced, self.prepared & inspected))
         return next(filter(None, steps), frozenset())
 
     @property
@@ -178,6 +181,8 @@ def _can_be(gang: Gang, event: Event) -> bool:
         case NodePrepared(node, ports):
             asked = gang.phase is Phase.PREPARING
             return asked and ports.keys() == gang.rules.nodes.get(node, frozenset()) and node not in gang.prepared
+        case NodeInspected(node):
+            return gang.phase is Phase.PREPARING and gang.rules.checks and node in gang.rules.nodes
         case NodeRefused(node):
             return node in gang.rules.nodes
         case NodeLost(node):
@@ -203,6 +208,8 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, synced=gang.synced | {node})
         case NodePrepared(node, ports):
             return replace(gang, prepared=gang.prepared | {node}, ports={**gang.ports, **ports})
+        case NodeInspected(node):
+            return replace(gang, inspected=gang.inspected | {node})
         case NodeRefused():
             return replace(gang, refusals=(*gang.refusals, event))
         case NodeLost(node, reason):
@@ -231,7 +238,7 @@ def _before_start(gang: Gang, event: Event, now: float) -> Decision:
         return replace(gang, phase=Phase.PREPARING), (PrepareNodes(),)
     if gang.phase is Phase.SYNCING and gang.rules.syncs & gang.awaited <= gang.synced:
         return replace(gang, phase=Phase.PREPARING), (PrepareNodes(),)
-    if gang.phase is Phase.PREPARING and gang.awaited <= gang.prepared:
+    if gang.phase is Phase.PREPARING and not gang.silent:
         if gang.rules.checks:
             return replace(gang, phase=Phase.CHECKING), (CheckNodes(),)
         return replace(gang, phase=Phase.FORMING), (StartTasks(gang.ports),)
