@@ -266,7 +266,6 @@ class Agent:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         files = AttemptFiles(hello.directory, order.attempt)
         self._checks.close()
-        self._tasks = {}
         self._tree = processes.Tree()
         for start in order.tasks:
             try:
@@ -285,6 +284,7 @@ class Agent:
             return
         for task in self._tasks.values():
             task.forming = False
+        self._checks.mute()
         self._tree.stop(grace_s)
 
     # --- what happens by itself ---

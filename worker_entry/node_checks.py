@@ -27,6 +27,7 @@ class NodeChecks:
         self._send = send
         self._doorbells = Doorbells(selector)
         self._mark = ""
+        self._readers: set[int] = set()
 
     def open_doors(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
         """Answers on the ports of the tasks, which are held; returns why not, or nothing."""
@@ -44,7 +45,15 @@ class NodeChecks:
     def dial(self, order: Dial) -> None:
         self._begin(lambda: dial(order), "it could not dial the others")
 
+    def mute(self) -> None:
+        """What is still under way is to be ended with all else: nobody wants to hear any more what comes of it."""
+        for reader in self._readers:
+            self._selector.unregister(reader)
+            os.close(reader)
+        self._readers.clear()
+
     def close(self) -> None:
+        self.mute()
         self._doorbells.close()
         if self._mark:
             with contextlib.suppress(OSError):
@@ -63,6 +72,7 @@ class NodeChecks:
             heard.extend(data)
             if data:
                 return
+            self._readers.discard(reader)
             self._selector.unregister(reader)
             os.close(reader)
             message: Message = Refused([Problem("inspection-failed", failure)])
@@ -70,6 +80,7 @@ class NodeChecks:
                 [(message, _)] = Decoder().feed(bytes(heard))
             self._send(message)
 
+        self._readers.add(reader)
         self._selector.register(reader, selectors.EVENT_READ, hear)
 
 

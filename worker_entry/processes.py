@@ -119,7 +119,8 @@ class Tree:
             return False
 
     def _note_left_behind(self, process: kernel.Process) -> None:
-        if not self._leaders - self._reaped:  # with a leader alive, it may still be at work for it
+        # With a leader alive, it may still be at work for it; without any, it is part of the checks before a start.
+        if self._leaders and not self._leaders - self._reaped:
             self.left_behind.add(process.pid)
 
 
