@@ -65,7 +65,8 @@ class Preflight:
     def note(self, node: str, message: Ready | Inspected | Dialled, clock_offset_s: float) -> None:
         before = self.answers.get(node)
         if isinstance(message, Ready):
-            self.answers[node] = Answers(message)
+            answers = {**self.answers, node: Answers(message)}
+            self.answers = {n.host: answers[n.host] for n in self._spec.nodes if n.host in answers}
         elif before is not None and isinstance(message, Inspected):
             self.answers[node] = replace(before, inspected=message, clock_offset_s=clock_offset_s)
         elif before is not None and isinstance(message, Dialled):
@@ -115,7 +116,8 @@ class Preflight:
     def _results(self) -> Iterator[tuple[str, DialResult]]:
         for node, answers in self.answers.items():
             for result in answers.dialled.results if answers.dialled is not None else ():
-                yield node, result
+                if result.target.task in self._owners:  # a broken agent is not believed
+                    yield node, result
 
     def _dial_findings(self) -> Iterator[Finding]:
         chosen = self.choose_addresses()
@@ -147,17 +149,17 @@ class Preflight:
         folder = self._spec.checkpoint_directory
         if folder is None:
             return
-        writers = {}
+        seen: dict[str, list[str]] = {}  # by the nodes that have left a mark; of one lost meanwhile, nothing is known
         for node, answers in self.answers.items():
             problem = answers.inspected.problem if answers.inspected is not None else ""
             if problem:
                 message = f"checkpoint_directory {folder} cannot be written on {node}: {problem}"
                 yield Finding(level="error", node=node, reference="checkpoint-directory", message=message)
-            else:
-                writers[node] = self._marks[node]
-        for node, answers in self.answers.items():
-            unseen = [n for n, mark in writers.items() if answers.dialled and mark not in answers.dialled.marks]
-            if unseen and node in writers:
+            elif answers.inspected is not None and answers.dialled is not None:
+                seen[node] = answers.dialled.marks
+        for node, marks in seen.items():
+            unseen = [writer for writer in seen if self._marks[writer] not in marks]
+            if unseen:
                 yield Finding(
                     level="error",
                     node=node,
