@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.gang import Gang
+from launcher.gang import Gang, Reason
 from launcher.preflight import Answers, Preflight
 from launcher.results import CheckReport, Finding, NodeReport
 from launcher.spec import ClusterSpec
@@ -16,8 +16,8 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> Ch
     """The report of finished checks; `gang` knows which nodes could not be used."""
     addresses = preflight.choose_addresses()
     unusable = {*gang.lost, *(refusal.node for refusal in gang.refusals)}
-    missing = {node.host for node in spec.nodes} - preflight.answers.keys() - gang.lost.keys()
-    findings = [*_unusable(gang), *(_silent(node) for node in sorted(missing)), *preflight.findings()]
+    missing = _silent(preflight, gang) if gang.reason is Reason.START_TIMEOUT else frozenset[str]()
+    findings = [*_unusable(gang), *(_render_silence(node, gang) for node in sorted(missing)), *preflight.findings()]
     return CheckReport(
         name=spec.name,
         good=not any(finding.level == "error" for finding in findings),
@@ -36,7 +36,10 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> Ch
 
 
 def _unusable(gang: Gang) -> Iterator[Finding]:
+    refused = {refusal.node for refusal in gang.refusals}
     for node, reason in gang.lost.items():
+        if node in refused:  # it has said why, before it ended
+            continue
         reference = "node-lost" if node in gang.ready else "node-unreachable"
         yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
     for refusal in gang.refusals:
@@ -51,8 +54,13 @@ def _unusable(gang: Gang) -> Iterator[Finding]:
             )
 
 
-def _silent(node: str) -> Finding:
-    return Finding(level="error", node=node, reference="node-unreachable", message=f"no answer from {node} in time")
+def _silent(preflight: Preflight, gang: Gang) -> frozenset[str]:
+    return gang.silent or frozenset(node for node in gang.awaited if not preflight.is_complete(frozenset({node})))
+
+
+def _render_silence(node: str, gang: Gang) -> Finding:
+    message = f"no answer from {node} within {gang.rules.start_s:g} s"
+    return Finding(level="error", node=node, reference="start-timeout", message=message)
 
 
 def _node_report(node: str, answers: Answers | None, address: str, *, usable: bool) -> NodeReport:
@@ -91,7 +99,7 @@ def _row(node: NodeReport) -> tuple[str, ...]:
         node.address or "",
         node.python or "",
         node.tensorflow or "none",
-        node.keras or "none",
+        node.keras or ("none" if node.directory else ""),
         str(node.cores),
         str(len(node.gpus)),
         "" if node.free_bytes is None else f"{node.free_bytes / 2**30:.1f} GiB",
