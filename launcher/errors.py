@@ -5,6 +5,7 @@ A task that fails is no exception: it is an outcome, told by `results.RunReport`
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 EXIT_OK = 0
@@ -52,6 +53,16 @@ class RunDirectoryError(DistlaunchError):
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
+
+
+class InterruptionError(DistlaunchError):
+    """The user, or the system, ended what was no run: nothing was started, and nothing is left."""
+
+    reference = "interrupted"
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}; nothing was started")
+        self.exit_status = 128 + signum
 
 
 def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:

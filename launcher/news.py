@@ -32,6 +32,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
 
 def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str | None:
     name = signal.Signals(event.signal).name
+    if after.rules.only_checks:
+        return f"{name}: ending the checks" if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
         return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
     insist = "; once more kills them" if event.signal == signal.SIGINT else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from launcher.check_report import make_check_report
 from launcher.console import Console, open_console
+from launcher.errors import InterruptionError
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
 from launcher.preflight import Preflight
 from launcher.results import CheckReport, RunReport
@@ -53,7 +54,11 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
 
 
 def check(spec: ClusterSpec) -> CheckReport:
-    """Looks at the nodes as a run would before its start, and starts nothing."""
+    """Looks at the nodes as a run would before its start, and starts nothing.
+
+    Raises:
+        DistlaunchError: it could not be done, or was interrupted; nothing is left running.
+    """
     spec, ways = find_ways(spec)
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         files = RunDir(Path(folder))
@@ -65,6 +70,8 @@ def check(spec: ClusterSpec) -> CheckReport:
             gang, _ = supervisor.run_gang()
         finally:
             console.close()
+    if gang.signal is not None:
+        raise InterruptionError(gang.signal)
     return make_check_report(spec, preflight, gang)
 
 
