@@ -78,9 +78,13 @@ def _hash_program(program: Program, cwd: str) -> str:
 
 
 def _program_files(program: Program, cwd: str) -> Iterator[tuple[str, str]]:
-    """Names and paths of the program's own code: what is installed for an interpreter has versions instead."""
+    """Names and paths of the program's own code.
+
+    Modules that are installed for an interpreter have versions instead, and what is found on PATH (`python`, `bash`) is
+    the node's own, which may well differ.
+    """
     if program.kind == "command":
-        path = find_command(program.target, dict(os.environ), cwd)
+        path = find_command(program.target, dict(os.environ), cwd) if os.sep in program.target else None
         if path is not None:
             yield "", path
         return
