@@ -234,15 +234,21 @@ def _judge_refusal(gang: Gang) -> Verdict:
     first = problems[0][1]
     alike = [node for node, problem in problems if _same(problem, first)]
     rest = [(node, problem) for node, problem in problems if not _same(problem, first)]
-    place = first.task or ("" if alike[0] in ("local", *first.message.split()) else alike[0])
-    where = f"{place}: " if place and len(alike) == 1 else ""
+    where = _render_place(alike[0], first) if len(alike) == 1 and (first.task or alike[0] != "local") else ""
     return Verdict(
         reference=first.reference,
         message=f"{where}{first.message}",
         task=first.task,
-        evidence=[f"{problem.task or node}: {problem.message} [{problem.reference}]" for node, problem in rest],
+        evidence=[f"{_render_place(node, problem)}{problem.message} [{problem.reference}]" for node, problem in rest],
         cure=first.cure,
     )
+
+
+def _render_place(node: str, problem: Problem) -> str:
+    """`worker:1: ` or `gpu-a: `; nothing where the message itself names the node."""
+    if problem.task is None and node in {word.strip(",;:") for word in problem.message.split()}:
+        return ""
+    return f"{problem.task or node}: "
 
 
 def _same(one: Problem, other: Problem) -> bool:
