@@ -38,4 +38,5 @@ def main() -> None:
         sys.exit("usage: python -m worker_entry (agent | task FILE | run (SCRIPT | -m MODULE) [ARGS…])")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,26 +1,26 @@
-"""How an agent arrives on a node: sent there as text, it takes worker_entry as a zip from stdin and becomes part of it.
+"""How an agent arrives on a node: this text comes over stdin, and fetches worker_entry from there, to be imported.
 
-Its arguments, after this text itself, are the SHA-256 of the zip and its length; the zip comes over stdin, behind a
-line that says what to run of it. It runs before anything of ours is on the node, so it uses no other module of ours.
-What it says goes to stdout, before the start marker: the controller keeps it for its error.
+The interpreter's arguments are the length of this text, a digest that names this version of worker_entry, the length
+of its archive, which comes over stdin behind this text, and what to run of it. It runs before anything of ours is on
+the node, so it uses no other module of ours. What it says goes to stdout, before the start marker: the controller
+keeps it for its error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
+import json
 import os
 import sys
-import zipfile
+import zlib
 from typing import NoReturn
 
 
 def main() -> None:
-    digest, length = sys.argv[2], int(sys.argv[3])
-    verb = receive_line()
-    archive = receive(length)
-    if hashlib.sha256(archive).hexdigest() != digest:
+    digest, length, verb = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    try:
+        archive = zlib.decompress(receive(length))  # which has a checksum
+    except zlib.error:
         refuse("worker_entry arrived damaged")
     problems = []
     for folder in folders():
@@ -31,8 +31,10 @@ def main() -> None:
             problems.append(f"{folder}: {error.strerror or error}")
         else:
             os.dup2(errors, 2)  # so far it went the way of stdout, where from now on only frames belong
-            arguments = [sys.executable, os.path.join(place, "worker_entry"), verb]
-            os.execv(sys.executable, arguments)  # noqa: S606 - a shell is what we do not want
+            os.close(errors)
+            sys.path.insert(0, place)
+            sys.argv[:] = [os.path.join(place, "worker_entry"), verb]
+            return
     refuse(f"no folder to keep worker_entry in: {'; '.join(problems)}")
 
 
@@ -40,17 +42,6 @@ def refuse(reason: str) -> NoReturn:
     sys.stdout.write(f"distlaunch: {reason}\n")
     sys.stdout.flush()
     sys.exit(1)
-
-
-def receive_line() -> str:
-    """What worker_entry shall be here; read byte by byte, since what follows is not ours to take yet."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            refuse("the connection ended before worker_entry had arrived")
-        line += byte
-    return line.decode().strip()
 
 
 def receive(length: int) -> bytes:
@@ -83,11 +74,15 @@ def private(folder: str) -> str:
 
 
 def unpack(archive: bytes, folder: str, digest: str) -> str:
-    """Every file of the zip, byte for byte; one that is there already is compared, not believed."""
+    """Every file of the archive, byte for byte; one that is there already is compared, not believed.
+
+    The archive begins with a line of JSON, the files' names and lengths; then comes their content.
+    """
     place = os.path.join(folder, digest)
-    with zipfile.ZipFile(io.BytesIO(archive)) as files:
-        for name in files.namelist():
-            write(os.path.join(place, name), files.read(name))
+    start = archive.index(b"\n") + 1
+    for name, length in json.loads(archive[:start]):
+        write(os.path.join(place, name), archive[start : start + length])
+        start += length
     return place
 
 

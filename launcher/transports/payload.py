@@ -1,17 +1,16 @@
-"""What brings the agent to a node that has nothing of ours: one constant command line, and worker_entry as a zip.
+"""What brings the agent to a node that has nothing of ours: one constant command line, and worker_entry as an archive.
 
-The command line is the same for every node, user and program; what differs, even the name of the interpreter, goes
-over stdin.
+The command line is the same for every node, user and program; what differs between them, even the name of the
+interpreter, goes over stdin.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
-import io
+import json
 import shlex
-import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,42 +21,47 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`command` is executed on the node by the user's login shell, whichever that is; `archive` follows on stdin."""
+    """`command` is executed on the node by the user's login shell, whichever that is; the rest follows on stdin."""
 
     command: str
+    arrival: bytes
     archive: bytes
 
-    def first_bytes(self, python: str, verb: str) -> bytes:
-        """What goes over stdin before any frame: the interpreter's name, what to run, then the archive."""
-        return f"{python}\n{verb}\n".encode() + self.archive
+    def first_bytes(self, python: str) -> bytes:
+        """What goes over stdin before any frame: the interpreter's name, `arrival`, then the archive."""
+        return f"{python}\n".encode() + self.arrival + self.archive
 
 
 @functools.cache
-def make_payload() -> Payload:
-    """The payload of this distlaunch; the same bytes for the same sources."""
-    archive = _make_archive()
-    arrival = base64.b64encode(PACKAGE.joinpath("arrival.py").read_bytes()).decode()
+def make_payload(verb: str) -> Payload:
+    """What runs `verb` of `worker_entry.__main__`; the same bytes for the same sources."""
+    arrival, archive = PACKAGE.joinpath("arrival.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # Before anything else, in words that even Python 2 can read.
     too_old = (
         "v<(3,9)and sys.exit('distlaunch: %s is Python %d.%d; a node needs 3.9 or newer'%(sys.executable,v[0],v[1]))"
     )
+    # Nothing is imported from the folder that we happen to be in. A buffer of 1 takes no byte that is not asked for.
+    become = (
+        "sys.path[:]=filter(None,sys.path);"
+        "exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read(int(sys.argv[1])));"
+        "import worker_entry.__main__ as entry;entry.main()"
+    )
     script = (
         "IFS= read -r python; "
         'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
         'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
-        f'exec "$python" -c "import base64,sys;v=sys.version_info;{too_old};exec(base64.b64decode(sys.argv[1]))" '
-        f"{arrival} {digest} {len(archive)}"
+        f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '
+        f"{len(arrival)} {digest} {len(archive)} {verb}"
     )
     # A login shell can be anything, fish and csh included: it gets words in single quotes and nothing to expand.
-    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", archive)
+    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", arrival, archive)
 
 
 def _make_archive() -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in (".py", ".npz"):
-                name = str(Path(PACKAGE.name) / path.relative_to(PACKAGE))
-                archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return content.getvalue()
+    """As `worker_entry.arrival` unpacks it."""
+    paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz"))
+    contents = [path.read_bytes() for path in paths]
+    names = [str(Path(PACKAGE.name) / path.relative_to(PACKAGE)) for path in paths]
+    header = json.dumps([(name, len(content)) for name, content in zip(names, contents, strict=True)])
+    return zlib.compress(b"\n".join([header.encode(), b"".join(contents)]), 9)

@@ -189,7 +189,7 @@ def open_stream(
     Raises:
         LinkError: there is no way.
     """
-    payload = make_payload()
+    payload = make_payload(verb)
     with _connecting:
         connection = connect(
             target,
@@ -211,5 +211,5 @@ def open_stream(
             raise
     stream = ChannelStream(connection, channel)
     with contextlib.suppress(OSError):  # whoever hung up may have said why; the reader finds it
-        stream.write(payload.first_bytes(python, verb))
+        stream.write(payload.first_bytes(python))
     return stream
