@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import shlex
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,17 @@ class Payload:
         return f"{python}\n".encode() + self.arrival + self.archive
 
 
-@functools.cache
 def make_payload(verb: str) -> Payload:
     """What runs `verb` of `worker_entry.__main__`; the same bytes for the same sources."""
+    with _making:  # all nodes' threads want it at once, and one of them makes it
+        return _make_payload(verb)
+
+
+_making = threading.Lock()
+
+
+@functools.cache
+def _make_payload(verb: str) -> Payload:
     arrival, archive = PACKAGE.joinpath("arrival.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # Before anything else, in words that even Python 2 can read.
