@@ -16,7 +16,7 @@ import signal
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from worker_entry import processes
 from worker_entry.connection import Connection
@@ -48,10 +48,12 @@ from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_open, is_port
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
-from worker_entry.replica import Replica
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.started_task import StartedTask, start_problem
 from worker_entry.values import Problem, TaskExit
+
+if TYPE_CHECKING:
+    from worker_entry.replica import Replica
 
 TICK_S = 0.05
 """How often growing logs, opened ports and ongoing stops are looked at."""
@@ -84,10 +86,7 @@ class Agent:
         self._ports = HeldPorts()
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
-        self._closing = False
-        self._garbled = False
-        self._controller_gone = False
-        self._failed = False
+        self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = False  # set by signals, seen by the loop, which they wake
 
     def run(self, stdin: int, stdout: int) -> int:
@@ -202,6 +201,8 @@ class Agent:
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         elif isinstance(message, Offer):
+            from worker_entry.replica import Replica
+
             self._replica = Replica(message, self._send)
         elif isinstance(message, Piece):
             if self._replica is not None:

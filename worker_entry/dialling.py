@@ -8,7 +8,6 @@ import os
 import selectors
 import socket
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from worker_entry.inspection import mark_path
@@ -88,6 +87,8 @@ def listen(port: int) -> socket.socket:
 
 def dial(order: Dial) -> Dialled:
     """Dials all targets at once, and looks for the marks. Uses threads: not for the agent's own process."""
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(max_workers=DIALS_AT_ONCE) as pool:
         results = list(pool.map(lambda target: _dial(target, order.nonce), order.targets))
     marks = [mark for mark in order.marks if os.path.exists(mark_path(order.shared, mark))]

@@ -10,10 +10,8 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 
 from worker_entry import kernel, processes
-from worker_entry.agent import Agent
 from worker_entry.meeting import Meeting
 from worker_entry.values import TaskExit
 
@@ -33,8 +31,12 @@ def main(*, outlives_connection: bool) -> int:
         kernel.become_subreaper()
         status = 1
         try:
+            from worker_entry.agent import Agent  # here, so that the guardian stays small
+
             status = Agent(meeting).run(sys.stdin.fileno(), sys.stdout.fileno())
         except BaseException:  # noqa: BLE001 - _exit would swallow it
+            import traceback
+
             traceback.print_exc()
         finally:
             sys.stderr.flush()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +25,7 @@ def introduce(meeting: Optional[str]) -> Ready:
         version=VERSION,
         pid=os.getpid(),
         hostname=kernel.hostname(),
-        python=platform.python_version(),
+        python=sys.version.split()[0],
         executable=sys.executable,
         time=time.time(),
         cores=kernel.cores(),
@@ -41,6 +37,8 @@ def introduce(meeting: Optional[str]) -> Ready:
 
 def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
     """Looks at the node. `cwd` is where the program will run, `directory` where the run's files go."""
+    import shutil
+
     return Inspected(
         keras=installed_version("keras"),
         gpus=list(_gpu_uses()),
@@ -65,6 +63,8 @@ def _leave_mark(shared: str, mark: str) -> str:
 
 
 def _hash_program(program: Program, cwd: str) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     try:
         for name, path in _program_files(program, cwd):
@@ -114,6 +114,8 @@ def _python_files(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_uses() -> Iterator[GpuUse]:
+    import subprocess
+
     try:
         listing = subprocess.run(
             ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"],  # noqa: S607 - as the driver installed it

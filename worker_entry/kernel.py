@@ -12,7 +12,6 @@ import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -183,6 +182,10 @@ def gpus() -> list[str]:
         chosen = [name.strip() for name in visible.split(",")]
         # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
         return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
+    if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
+        return []
+    import subprocess
+
     try:
         listing = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - found as the driver installed it
@@ -250,6 +253,8 @@ def _processes_from_proc() -> dict[int, Process]:
 
 
 def _processes_from_ps() -> dict[int, Process]:
+    import subprocess
+
     with subprocess.Popen(
         ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="],  # noqa: S607 - POSIX has no fixed place for ps
         stdout=subprocess.PIPE,

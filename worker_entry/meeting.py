@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -64,7 +62,8 @@ class Meeting:
         for folder in bases():
             try:
                 remove_abandoned(private(folder))
-                path = tempfile.mkdtemp(prefix=PREFIX, dir=folder)
+                path = os.path.join(folder, f"{PREFIX}{os.urandom(6).hex()}")
+                os.mkdir(path, 0o700)
                 new = os.path.join(path, "lock.new")
                 lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +119,7 @@ class Meeting:
         """Called by the guardian at its end: newcomers that wait for it end with the same status."""
         with contextlib.suppress(OSError):
             os.write(self.lock, str(status).encode())
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
 
 
 def bases() -> list[str]:
@@ -134,7 +133,14 @@ def remove_abandoned(folder: str) -> None:
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.startswith(PREFIX) and os.path.exists(_lock_file(path)) and not is_alive(path):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
 
 
 def is_alive(path: str) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Collection, Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from worker_entry import kernel
+
+if TYPE_CHECKING:
+    import subprocess
 
 KILL_ROUNDS = 50
 """How often we kill at sight what respawns faster than we can look at all processes."""
@@ -26,6 +28,8 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) ->
     Raises:
         OSError: it could not be started (not found, not executable, arguments or environment too long).
     """
+    import subprocess
+
     parent = os.getpid()
     return subprocess.Popen(
         list(argv),

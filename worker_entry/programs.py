@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-import shutil
 import sys
 import warnings
-import zipfile
 from dataclasses import replace
 from typing import Optional
 
@@ -48,6 +47,8 @@ def _find_script_problem(path: str) -> Optional[Problem]:
             source = stream.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in its name
         return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", "")
+    import zipfile
+
     if zipfile.is_zipfile(path):  # a zip application
         return None
     try:
@@ -79,6 +80,8 @@ def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
     if os.sep in name:
         path = os.path.join(cwd, name)
         return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+    import shutil
+
     return shutil.which(name, path=env.get("PATH"))
 
 
@@ -86,11 +89,13 @@ def installed_version(package: str) -> Optional[str]:
     """The version of an installed package, without importing it."""
     if importlib.util.find_spec(package) is None:
         return None
-    from importlib import metadata
-
-    for name in (package, f"{package}-cpu", f"{package}-macos", f"{package}-gpu", "tf-nightly"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
+    # What `importlib.metadata` would say, which takes longer to import than all else that an agent does first.
+    versions: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):  # not every entry is a folder
+            for entry in os.listdir(folder or os.curdir):
+                name, _, version = entry.partition("-")
+                if version.endswith(".dist-info"):
+                    versions.setdefault(name.lower(), version.removesuffix(".dist-info"))
+    names = (package, f"{package}_cpu", f"{package}_macos", f"{package}_gpu", "tf_nightly")
+    return next((versions[name] for name in names if name in versions), "unknown")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from worker_entry import processes
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.values import CrashRecord, Problem, TaskStart
+
+if TYPE_CHECKING:
+    import subprocess
 
 LOG_PIECE = 64 << 10
 """Bytes of a log that are read at once."""
@@ -96,8 +97,10 @@ class StartedTask:
 
     def find_note(self) -> str:
         """What may explain a failure that the task itself cannot tell."""
-        if shutil.disk_usage(os.path.dirname(self._crash_file)).free < FULL:
-            return f"{os.strerror(errno.ENOSPC)}: {os.path.dirname(self._crash_file)}"
+        folder = os.path.dirname(self._crash_file)
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize < FULL:
+            return f"{os.strerror(errno.ENOSPC)}: {folder}"
         return ""
 
     def close(self) -> None:
