@@ -65,6 +65,8 @@ def descendants(
         unreaped: whether the zombies among the children of `root` are meant, too. A process that forks and exits
             while we look can be missed, but not the zombie that it leaves: only without one is nothing there.
     """
+    if LINUX and root == os.getpid() and not _has_children():
+        return []
     everything = _processes_from_proc() if LINUX else _processes_from_ps()
     children: dict[int, list[Process]] = {}
     for process in everything.values():
@@ -201,6 +203,15 @@ def gpus() -> list[str]:
 
 def hostname() -> str:
     return socket.gethostname()
+
+
+def _has_children() -> bool:
+    """Whether this process has children, zombies included; whatever is below it is below one of them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _open_pidfd(pid: int) -> Optional[int]:
