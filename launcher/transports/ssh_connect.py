@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import random
 import socket
@@ -286,11 +287,25 @@ def _keys(target: SshTarget, locked: list[str]) -> Iterator[tuple[str, paramiko.
         if not path.is_file():
             continue
         try:
-            yield str(path), paramiko.PKey.from_path(path)
+            yield str(path), _load_key(path, path.stat().st_mtime_ns)
         except (paramiko.PasswordRequiredException, TypeError):  # TypeError: how cryptography says the same
             locked.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, UnknownKeyType):
             continue  # not a key that we can use; what was tried is told
+
+
+def _load_key(path: Path, changed: int) -> paramiko.PKey:
+    """The key of a file, which was `changed` then; loaded once for all nodes: to check one of RSA takes 0.2 s."""
+    with _loading:
+        return _load_changed_key(path, changed)
+
+
+_loading = threading.Lock()
+
+
+@functools.lru_cache(maxsize=64)
+def _load_changed_key(path: Path, _changed: int) -> paramiko.PKey:
+    return paramiko.PKey.from_path(path)
 
 
 def _open_agent(path: str | None) -> AgentSSH:
