@@ -70,3 +70,16 @@ def test_an_authoritys_key_is_not_the_hosts(known_hosts: Path) -> None:
 def test_a_line_that_is_none_is_passed_over(known_hosts: Path, line: str) -> None:
     known_hosts.write_text(f"{line}\ngpu-a {LINE}\n")
     assert load_known_keys("gpu-a", [known_hosts]).trusted == (KEY,)
+
+
+def test_a_file_that_has_changed_counts_as_it_is_now(known_hosts: Path) -> None:
+    known_hosts.write_text(f"gpu-a {LINE}\n")
+    assert load_known_keys("gpu-a", [known_hosts]).trusted == (KEY,)
+    known_hosts.write_text(f"gpu-a {OTHER_LINE}\ngpu-a {LINE}\n")
+    assert load_known_keys("gpu-a", [known_hosts]).trusted == (OTHER, KEY)
+
+
+@pytest.mark.parametrize("field", ["|1|", "|1|x|y|z", "|1|***|***", "|1|x"])
+def test_a_broken_hash_means_nobody(known_hosts: Path, field: str) -> None:
+    known_hosts.write_text(f"{field} {LINE}\ngpu-a {OTHER_LINE}\n")
+    assert load_known_keys("gpu-a", [known_hosts]).trusted == (OTHER,)

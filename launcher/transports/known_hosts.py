@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import fnmatch
+import functools
+import hmac
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
-from paramiko.hostkeys import HostKeyEntry, HostKeys
+from paramiko.hostkeys import HostKeyEntry
 
 
 @dataclass(frozen=True)
@@ -34,21 +39,62 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
     has_authority = False
     for path in files:
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            facts = path.stat()
+            with _reading:  # all nodes' threads want it at once, and one of them reads it
+                lines = _read(path, facts.st_mtime_ns, facts.st_size)
         except OSError:  # most users have but one of the files
             continue
-        for line in lines:
-            marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
-            # The name first: parsing a key is slow, and files can have thousands.
-            if not _names(rest.split(None, 1)[0] if rest.strip() else "", name):
-                continue
+        for marker, line in lines.find(name):
             if marker == "@cert-authority":
                 has_authority = True
                 continue
-            entry = HostKeyEntry.from_line(rest)
+            entry = HostKeyEntry.from_line(line)
             if entry is not None and entry.key is not None:
                 (revoked if marker == "@revoked" else trusted).append(entry.key)
     return KnownKeys(tuple(trusted), tuple(revoked), has_authority)
+
+
+class _Lines:
+    """The lines of a file by the hosts that they name: files can have thousands, and so can clusters."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: list[tuple[str, str]] = []
+        self._plain: dict[str, list[int]] = {}
+        self._hashed: list[tuple[bytes, bytes, int]] = []
+        """Salt, hash and number of a line."""
+        self._patterns: list[tuple[list[str], int]] = []
+        for line in text.splitlines():
+            marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
+            if rest.strip() and not rest.lstrip().startswith("#"):
+                self._add(rest.split(None, 1)[0], len(self._lines))
+                self._lines.append((marker, rest))
+
+    def _add(self, field: str, number: int) -> None:
+        if field.startswith("|1|"):
+            with contextlib.suppress(ValueError):
+                salt, hashed = (base64.b64decode(part) for part in field.split("|")[2:])
+                self._hashed.append((salt, hashed, number))
+        elif any(sign in field for sign in "*?!"):
+            self._patterns.append((field.split(","), number))
+        else:
+            for name in field.split(","):
+                self._plain.setdefault(name, []).append(number)
+
+    def find(self, name: str) -> Iterator[tuple[str, str]]:
+        """Marker and rest of the lines that mean the host, in the file's order."""
+        encoded = name.encode()
+        found = set(self._plain.get(name, ()))
+        found |= {number for salt, hashed, number in self._hashed if hmac.digest(salt, encoded, "sha1") == hashed}
+        found |= {number for patterns, number in self._patterns if _mean(patterns, name)}
+        return (self._lines[number] for number in sorted(found))
+
+
+_reading = threading.Lock()
+
+
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, _changed: int, _size: int) -> _Lines:
+    return _Lines(path.read_text(encoding="utf-8", errors="replace"))
 
 
 def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
@@ -63,11 +109,8 @@ def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
         file.write((line if is_whole else f"\n{line}").encode())
 
 
-def _names(field: str, name: str) -> bool:
-    """Whether the first field of a line, a hash or a list of patterns, means the host."""
-    if field.startswith("|1|"):
-        return HostKeys.hash_host(name, field) == field
-    patterns = field.split(",")
+def _mean(patterns: Iterable[str], name: str) -> bool:
+    """Whether the patterns of a line mean the host."""
     if any(_matches(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
         return False
     return any(_matches(pattern, name) for pattern in patterns)
