@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
@@ -17,6 +18,8 @@ from launcher.transports.local import LocalTransport
 if TYPE_CHECKING:
     from launcher.transports.ssh_config import SshTarget
 
+ASKING_AT_ONCE = 8
+
 Ways = Mapping[str, "str | SshTarget"]
 """How each node is reached: by its Python on this machine, or over SSH."""
 
@@ -27,7 +30,9 @@ def find_ways(spec: ClusterSpec) -> tuple[ClusterSpec, Ways]:
     Raises:
         UsageError: there is no way to one of them.
     """
-    ways = {node.host: _find_python(node) if node.is_local else find_target(spec, node) for node in spec.nodes}
+    with ThreadPoolExecutor(max_workers=ASKING_AT_ONCE) as pool:  # for every other machine, OpenSSH is asked
+        found = pool.map(lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes)
+        ways = {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
     return spec.model_copy(update={"nodes": [_with_address(node, ways[node.host]) for node in spec.nodes]}), ways
 
 

@@ -111,9 +111,8 @@ class Agent:
         self._checks.close()
         if self._replica is not None:
             self._replica.abandon()
-        if self._hello is not None:
-            with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started
-                os.rmdir(self._hello.directory)
+        with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started
+            os.rmdir(self._hello.directory if self._hello is not None else "")
         return 1 if self._failed else 0
 
     # --- one turn of the loop ---
