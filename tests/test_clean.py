@@ -107,7 +107,7 @@ def test_orphans_of_killed_agents_are_ended_and_other_processes_are_not(hosts: H
         subprocess.Popen(["sleep", "600"]),
     ]
     try:
-        assert any(p.cmdline() == ["sleep", "601"] for p in left)
+        assert any(psutil.pid_exists(p.pid) for p in left)
         done = clean(hosts, str(tmp_path / "run"))
         assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
         assert marked(mark) == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_entry.messages import Beat, Exited, Goodbye, Hello, Log, Message, ToAgent, ToController
+from worker_entry.messages import Beat, Exited, Goodbye, Hello, Log, Message, Piece, ToAgent, ToController
 from worker_entry.protocol import BODY_LIMIT, FLOAT_LIMIT, HEADER_LIMIT, Decoder, ProtocolError, encode, parse
 
 Frame = tuple[Message, bytes]
@@ -50,7 +50,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def with_body(message: Message, body: bytes) -> Frame:
-    if isinstance(message, Log):
+    if isinstance(message, (Log, Piece)):
         return dataclasses.replace(message, length=len(body)), body
     return message, b""
 

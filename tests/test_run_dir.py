@@ -237,7 +237,7 @@ class TestCommand:
         with mounted(tmp_path / "disk", "size=16k") as disk:
             (disk / "everything").write_bytes(bytes(16 << 10))
 
-            self.check(distlaunch, disk / "run", f"cannot write {disk}/run/spec.json: No space left on device")
+            self.check(distlaunch, disk / "run", f"cannot write {disk}/run/run.json: No space left on device")
             assert [*(disk / "run").iterdir()] == []
 
     def test_on_a_disk_that_fills_up_while_the_tasks_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:

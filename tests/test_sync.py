@@ -232,6 +232,7 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
     (project / "helper.py").write_text("NAME = 2\n")
     shutil.rmtree(ran.directory)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
+    assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 2 True", "worker:1 │ 2 True"]
     assert "Sent 1 file, 0.0 MB, to gpu-" in ran.stderr
     shutil.rmtree(ran.directory)

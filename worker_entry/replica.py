@@ -91,10 +91,8 @@ class Replica:
     def _arrive(self) -> Generator[None, None, None]:
         make_private_directory(self._versions)
         current = self._find_current()
-        if current is not None:
-            self._hold(current)
-            if not os.path.isdir(current):  # removed by another, just before
-                current = None
+        if current is not None and not self._hold(current):  # another is just removing it
+            current = None
         missing = yield from self._compare(current)
         if current is None or missing or not current.startswith(self._version_prefix):
             self._building = tempfile.mkdtemp(prefix=NEW, dir=self._versions)
@@ -195,11 +193,17 @@ class Replica:
             got += len(piece)
             self._fetched += len(piece)
 
-    def _hold(self, version: str) -> None:
-        """Keeps others from removing the version for as long as this process lives."""
+    def _hold(self, version: str) -> bool:
+        """Keeps others from removing the version for as long as this process lives; false if one of them is at it."""
         lock = os.open(f"{version}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        except OSError:  # a file system without locks
+            pass
+        return os.path.isdir(version)
 
     def _switch(self, version: str) -> None:
         new = f"{version}.link"

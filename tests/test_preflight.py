@@ -1,0 +1,873 @@
+"""The checks before a start, without a machine: what nodes are asked, what follows from their answers, and when."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.check_report import COLUMNS, make_check_report, make_rows, render_findings
+from launcher.events import (
+    Action,
+    Checked,
+    CheckNodes,
+    Event,
+    Finish,
+    NodeEmpty,
+    NodeInspected,
+    NodeLost,
+    NodePrepared,
+    NodeReady,
+    NodeRefused,
+    NodeSynced,
+    PrepareNodes,
+    StartTasks,
+    StopNodes,
+    SyncNodes,
+    Tick,
+)
+from launcher.gang import BEFORE_START, FAILURE_GRACE_S, Gang, Phase, Reason, Rules
+from launcher.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
+from launcher.results import CheckReport, Finding
+from launcher.spec import ClusterSpec
+from launcher.tasks import TaskId, parse_task_id
+from tests.test_gang import (
+    CTRL_C,
+    ONE_NODE,
+    START_S,
+    TWO_NODES,
+    W0,
+    W1,
+    W2,
+    actions_of,
+    anything,
+    make_rules,
+    play,
+    play_on,
+    ports_of,
+    replay,
+)
+from tests.test_verdict import judged
+from worker_entry.messages import VERSION, Dialled, Inspect, Inspected, Ready
+from worker_entry.values import DialResult, GpuUse, Problem, Program, Target
+
+NONCE = "5f3a"
+A = {"host": "gpu-a", "address": "10.0.0.11"}
+B = {"host": "gpu-b", "address": "10.0.0.12"}
+PORTS = {W0: 20000, W1: 20001}
+TRAIN = {"script": "train.py"}
+CHECKPOINTS = "/mnt/checkpoints"
+
+
+def spec_of(*nodes: Mapping[str, Any], **more: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"name": "test", "nodes": nodes or (A, B), "program": TRAIN, **more})
+
+
+def ready(**facts: Any) -> Ready:
+    usual: dict[str, Any] = {
+        "version": VERSION,
+        "pid": 7,
+        "hostname": "node",
+        "python": "3.11.7",
+        "executable": "/usr/bin/python3",
+        "time": 1000.0,
+        "cores": 8,
+        "gpus": [],
+        "tensorflow": "2.21.0",
+    }
+    return Ready(**{**usual, **facts})
+
+
+def inspected(**facts: Any) -> Inspected:
+    usual: dict[str, Any] = {
+        "keras": "3.15.1",
+        "gpus": [],
+        "free_bytes": 80 << 30,
+        "directory": "/work",
+        "program_hash": "ab" * 32,
+        "proxies": [],
+    }
+    return Inspected(**{**usual, **facts})
+
+
+def tell(preflight: Preflight, node: str, *messages: Ready | Inspected | Dialled) -> None:
+    """The node has said this."""
+    for message in messages:
+        preflight.note(node, message, 0.0)
+
+
+class Answered:
+    """A Preflight whose nodes answer as good nodes do, but for what a test changes.
+
+    `failures`: by node that dials and the host that it dials, why that fails. `facts`, `looks`: by node, over the
+    usual ones; the same for the `clocks`.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        *,
+        failures: Mapping[tuple[str, str], str] | None = None,
+        resolved: Mapping[tuple[str, str], list[str]] | None = None,
+        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        looks: Mapping[str, Mapping[str, Any]] | None = None,
+        clocks: Mapping[str, float] | None = None,
+        sees: Mapping[str, Sequence[str]] | None = None,
+        order: Sequence[str] = (),
+    ) -> None:
+        self.spec = spec
+        self.preflight = Preflight(spec, NONCE)
+        nodes = order or [node.host for node in spec.nodes]
+        marks = {node: self.preflight.make_inspect(node).mark for node in nodes}
+        ports = {task: 20000 + task.index for _, task in spec.placements()}
+        for node in nodes:
+            tell(self.preflight, node, ready(**(facts or {}).get(node, {})))
+            tell(self.preflight, node, inspected(**(looks or {}).get(node, {})))
+        for node in nodes:
+            results = [
+                DialResult(
+                    target,
+                    (resolved or {}).get((node, target.host), [target.host]),
+                    (failures or {}).get((node, target.host), ""),
+                )
+                for target in self.preflight.make_dial(ports).targets
+            ]
+            seen = [marks[other] for other in (sees or {}).get(node, nodes)]
+            self.preflight.note(node, Dialled(results, seen), (clocks or {}).get(node, 0.0))
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.preflight.findings()
+
+    @property
+    def references(self) -> list[str]:
+        return [finding.reference for finding in self.findings]
+
+    def report(self, *events: Event | float) -> CheckReport:
+        """The report, if the gang heard the events after all nodes were prepared."""
+        return make_check_report(self.spec, self.preflight, checked(self.spec, *events))
+
+
+def checked(spec: ClusterSpec, *events: Event | float) -> Gang:
+    """A gang that only checks, and is finished."""
+    layout: dict[str, list[TaskId]] = {}
+    for node, task in spec.placements():
+        layout.setdefault(node.host, []).append(task)
+    rules = checking(layout, only=True)
+    gang, _ = play(rules, *asked(rules), *(events or [Checked()]), *map(NodeEmpty, rules.nodes))
+    assert gang.phase is Phase.FINISHED
+    return gang
+
+
+def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: Sequence[str] = ()) -> Rules:
+    return replace(make_rules(layout), checks=True, only_checks=only, syncs=frozenset(syncs))
+
+
+def asked(rules: Rules) -> list[Event]:
+    """All that is heard until the nodes are to dial each other."""
+    events: list[Event] = [NodeReady(node) for node in rules.nodes]
+    events += [NodeSynced(node, 1, 10) for node in sorted(rules.syncs)]
+    events += [NodePrepared(node, ports_of(rules, node)) for node in rules.nodes]
+    return [*events, *map(NodeInspected, rules.nodes)]
+
+
+class TestWhatNodesAreAsked:
+    def test_is_to_dial_every_address_of_every_task(self) -> None:
+        spec = spec_of({**A, "tasks": {"worker": 2}}, {"host": "gpu-b", "addresses": ["b.lan", "b.wan"]})
+
+        order = Preflight(spec, NONCE).make_dial({W0: 1, W1: 2, W2: 3})
+
+        assert order.targets == [
+            Target("worker:0", "10.0.0.11", 1),
+            Target("worker:1", "10.0.0.11", 2),
+            Target("worker:2", "b.lan", 3),
+            Target("worker:2", "b.wan", 3),
+        ]
+        assert order.nonce == NONCE
+
+    def test_is_not_to_dial_an_evaluator_which_opens_no_port(self) -> None:
+        spec = spec_of(A, {**B, "tasks": {"evaluator": 1}})
+
+        targets = Preflight(spec, NONCE).make_dial({W0: 1, parse_task_id("evaluator:0"): 2}).targets
+
+        assert targets == [Target("worker:0", "10.0.0.11", 1)]
+
+    def test_is_not_to_dial_a_task_alone_which_nobody_will(self) -> None:
+        assert Preflight(spec_of(A), NONCE).make_dial({W0: 1}).targets == []
+
+    def test_is_not_to_dial_tasks_whose_node_cannot_be_used(self) -> None:
+        assert [t.task for t in Preflight(spec_of(), NONCE).make_dial({W1: 2}).targets] == ["worker:1"]
+
+    def test_is_to_leave_a_mark_of_its_own_in_a_folder_that_is_to_be_shared(self) -> None:
+        preflight = Preflight(spec_of(checkpoint_directory=CHECKPOINTS), NONCE)
+
+        orders = [preflight.make_inspect(node) for node in ("gpu-a", "gpu-b")]
+
+        assert [(order.program, order.shared) for order in orders] == [(Program("script", "train.py"), CHECKPOINTS)] * 2
+        assert len({order.mark for order in orders}) == 2
+        assert all(NONCE in order.mark for order in orders)
+
+    def test_is_to_look_for_the_marks_of_all_that_have_answered(self) -> None:
+        spec = spec_of(A, B, {"host": "gpu-c"}, checkpoint_directory=CHECKPOINTS)
+        preflight = Preflight(spec, NONCE)
+        for node in ("gpu-a", "gpu-c"):
+            tell(preflight, node, ready())
+
+        order = preflight.make_dial(PORTS)
+
+        assert order.shared == CHECKPOINTS
+        assert order.marks == [preflight.make_inspect(node).mark for node in ("gpu-a", "gpu-c")]
+
+    def test_leaves_no_mark_without_such_a_folder(self) -> None:
+        preflight = Preflight(spec_of(), NONCE)
+
+        assert preflight.make_inspect("gpu-a") == Inspect(Program("script", "train.py"))
+        assert preflight.make_dial(PORTS).marks == []
+
+
+class TestCompleteness:
+    def test_wants_all_three_answers_of_every_node_that_counts(self) -> None:
+        preflight = Preflight(spec_of(), NONCE)
+        both, one = frozenset({"gpu-a", "gpu-b"}), frozenset({"gpu-a"})
+
+        for message in (ready(), inspected()):
+            tell(preflight, "gpu-a", message)
+            assert not preflight.is_complete(one)
+        tell(preflight, "gpu-a", Dialled([], []))
+
+        assert preflight.is_complete(one)
+        assert not preflight.is_complete(both)
+
+    def test_answers_of_a_node_that_was_never_ready_are_nothing(self) -> None:
+        preflight = Preflight(spec_of(), NONCE)
+
+        tell(preflight, "gpu-a", inspected(), Dialled([], []))
+
+        assert preflight.answers == {}
+
+
+class TestAddresses:
+    CHOICE = spec_of({"host": "gpu-a", "addresses": ["a.1", "a.2", "a.3"]}, B)
+
+    @pytest.mark.parametrize(
+        ("failures", "expected"),
+        [
+            pytest.param({}, "a.1", id="the-first-if-all-are-good"),
+            pytest.param({("gpu-b", "a.1"): "refused"}, "a.2", id="the-first-that-others-reach"),
+            pytest.param({("gpu-a", "a.1"): "no-route"}, "a.2", id="one-that-the-node-itself-reaches"),
+            pytest.param(
+                {("gpu-a", "a.1"): "timed-out", ("gpu-b", "a.2"): "refused"}, "a.3", id="one-that-nobody-misses"
+            ),
+            pytest.param({("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}, "a.1", id="the-first-if-none-is-good"),
+        ],
+    )
+    def test_are_the_first_that_every_node_reaches(self, failures: dict[tuple[str, str], str], expected: str) -> None:
+        answered = Answered(self.CHOICE, failures=failures)
+
+        assert answered.preflight.choose_addresses() == {"gpu-a": expected, "gpu-b": "10.0.0.12"}
+        assert answered.preflight.render_choices() == [f"gpu-a is dialled at {expected}"]
+
+    def test_must_be_good_for_all_tasks_of_the_node(self) -> None:
+        spec = spec_of({"host": "gpu-a", "addresses": ["a.1", "a.2"], "tasks": {"worker": 2}}, B)
+        preflight = Answered(spec).preflight
+        results = [DialResult(Target("worker:1", "a.1", 20001), ["10.0.0.1"], "refused")]
+
+        tell(preflight, "gpu-b", Dialled(results, []))
+
+        assert preflight.choose_addresses()["gpu-a"] == "a.2"
+
+    def test_are_told_only_where_there_was_a_choice(self) -> None:
+        assert Answered(spec_of()).preflight.render_choices() == []
+
+    def test_that_are_not_chosen_may_fail(self) -> None:
+        assert Answered(self.CHOICE, failures={("gpu-b", "a.1"): "timed-out"}).findings == []
+
+    def test_of_which_none_is_good_are_told_once(self) -> None:
+        failures = {("gpu-b", f"a.{n}"): "refused" for n in (1, 2, 3)}
+
+        [finding] = Answered(self.CHOICE, failures=failures).findings
+
+        assert finding.message == "gpu-b cannot reach worker:0 on gpu-a at a.1:20000: connection refused"
+
+    def test_are_all_in_the_report_with_what_came_of_them(self) -> None:
+        dials = Answered(self.CHOICE, failures={("gpu-b", "a.1"): "refused"}).report().dials
+
+        assert [(dial.node, dial.task, dial.address) for dial in dials] == [
+            (node, task, address)
+            for node in ("gpu-a", "gpu-b")
+            for task, address in [
+                ("worker:0", "a.1:20000"),
+                ("worker:0", "a.2:20000"),
+                ("worker:0", "a.3:20000"),
+                ("worker:1", "10.0.0.12:20001"),
+            ]
+        ]
+        assert [dial.address for dial in dials if dial.failure] == ["a.1:20000"]
+
+
+class TestWhoDoesNotReachWhom:
+    @pytest.mark.parametrize(
+        ("failure", "message", "cure"),
+        [
+            ("refused", "connection refused", "another machine may have that address, or a firewall rejects"),
+            ("timed-out", "no answer", "a firewall may drop it: open ports 20000-20999 between the nodes"),
+            ("no-route", "no route", "it is an address of another network: name another `address:`"),
+            ("other", "something else answers there", "another machine has that address: name another `address:`"),
+            ("unknown-name", "the name is not known there", "give the node an `address:` in the spec"),
+            ("Permission denied", "Permission denied", ""),
+        ],
+    )
+    def test_is_told_with_its_cause_and_cure(self, failure: str, message: str, cure: str) -> None:
+        answered = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure})
+
+        [finding] = answered.findings
+
+        assert (finding.level, finding.node, finding.reference) == ("error", "gpu-a", "cannot-reach")
+        assert finding.message == f"gpu-a cannot reach worker:1 on gpu-b at 10.0.0.12:20001: {message}"
+        assert finding.cure.startswith(cure)
+        assert bool(finding.cure) == bool(cure)
+
+    def test_shows_what_a_name_stands_for(self) -> None:
+        spec = spec_of(A, {"host": "gpu-b", "address": "b.lan"})
+        key = ("gpu-a", "b.lan")
+
+        [finding] = Answered(spec, failures={key: "refused"}, resolved={key: ["10.9.9.9", "fd00::9"]}).findings
+
+        assert finding.message.endswith(" at b.lan:20001 (10.9.9.9, fd00::9): connection refused")
+
+    @pytest.mark.parametrize("itself", ["127.0.1.1", "127.0.0.1", "::1"])
+    def test_tells_a_name_that_stands_for_who_dials(self, itself: str) -> None:
+        spec = spec_of(A, {"host": "gpu-b", "address": "b.lan"})
+        key = ("gpu-a", "b.lan")
+
+        [finding] = Answered(spec, failures={key: "other"}, resolved={key: [itself]}).findings
+
+        assert finding.message == (
+            f"gpu-a cannot reach worker:1 on gpu-b at b.lan:20001: there the name stands for {itself}, gpu-a itself"
+        )
+        assert finding.cure == "/etc/hosts of gpu-a names itself so: correct it, or give gpu-b an `address:`"
+
+    def test_tells_a_node_that_does_not_reach_itself(self) -> None:
+        [finding] = Answered(spec_of(), failures={("gpu-b", "10.0.0.12"): "refused"}).findings
+
+        assert finding.message == "gpu-b cannot reach itself at 10.0.0.12:20001: connection refused"
+
+    def test_tells_every_pair(self) -> None:
+        failures = {(node, host): "timed-out" for node in ("gpu-a", "gpu-b") for host in ("10.0.0.11", "10.0.0.12")}
+
+        assert [finding.message.split(" at ")[0] for finding in Answered(spec_of(), failures=failures).findings] == [
+            "gpu-a cannot reach itself",
+            "gpu-a cannot reach worker:1 on gpu-b",
+            "gpu-b cannot reach worker:0 on gpu-a",
+            "gpu-b cannot reach itself",
+        ]
+
+    def test_shows_ipv6_addresses_in_brackets(self) -> None:
+        spec = spec_of(A, {"host": "gpu-b", "address": "fd00::12"})
+
+        [finding] = Answered(spec, failures={("gpu-a", "fd00::12"): "no-route"}).findings
+
+        assert " at [fd00::12]:20001: no route" in finding.message
+
+    def test_is_not_told_of_a_task_that_there_is_not(self) -> None:
+        preflight = Answered(spec_of()).preflight
+        strange = DialResult(Target("worker:9", "10.0.0.9", 1), [], "refused")
+
+        tell(preflight, "gpu-b", Dialled([strange], []))
+
+        assert preflight.findings() == []
+
+
+class TestDifferences:
+    @pytest.mark.parametrize(
+        ("kind", "fact", "other", "reference", "message"),
+        [
+            ("facts", "python", "3.12.1", "python-differs", "Python differs: 3.11 on gpu-a; 3.12 on gpu-b"),
+            ("facts", "tensorflow", "2.19.0", "tensorflow-differs", "TensorFlow differs: 2.21.0 on gpu-a; 2.19.0 on g"),
+            ("facts", "tensorflow", None, "tensorflow-differs", "TensorFlow differs: 2.21.0 on gpu-a; none on gpu-b"),
+            ("looks", "keras", "3.11.0", "keras-differs", "Keras differs: 3.15.1 on gpu-a; 3.11.0 on gpu-b"),
+            ("looks", "keras", None, "keras-differs", "Keras differs: 3.15.1 on gpu-a; none on gpu-b"),
+        ],
+    )
+    def test_of_versions_are_warned_about(
+        self, kind: str, fact: str, other: str | None, reference: str, message: str
+    ) -> None:
+        changes: dict[str, Any] = {kind: {"gpu-b": {fact: other}}}
+
+        [finding] = Answered(spec_of(), **changes).findings
+
+        assert (finding.level, finding.reference) == ("warning", reference)
+        assert finding.message.startswith(message)
+
+    def test_of_the_last_number_of_pythons_version_are_none(self) -> None:
+        assert Answered(spec_of(), facts={"gpu-b": {"python": "3.11.14"}}).findings == []
+
+    def test_of_the_program_keep_it_from_being_started(self) -> None:
+        spec = spec_of(A, B, {"host": "gpu-c"})
+
+        [finding] = Answered(spec, looks={"gpu-b": {"program_hash": "cd" * 32}}).findings
+
+        assert (finding.level, finding.reference) == ("error", "program-differs")
+        assert finding.message == (
+            "the program is not the same on all nodes: abababababab on gpu-a, gpu-c; cdcdcdcdcdcd on gpu-b"
+        )
+        assert "--no-check" in finding.cure
+
+    def test_of_a_program_that_a_node_has_no_code_of_are_none(self) -> None:
+        assert Answered(spec_of(), looks={"gpu-b": {"program_hash": ""}}).findings == []
+
+    def test_of_the_demo_which_distlaunch_brings_along_are_none(self) -> None:
+        spec = ClusterSpec.model_validate({"nodes": [A, B]})
+
+        assert Answered(spec, looks={"gpu-b": {"program_hash": "cd" * 32}}).findings == []
+
+
+class TestCheckpointDirectory:
+    SPEC = spec_of(checkpoint_directory=CHECKPOINTS)
+
+    def test_is_good_if_every_node_sees_every_mark(self) -> None:
+        assert Answered(self.SPEC).findings == []
+
+    def test_that_is_not_shared_is_told_of_every_node_that_misses_a_mark(self) -> None:
+        findings = Answered(self.SPEC, sees={"gpu-a": ["gpu-a"], "gpu-b": ["gpu-b"]}).findings
+
+        told = f"checkpoint_directory {CHECKPOINTS} is not shared: "
+        assert [(finding.level, finding.reference, finding.node, finding.message) for finding in findings] == [
+            ("error", "checkpoint-not-shared", node, f"{told}{node} does not see what is written there on {other}")
+            for node, other in [("gpu-a", "gpu-b"), ("gpu-b", "gpu-a")]
+        ]
+
+    def test_that_one_node_cannot_write_to_is_told_of_that_one_only(self) -> None:
+        seen = {"gpu-a": ["gpu-a"], "gpu-b": ["gpu-a"]}
+
+        [finding] = Answered(self.SPEC, looks={"gpu-b": {"problem": "Read-only file system"}}, sees=seen).findings
+
+        assert (finding.level, finding.reference, finding.node) == ("error", "checkpoint-directory", "gpu-b")
+        assert finding.message == (
+            f"checkpoint_directory {CHECKPOINTS} cannot be written on gpu-b: Read-only file system"
+        )
+
+    @pytest.mark.parametrize("answers", [[], [inspected()]], ids=["before-it-was-inspected", "before-it-dialled"])
+    def test_of_a_node_that_was_lost_meanwhile_is_not_told(self, answers: list[Inspected]) -> None:
+        preflight = Preflight(self.SPEC, NONCE)
+        tell(preflight, "gpu-a", ready(), inspected(), Dialled([], [preflight.make_inspect("gpu-a").mark]))
+        tell(preflight, "gpu-b", ready(), *answers)
+
+        assert "checkpoint-not-shared" not in [finding.reference for finding in preflight.findings()]
+
+    def test_is_not_looked_at_if_there_is_none(self) -> None:
+        assert Answered(spec_of(), sees={"gpu-a": [], "gpu-b": []}).findings == []
+
+
+class TestWarnings:
+    @pytest.mark.parametrize(
+        ("offset", "message"),
+        [
+            (CLOCK_LIMIT_S - 0.1, None),
+            (0.1 - CLOCK_LIMIT_S, None),
+            (100.04, "the clock of gpu-b is 100.0 s ahead of ours"),
+            (-7.25, "the clock of gpu-b is 7.2 s behind ours"),
+        ],
+    )
+    def test_a_clock_that_is_off(self, offset: float, message: str | None) -> None:
+        findings = Answered(spec_of(), clocks={"gpu-b": offset}).findings
+
+        assert [f.message for f in findings if f.reference == "clock" and f.level == "warning"] == [
+            *([message] if message else [])
+        ]
+        assert len(findings) == bool(message)
+
+    @pytest.mark.parametrize(("free", "warned"), [(LITTLE_SPACE, False), (LITTLE_SPACE - 1, True), (0, True)])
+    def test_little_disk(self, free: int, warned: bool) -> None:
+        assert Answered(spec_of(), looks={"gpu-b": {"free_bytes": free}}).references == ["disk-space"] * warned
+
+    def test_a_gpu_that_somebody_else_uses(self) -> None:
+        gpus = [GpuUse("0", 100, 24000), GpuUse("1", 20000, 24000)]
+
+        [finding] = Answered(spec_of(), looks={"gpu-b": {"gpus": gpus}}).findings
+
+        assert (finding.level, finding.reference) == ("warning", "gpu-busy")
+        assert finding.message == "GPU 1 of gpu-b is busy: 20,000 of 24,000 MiB are in use"
+
+    def test_proxies_that_workers_would_go_through(self) -> None:
+        [finding] = Answered(spec_of(), looks={"gpu-b": {"proxies": ["https_proxy", "http_proxy"]}}).findings
+
+        assert (finding.level, finding.reference) == ("warning", "proxy")
+        assert finding.message.startswith("https_proxy and http_proxy of gpu-b would send workers' traffic through")
+
+    def test_come_after_errors_and_both_in_the_order_of_the_spec(self) -> None:
+        answered = Answered(
+            spec_of(),
+            clocks={"gpu-a": 9.0, "gpu-b": 9.0},
+            failures={("gpu-a", "10.0.0.12"): "refused", ("gpu-b", "10.0.0.11"): "refused"},
+            order=["gpu-b", "gpu-a"],
+        )
+
+        assert [(finding.level, finding.node) for finding in answered.findings] == [
+            ("error", "gpu-a"),
+            ("error", "gpu-b"),
+            ("warning", "gpu-a"),
+            ("warning", "gpu-b"),
+        ]
+
+
+class TestReport:
+    def test_of_good_nodes_is_a_row_for_each_and_the_count_of_dials(self) -> None:
+        report = Answered(spec_of(), facts={"gpu-a": {"gpus": ["0", "1"]}}, clocks={"gpu-b": -0.0004}).report()
+
+        assert report.good
+        assert make_rows(report) == [
+            ("gpu-a", "10.0.0.11", "3.11.7", "2.21.0", "3.15.1", "8", "2", "80.0 GiB", "+0.000 s"),
+            ("gpu-b", "10.0.0.12", "3.11.7", "2.21.0", "3.15.1", "8", "0", "80.0 GiB", "-0.000 s"),
+        ]
+        assert {len(row) for row in make_rows(report)} == {len(COLUMNS)}
+        assert render_findings(report) == [
+            "4 of 4 dials of every task's address from every node were answered",
+            "test: good",
+        ]
+
+    def test_of_findings_shows_each_with_its_cure(self) -> None:
+        report = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): "timed-out"}, clocks={"gpu-a": 3.0}).report()
+
+        assert not report.good
+        assert render_findings(report) == [
+            "3 of 4 dials of every task's address from every node were answered",
+            "Error: gpu-a cannot reach worker:1 on gpu-b at 10.0.0.12:20001: no answer [cannot-reach]",
+            "  a firewall may drop it: open ports 20000-20999 between the nodes, or try another address",
+            "Warning: the clock of gpu-a is 3.0 s ahead of ours [clock]",
+            "test: cannot be started so",
+        ]
+
+    def test_of_warnings_only_is_good(self) -> None:
+        assert Answered(spec_of(), clocks={"gpu-a": 3.0}).report().good
+
+    def test_of_one_task_alone_has_no_dials(self) -> None:
+        assert render_findings(Answered(spec_of(A)).report()) == ["test: good"]
+
+    def test_without_tensorflow_says_so(self) -> None:
+        answered = Answered(spec_of(A), facts={"gpu-a": {"tensorflow": None}}, looks={"gpu-a": {"keras": None}})
+
+        assert make_rows(answered.report())[0][3:5] == ("none", "none")
+
+    def test_shows_the_memory_in_use_of_each_gpu(self) -> None:
+        answered = Answered(
+            spec_of(A), facts={"gpu-a": {"gpus": ["0", "1"]}}, looks={"gpu-a": {"gpus": [GpuUse("1", 3, 24000)]}}
+        )
+
+        assert answered.report().nodes[0].gpus == ["0", "1 (3 of 24000 MiB in use)"]
+
+    def test_of_a_node_that_cannot_be_reached_has_the_rows_of_the_others(self) -> None:
+        spec = spec_of()
+        preflight = Preflight(spec, NONCE)
+        tell(preflight, "gpu-a", ready(), inspected(), Dialled([], []))
+        rules = checking(TWO_NODES, only=True)
+        rules = replace(rules, nodes={"gpu-a": rules.nodes["a"], "gpu-b": rules.nodes["b"]})
+        gang, _ = play(rules, NodeLost("gpu-b", "connection refused"), NodeReady("gpu-a"))
+        gang, _ = play_on(gang, NodePrepared("gpu-a", {W0: 20000}), NodeInspected("gpu-a"), Checked())
+        gang, _ = play_on(gang, NodeEmpty("gpu-a"))
+
+        report = make_check_report(spec, preflight, gang)
+
+        assert [(node.node, node.usable) for node in report.nodes] == [("gpu-a", True), ("gpu-b", False)]
+        assert make_rows(report)[1][:3] == ("gpu-b", "cannot be used", "")
+        assert [(finding.level, finding.reference, finding.message) for finding in report.findings] == [
+            ("error", "node-unreachable", "node gpu-b cannot be used: connection refused")
+        ]
+
+    def test_of_a_node_that_is_lost_meanwhile_keeps_what_is_known_of_it(self) -> None:
+        report = Answered(spec_of()).report(NodeLost("gpu-b", "the agent ended"), Checked())
+
+        assert [node.usable for node in report.nodes] == [True, False]
+        assert report.nodes[1].python == "3.11.7"
+        assert [(f.reference, f.node) for f in report.findings] == [("node-lost", "gpu-b")]
+
+    def test_of_a_refusal_names_the_task_and_the_cure(self) -> None:
+        problem = Problem("port-taken", "port 20000 is held by pid 7 (nginx)", "end it", "worker:1")
+
+        report = Answered(spec_of()).report(NodeRefused("gpu-b", (problem,)), Checked())
+
+        assert [node.usable for node in report.nodes] == [True, False]
+        assert render_findings(report)[1:] == [
+            "Error: worker:1: port 20000 is held by pid 7 (nginx) [port-taken]",
+            "  end it",
+            "test: cannot be started so",
+        ]
+
+    def test_of_a_node_that_refused_and_ended_tells_only_why_it_refused(self) -> None:
+        refusal = NodeRefused("gpu-b", (Problem("run-directory", "/home: Read-only file system"),))
+
+        report = Answered(spec_of()).report(refusal, NodeLost("gpu-b", "the agent ended"), Checked())
+
+        assert [finding.message for finding in report.findings] == ["gpu-b: /home: Read-only file system"]
+
+    def test_that_took_too_long_is_not_good_and_names_who_did_not_answer(self) -> None:
+        spec = spec_of()
+        preflight = Preflight(spec, NONCE)
+        tell(preflight, "gpu-a", ready(), inspected(), Dialled([], []))
+        tell(preflight, "gpu-b", ready(), inspected())
+
+        report = make_check_report(spec, preflight, checked(spec, START_S, Tick()))
+
+        assert not report.good
+        assert [node.usable for node in report.nodes] == [True, False]
+        assert [(f.reference, f.message) for f in report.findings] == [
+            ("start-timeout", "no answer from gpu-b within 600 s")
+        ]
+
+    def test_has_nothing_in_it_that_moves_the_cursor(self) -> None:
+        problem = Problem("no-program", "there is no program /x\x1b[2J\r")
+
+        lines = render_findings(Answered(spec_of()).report(NodeRefused("gpu-b", (problem,)), Checked()))
+
+        assert "\x1b" not in "".join(lines)
+        assert "\r" not in "".join(lines)
+
+
+class TestGangThatChecks:
+    def test_goes_through_all_phases(self) -> None:
+        rules = checking(TWO_NODES, syncs=["a", "b"])
+        gang, actions = play(rules, *asked(rules))
+        assert (gang.phase, actions) == (Phase.CHECKING, [SyncNodes(), PrepareNodes(), CheckNodes()])
+
+        gang, actions = play_on(gang, Checked())
+
+        assert (gang.phase, actions) == (Phase.FORMING, [StartTasks({W0: 20000, W1: 20001})])
+
+    def test_starts_nothing_before_all_is_checked(self) -> None:
+        rules = checking(TWO_NODES)
+
+        gang, actions = play(rules, *asked(rules), START_S - 1, Tick(), Tick())
+
+        assert (gang.phase, actions) == (Phase.CHECKING, [PrepareNodes(), CheckNodes()])
+
+    def test_has_all_nodes_inspected_before_any_looks_for_the_marks_of_the_others(self) -> None:
+        rules = checking(TWO_NODES)
+        *earlier, last = asked(rules)
+        assert isinstance(last, NodeInspected)
+
+        gang, actions = play(rules, *earlier)
+        assert (gang.phase, actions, gang.silent) == (Phase.PREPARING, [PrepareNodes()], frozenset("b"))
+
+        assert play_on(gang, last)[1] == [CheckNodes()]
+
+    def test_takes_inspections_and_ports_in_any_order(self) -> None:
+        rules = checking(TWO_NODES)
+        events = asked(rules)
+
+        gang, _ = play(rules, *events[:2], *reversed(events[2:]))
+
+        assert gang.phase is Phase.CHECKING
+
+    def test_does_not_prepare_before_every_node_has_the_program(self) -> None:
+        rules = checking(TWO_NODES, syncs=["b"])
+
+        gang, actions = play(rules, NodeReady("a"), NodeReady("b"), NodeSynced("a", 1, 10))
+        assert (gang.phase, actions, gang.silent) == (Phase.SYNCING, [SyncNodes()], frozenset("b"))
+
+        assert play_on(gang, NodeSynced("b", 1, 10))[1] == [PrepareNodes()]
+
+    def test_a_finding_refuses_the_start_and_all_of_them_are_kept(self) -> None:
+        rules = checking(TWO_NODES)
+        refusals = [
+            NodeRefused(node, (Problem("cannot-reach", f"{node} cannot reach {other}"),))
+            for node, other in (("a", "b"), ("b", "a"))
+        ]
+
+        gang, actions = play(rules, *asked(rules), *refusals, NodeEmpty("a"), NodeEmpty("b"))
+
+        assert actions[2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
+        assert (gang.reason, gang.refusals, gang.started) == (Reason.REFUSED, tuple(refusals), {})
+        verdict = judged(gang)
+        assert (verdict.reference, verdict.message) == ("cannot-reach", "a cannot reach b")
+        assert verdict.evidence == ["b cannot reach a [cannot-reach]"]
+
+    @pytest.mark.parametrize("length", range(2, 7))
+    def test_a_lost_node_ends_it_in_every_phase(self, length: int) -> None:
+        rules = checking(TWO_NODES)
+
+        gang, actions = play(rules, *asked(rules)[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
+
+        assert actions[-2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
+        assert gang.reason is Reason.NODE_LOST
+
+    def test_a_start_that_takes_too_long_names_who_has_not_answered(self) -> None:
+        rules = checking(TWO_NODES)
+
+        for length, silent in ((1, "b"), (2, "a, b"), (3, "a, b"), (4, "a, b"), (5, "b")):
+            gang, _ = play(rules, *asked(rules)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
+
+            assert judged(gang).message == f"no answer from {silent} within 600 s"
+
+    def test_inspections_that_nobody_asked_for_are_nothing(self) -> None:
+        plain = make_rules(TWO_NODES)
+        early = checking(TWO_NODES)
+
+        assert play(plain, NodeReady("a"), NodeReady("b"), NodeInspected("a"))[0].inspected == frozenset()
+        assert play(early, NodeReady("a"), NodeInspected("a"))[0].inspected == frozenset()
+
+    def test_checked_means_nothing_before_the_checks(self) -> None:
+        rules = checking(TWO_NODES)
+        events = asked(rules)
+
+        for length in range(len(events)):
+            assert StartTasks not in map(type, play(rules, *events[:length], Checked())[1])
+
+
+class TestGangThatOnlyChecks:
+    def test_ends_without_starting_anything(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        gang, actions = play(rules, *asked(rules), Checked(), NodeEmpty("a"), NodeEmpty("b"))
+
+        assert actions == [PrepareNodes(), CheckNodes(), StopNodes(0.0), Finish()]
+        assert (gang.phase, gang.reason) == (Phase.FINISHED, Reason.CHECKED)
+
+    @pytest.mark.parametrize(
+        "way", [NodeLost("b", "connection refused"), NodeRefused("b", ())], ids=["lost", "refused"]
+    )
+    @pytest.mark.parametrize("length", range(13))
+    def test_goes_on_with_the_others_when_a_node_cannot_be_used(self, way: Event, length: int) -> None:
+        rules = checking({"a": [W0], "b": [W1], "c": [W2]}, only=True, syncs=["a", "b", "c"])
+        events = asked(rules)
+        rest = [event for event in events[length:] if getattr(event, "node", "") != "b"]
+        told = [*events[:length], way, *rest, Tick(), Checked(), NodeEmpty("a"), NodeEmpty("c"), NodeEmpty("b")]
+
+        gang, actions = play(rules, *told)
+
+        assert actions == [SyncNodes(), PrepareNodes(), CheckNodes(), StopNodes(0.0), Finish()]
+        assert (gang.reason, gang.awaited) == (Reason.CHECKED, frozenset("ac"))
+
+    def test_dials_only_the_tasks_of_nodes_that_can_be_used(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        gang, _ = play(rules, NodeReady("a"), NodeReady("b"), NodeRefused("b", ()), NodePrepared("a", {W0: 20000}))
+
+        assert gang.ports == {W0: 20000}
+
+    def test_ends_at_once_when_no_node_can_be_reached(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        gang, actions = play(rules, NodeLost("a", "refused"), NodeLost("b", "unknown name"))
+
+        assert (actions, gang.reason, gang.phase) == ([Finish()], Reason.CHECKED, Phase.FINISHED)
+        assert gang.lost == {"a": "refused", "b": "unknown name"}
+
+    @pytest.mark.parametrize("layout", [ONE_NODE, TWO_NODES], ids=["one-node", "two-nodes"])
+    @pytest.mark.parametrize("refuse", [True, False], ids=["refused", "lost"])
+    def test_ends_when_the_last_node_goes_in_whichever_phase(
+        self, layout: dict[str, list[TaskId]], refuse: bool
+    ) -> None:
+        rules = checking(layout, only=True)
+        events = asked(rules)
+        gone: list[Event] = [NodeRefused(n, ()) if refuse else NodeLost(n, "the agent ended") for n in layout]
+
+        for length in range(len(events) + 1):
+            # What the checks came to, of no node in the end, is told when they are under way.
+            told: list[Event] = [*events[:length], *gone, Tick(), Tick(), Checked(), *map(NodeEmpty, layout)]
+            gang, actions = play(rules, *told)
+
+            assert (gang.phase, gang.reason, actions[-1]) == (Phase.FINISHED, Reason.CHECKED, Finish())
+
+    def test_that_takes_too_long_ends(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        for length in range(len(asked(rules)) + 1):
+            gang, actions = play(rules, *asked(rules)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
+
+            assert (gang.reason, actions[-1]) == (Reason.START_TIMEOUT, Finish())
+
+    def test_waits_for_whom_it_awaits_and_for_nobody_else(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        assert play(rules, NodeReady("a"))[0].silent == {"b"}
+        assert play(rules, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # who is to prepare
+
+    def test_ctrl_c_ends_it_in_every_phase(self) -> None:
+        rules = checking(TWO_NODES, only=True)
+
+        for length in range(len(asked(rules)) + 1):
+            gang, _ = play(rules, *asked(rules)[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
+
+            assert (gang.phase, gang.reason) == (Phase.FINISHED, Reason.INTERRUPTED)
+            assert gang.signal == signal.SIGINT
+
+
+# --- what holds for every history ---------------------------------------------------------------------------
+
+LAYOUTS: tuple[dict[str, list[TaskId]], ...] = ({"a": [W0]}, ONE_NODE, TWO_NODES)
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    anything,
+    st.sampled_from(["a", "b", "unknown"]).map(NodeInspected),
+    st.sampled_from(["a", "b", "unknown"]).map(lambda node: NodeSynced(node, 1, 10)),
+    st.just(Checked()),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Rules, list[tuple[float, Event]]]:
+    """As those of test_gang, for gangs that check, and may send the program before."""
+    layout = draw(st.sampled_from(LAYOUTS))
+    rules = checking(layout, only=draw(st.booleans()), syncs=draw(st.lists(st.sampled_from(sorted(layout)))))
+    rules = replace(rules, start_s=draw(st.sampled_from([0.0, 600.0])))
+    sensible = [*asked(rules), Checked()]
+    for event in draw(st.lists(EVENTS, max_size=4)):
+        sensible.insert(draw(st.integers(0, len(sensible))), event)
+    events = [*sensible[: draw(st.integers(0, len(sensible)))], *draw(st.lists(EVENTS, max_size=12))]
+    now, history = 0.0, []
+    for event in events:
+        now += draw(st.sampled_from([0.0, 0.0, 0.5, 50.0]))
+        history.append((now, event))
+    return rules, history
+
+
+class TestEveryHistory:
+    @settings(deadline=None)
+    @given(histories())
+    def test_has_its_actions_in_the_one_possible_order(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+        kinds = [type(action) for action in actions_of(replay(*told))]
+
+        order: tuple[type[Action], ...] = (SyncNodes, PrepareNodes, CheckNodes, StartTasks, StopNodes, Finish)
+        assert kinds == sorted(kinds, key=order.index)
+        assert all(kinds.count(kind) <= 1 for kind in order if kind is not StopNodes)
+
+    @settings(deadline=None)
+    @given(histories())
+    def test_dials_only_when_every_node_that_counts_is_ready_for_it(
+        self, told: tuple[Rules, list[tuple[float, Event]]]
+    ) -> None:
+        for _, action, after in replay(*told):
+            if isinstance(action, CheckNodes):
+                assert after.awaited <= after.ready & after.prepared & after.inspected
+
+    @settings(deadline=None)
+    @given(histories())
+    def test_starts_only_what_is_checked_and_nothing_if_it_only_checks(
+        self, told: tuple[Rules, list[tuple[float, Event]]]
+    ) -> None:
+        rules, _ = told
+        for before, action, after in replay(*told):
+            if isinstance(action, StartTasks):
+                assert not rules.only_checks
+                assert before.phase is Phase.CHECKING
+                assert not after.lost
+                assert not after.refusals
+
+    @settings(deadline=None)
+    @given(histories())
+    def test_comes_to_an_end_when_time_goes_on(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+        rules, history = told
+        end = history[-1][0] if history else 0.0
+
+        steps = replay(rules, [*history, *((end + 1e6 * turn, Tick()) for turn in (1, 2, 3))])
+
+        gang = steps[-1][2]
+        if gang.phase in BEFORE_START:
+            assert rules.start_s == 0
+            assert gang.silent or gang.phase is Phase.CHECKING  # somebody is waited for, and can be named
+        elif rules.only_checks:
+            assert gang.phase is Phase.FINISHED
