@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,6 +52,14 @@ class Run:
                 stderr=stderr,
             )
 
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        if failure is not None:  # the test has failed: nobody waits for the run's own end
+            self.process.kill()
+        self.process.wait()
+
     @property
     def said(self) -> str:
         return self._stderr.read_text()
@@ -92,7 +101,7 @@ def send_to_sessions(signum: int) -> None:
 
 def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, f"program: {{script: {COUNT}, args: [8]}}\n")
-    with run.process:
+    with run:
         for round_ in range(3):
             run.wait_for(b"line %d " % (round_ * 700 + 100))
             send_to_sessions(signal.SIGKILL)
@@ -113,7 +122,7 @@ def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts
     go = tmp_path / "go"
     script = f"echo waiting; until [ -e {go} ]; do sleep 0.05; done; head -c 5000000 /dev/urandom; exit 3"
     run = Run(hosts, tmp_path, f"program: {{command: [sh, -c, '{script}']}}\ntimeouts: {{lease_s: 8}}\n")
-    with run.process:
+    with run:
         run.wait_for(b"waiting\n")
         send_to_sessions(signal.SIGSTOP)  # silence, as of a cable that was pulled
         stopped = sessions()
@@ -132,14 +141,20 @@ def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts
 
 def tasks(run: Run) -> list[psutil.Process]:
     """What is left of the program's own processes."""
-    names = {process.pid: process.cmdline() for process in marked(run.mark)}
-    return [psutil.Process(pid) for pid, words in names.items() if words[:2] == ["sh", "-c"]]
+    return [process for process in marked(run.mark) if command_of(process)[:2] == ["sh", "-c"]]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its words; none if it has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(hosts: Hosts, tmp_path: Path) -> None:
     rest = f"program: {{script: {TREE}, args: [none, 2]}}\ntimeouts: {{lease_s: 4}}\n"
     run = Run(hosts, tmp_path, rest)
-    with run.process:
+    with run:
         run.wait_for(b"the tree stands")
         trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
         [session, *_] = sessions_of("worker:1", trees)
@@ -165,11 +180,11 @@ def sessions_of(task: str, trees: dict[int, str]) -> list[psutil.Process]:
 
 def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, f"program: {{script: {TREE}, args: [none, 2]}}\n")
-    with run.process:
+    with run:
         run.wait_for(b"the tree stands")
         trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
         [session, *_] = sessions_of("worker:1", trees)
-        guardian, *_ = (p for p in session.children() if p.cmdline()[-1:] == ["node"])
+        guardian, *_ = (p for p in session.children() if command_of(p)[-1:] == ["node"])
         [agent] = guardian.children()
         started = time.monotonic()
         agent.kill()
@@ -182,11 +197,11 @@ def test_the_end_of_an_agent_is_no_dropped_connection(hosts: Hosts, tmp_path: Pa
 
 def test_an_agent_that_was_killed_with_its_guardian_is_told_as_gone(hosts: Hosts, tmp_path: Path) -> None:
     run = Run(hosts, tmp_path, "program: {command: [sh, -c, 'echo waiting; exec sleep 600']}\n")
-    with run.process:
+    with run:
         run.wait_for(b"waiting\n")
         trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
         [session, *_] = sessions_of("worker:1", trees)
-        guardian, *_ = (p for p in session.children() if p.cmdline()[-1:] == ["node"])
+        guardian, *_ = (p for p in session.children() if command_of(p)[-1:] == ["node"])
         guardian.suspend()
         [agent] = guardian.children()
         agent.kill()
