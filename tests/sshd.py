@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.witness import wait_until
 
 SSHD = "/usr/sbin/sshd"
@@ -114,6 +116,14 @@ def running_sshd(
     finally:
         daemon.terminate()
         daemon.wait()
+
+
+def sessions() -> list[psutil.Process]:
+    """The processes of the test's own daemons that serve connections."""
+    me = psutil.Process()
+    below = {process.pid: process for process in me.children(recursive=True) if process.name() == "sshd"}
+    daemons = {process.pid for process in me.children()}
+    return [process for pid, process in below.items() if pid not in daemons]
 
 
 def _answers(address: str, port: int) -> bool:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from tests.sshd import Hosts, running_hosts
+from tests.sshd import Hosts, running_hosts, sessions
 from tests.test_ssh import skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
@@ -82,14 +82,6 @@ class Run:
 
     def wait_until_said(self, text: str, times: int = 1) -> None:
         wait_until(lambda: self.said.count(text) >= times, f"{text!r} is said {times} times")
-
-
-def sessions() -> list[psutil.Process]:
-    """The processes of the test's own daemons that serve connections."""
-    me = psutil.Process()
-    below = {process.pid: process for process in me.children(recursive=True) if process.name() == "sshd"}
-    daemons = {process.pid for process in me.children()}
-    return [process for pid, process in below.items() if pid not in daemons]
 
 
 def send_to_sessions(signum: int) -> None:

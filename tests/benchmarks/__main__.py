@@ -1,12 +1,14 @@
-"""`python -m tests.benchmarks [help] [logs] [start] [stop] [--runs N]`: measures, and prints a table for each."""
+"""`python -m tests.benchmarks [NAME…] [--runs N]`: measures, and prints a table for each."""
 
 import argparse
 
-from tests.benchmarks import help_time, log_throughput, start_time, stop_time
+from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, stop_time
 
 BENCHMARKS = {
+    "fanout": fan_out.measure,
     "help": help_time.measure,
     "logs": log_throughput.measure,
+    "ssh-logs": ssh_logs.measure,
     "start": start_time.measure,
     "stop": stop_time.measure,
 }

@@ -1,13 +1,17 @@
-"""From the death of one worker to everything gone, in a cluster of plain processes and in one that trains."""
+"""From the death of one worker to everything gone, on this machine and over SSH, of plain processes and in training."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from tests.sshd import running_hosts
 
 PLAIN = """
 import os, signal, time
@@ -29,20 +33,35 @@ for number in range(10_000_000):
 
 
 def measure(runs: int) -> None:
-    print("SIGKILL of worker:1 of 3 to nothing left (TensorFlow ignores TERM: its share has 2 s of grace)")
+    print("SIGKILL of worker:1 to nothing left anywhere (TensorFlow ignores TERM: its share has 2 s of grace)")
     for title, program in (("tasks that heed TERM", PLAIN), ("training", TRAINING)):
-        seconds = [_stop(program) for _ in range(runs)]
-        spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        print(f"  {title:<24} {statistics.median(seconds):8.3f} ({spread}) s", flush=True)
+        _print(f"3 on this machine, {title}", [_stop_here(program) for _ in range(runs)])
+        _print(f"2 over SSH, {title}", [_stop_there(program) for _ in range(runs)])
 
 
-def _stop(program: str) -> float:
+def _print(title: str, seconds: Sequence[float]) -> None:
+    print(f"  {title:<40} {statistics.median(seconds):8.3f} ({min(seconds):.2f} to {max(seconds):.2f}) s", flush=True)
+
+
+def _stop_here(program: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(program)
-        command = [sys.executable, "-m", "launcher", "local", "-n", "3", "--run-dir", "run", "train.py"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-        assert done.returncode == 1, done.stderr
-        attempt = json.loads((Path(folder) / "run" / "report.json").read_text())["attempts"][0]
-        died = min(task["ended"] for task in attempt["tasks"])
-        assert attempt["processes_left"] == 0
-        return float(attempt["ended"] - died)
+        return _stop(folder, ["local", "-n", "3", "--run-dir", "run", "train.py"], {})
+
+
+def _stop_there(program: str) -> float:
+    """One worker on each of two nodes."""
+    with tempfile.TemporaryDirectory() as folder, running_hosts(Path(folder)) as hosts:
+        hosts.trust()
+        (Path(folder) / "train.py").write_text(program)
+        return _stop(folder, ["up", "--run-dir", "run", hosts.write_spec("program: {script: train.py}\n")], hosts.env)
+
+
+def _stop(folder: str, arguments: Sequence[str], env: Mapping[str, str]) -> float:
+    command = [sys.executable, "-m", "launcher", *arguments]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, check=False)
+    assert done.returncode == 1, done.stderr
+    attempt = json.loads((Path(folder) / "run" / "report.json").read_text())["attempts"][0]
+    died = min(task["ended"] for task in attempt["tasks"])
+    assert attempt["processes_left"] == 0
+    return float(attempt["ended"] - died)

@@ -1,0 +1,89 @@
+"""A client of many nodes, which does what the launcher does with each, and prints when it was done, as JSON.
+
+`python -m tests.benchmarks.connect_all (agent | true) PYTHON HOST…`: `agent` starts agents and ends them once all are
+up, as a run does that has no tasks; `true` runs that over the same connections, and no agent.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launcher.run_dir import make_run_id
+from launcher.transports.base import LinkNews, LogMirror
+from launcher.transports.ssh import SshTransport
+from launcher.transports.ssh_config import SshTarget, load_target
+from launcher.transports.ssh_connect import connect
+from worker_entry.messages import VERSION, Goodbye, Hello, Message, Ready
+
+ASKING_AT_ONCE = 8
+CONNECTING_AT_ONCE = 32
+CLOSING_AT_ONCE = 64
+NODE_FILES = "~/.local/state/distlaunch/nodes"
+
+
+def start_agents(targets: Sequence[SshTarget], python: str) -> float:
+    """Hello to every node, Goodbye once all have answered, and every agent's end; returns when all were up."""
+    news: queue.SimpleQueue[tuple[str, Message | LinkNews]] = queue.SimpleQueue()
+
+    def deliver(node: str, message: Message | LinkNews) -> None:
+        news.put((node, message))
+
+    run_id = make_run_id("fan-out")
+    hello = Hello(VERSION, run_id, str(Path(NODE_FILES, run_id)), "~", 60.0, stream_logs=True)
+    mirror = LogMirror(lambda _attempt, _task: Path("/dev/null"))
+    links = []
+    for target in targets:
+        link = SshTransport(target, python).connect(target.host, deliver, mirror, hello.lease_s)
+        link.send(hello)
+        links.append(link)
+    for _ in targets:
+        node, message = news.get(timeout=120)
+        assert isinstance(message, Ready), f"{node}: {message}"
+    up = time.perf_counter()
+    for link in links:
+        link.send(Goodbye())
+    with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
+        assert set(pool.map(lambda link: link.close(), links)) == {0}
+    return up
+
+
+def run_true(targets: Sequence[SshTarget], _python: str) -> float:
+    never = threading.Event()
+
+    def run(target: SshTarget) -> int:
+        connection = connect(target, cancelled=never, within_s=60.0, attempts=5)
+        channel = connection.transport.open_session(timeout=30.0)
+        channel.exec_command("true")
+        status = channel.recv_exit_status()
+        connection.close()
+        return status
+
+    with ThreadPoolExecutor(max_workers=CONNECTING_AT_ONCE) as pool:
+        assert set(pool.map(run, targets)) == {0}
+    return time.perf_counter()
+
+
+VERBS: dict[str, Callable[[Sequence[SshTarget], str], float]] = {"agent": start_agents, "true": run_true}
+
+
+def main() -> None:
+    verb, python, *hosts = sys.argv[1:]
+    started = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=ASKING_AT_ONCE) as pool:
+        targets = list(pool.map(load_target, hosts))
+    configured = time.perf_counter()
+    up = VERBS[verb](targets, python)
+    ended = time.perf_counter()
+    times = {"config_s": configured - started, "up_s": up - started, "end_s": ended - started}
+    print(json.dumps(times))
+
+
+if __name__ == "__main__":
+    main()

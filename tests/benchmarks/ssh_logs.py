@@ -1,0 +1,88 @@
+"""A worker that prints a large file as fast as it can, over SSH, against `ssh host cat` of the same file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.sshd import Hosts, running_hosts, sessions
+
+MEGABYTES = 400
+LINE = b"x" * 99 + b"\n"
+
+
+def measure(runs: int) -> None:
+    print(f"a worker prints {MEGABYTES} MB over SSH; rival: `ssh host cat file > log`")
+    with tempfile.TemporaryDirectory() as folder, running_hosts(Path(folder)) as hosts:
+        hosts.trust()
+        big = Path(folder) / "big"
+        big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
+        peaks: list[tuple[int, int]] = []
+        ours, rival = time_pairs(lambda: _ours(hosts, big, peaks), lambda: _plain(hosts, big), runs)
+        print_pair("first byte to last", [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], "MB/s")
+        controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
+        print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
+
+
+def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        spec = Path(folder) / "spec.yaml"
+        spec.write_text(
+            f"nodes: [{{host: gpu-a, python: {sys.executable}}}]\nprogram: {{command: [cat, {big}]}}\n"
+            f"working_directory: {folder}\n"
+        )
+        command = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", str(spec)]
+        peak = [0, 0]
+
+        def watch(process: psutil.Process) -> None:
+            peak[0] = max(peak[0], process.memory_info().rss)
+            below = [python for session in sessions() for python in session.children(recursive=True)]
+            peak[1] = max(peak[1], sum(python.memory_info().rss for python in below if "python" in python.name()))
+
+        seconds = _time(command, hosts.env, Path(folder) / "run" / "attempt-1" / "worker-0.log", big, watch)
+        peaks.append((peak[0], peak[1]))
+        return seconds
+
+
+def _plain(hosts: Hosts, big: Path) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        return _time(["sh", "-c", f"exec ssh gpu-a cat {big} > {log}"], hosts.env, log, big, lambda _: None)
+
+
+def _time(
+    command: Sequence[str], env: Mapping[str, str], log: Path, big: Path, watch: Callable[[psutil.Process], None]
+) -> float:
+    """Seconds from the first byte in `log` to the last."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    whole, began, ended = big.stat().st_size, 0.0, 0.0
+    looked = time.perf_counter()
+    while process.poll() is None:
+        size = log.stat().st_size if log.exists() else 0
+        if size and not began:
+            began = time.perf_counter()
+        if size == whole and not ended:
+            ended = time.perf_counter()
+        if time.perf_counter() > looked + 0.1:
+            looked = time.perf_counter()
+            with contextlib.suppress(psutil.Error):
+                watch(psutil.Process(process.pid))
+        time.sleep(0.002)
+    assert process.returncode == 0
+    assert log.stat().st_size == whole
+    return (ended or time.perf_counter()) - began  # `cat` ends with its last byte
