@@ -18,6 +18,7 @@ from tests.witness import wait_until
 
 SSHD = "/usr/sbin/sshd"
 PORT = 22022
+QUIET = {"LogLevel": "QUIET"}
 HOSTS = {"gpu-a": "127.0.0.2", "gpu-b": "127.0.0.3"}
 
 
@@ -78,12 +79,12 @@ def make_hosts(folder: Path, addresses: Mapping[str, str] = HOSTS, port: int = P
 
 
 @contextlib.contextmanager
-def running_hosts(folder: Path) -> Iterator[Hosts]:
-    """Two hosts, with the usual options; they are stopped at the end."""
+def running_hosts(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[Hosts]:
+    """Two hosts, with these options of sshd beside the usual ones; they are stopped at the end."""
     hosts = make_hosts(folder)
     with contextlib.ExitStack() as stack:
         for address in HOSTS.values():
-            stack.enter_context(running_sshd(hosts, address))
+            stack.enter_context(running_sshd(hosts, address, options=options))
         yield hosts
 
 

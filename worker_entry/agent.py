@@ -45,7 +45,7 @@ from worker_entry.messages import (
 )
 from worker_entry.node_checks import NodeChecks
 from worker_entry.patience import Patience
-from worker_entry.ports import HeldPorts, is_open, is_port
+from worker_entry.ports import HeldPorts, is_port
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
@@ -123,8 +123,9 @@ class Agent:
     def _tick(self) -> float:
         if self._replica is not None and not self._replica.waits:
             return 0.0
-        forming = any(task.forming for task in self._tasks.values())
-        return TICK_S if self._tree.stopping or forming or (self._streaming and self._tasks) else IDLE_TICK_S
+        return (
+            TICK_S if self._tree.stopping or self._ports.forming or (self._streaming and self._tasks) else IDLE_TICK_S
+        )
 
     @property
     def _streaming(self) -> bool:
@@ -140,10 +141,8 @@ class Agent:
         self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
-        for task in self._tasks.values():
-            if task.forming and is_open(self._ports.numbers[task.name]):
-                task.forming = False
-                self._send(Listening(task.name, time.time()))
+        for name in self._ports.newly_open(now):
+            self._send(Listening(name, time.time()))
         if self._streaming and self._connection.is_open:
             stream_logs(self._log_turns, self._attempt, self._connection)
         if self._tree.stopping and self._tree.sweep() == 0:
@@ -273,8 +272,8 @@ class Agent:
             except (OSError, ValueError) as error:
                 self._break(start_problem(start, error))
                 return
-            task.forming = start.task in self._ports.numbers
             self._tasks[start.task] = task
+            self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self._log_turns.append(task)
             self._tree.add(task.pid)
             self._send(Started(start.task, task.pid, time.time()))
@@ -282,8 +281,7 @@ class Agent:
     def _stop(self, grace_s: float) -> None:
         if self._finished is not None:
             return
-        for task in self._tasks.values():
-            task.forming = False
+        self._ports.forming.clear()
         self._checks.mute()
         self._tree.stop(grace_s)
 
@@ -294,7 +292,7 @@ class Agent:
         for task in self._tasks.values():
             if task.pid == pid:
                 task.popen.returncode = status  # reaped here: Popen must not wait for it again
-                task.forming = False
+                self._ports.forming.discard(task.name)
                 how = TaskExit.from_wait_status(status)
                 note = "" if how.ok else task.find_note()
                 self._send(Exited(task.name, how, ended, task.read_crash(), note))

@@ -7,8 +7,10 @@ import os
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Optional
+from itertools import islice
+from typing import Optional, Union
 
 from worker_entry.meeting import NOT_NEEDED, Newcomer
 from worker_entry.messages import Attached, Beat, Message
@@ -17,6 +19,8 @@ from worker_entry.protocol import MARKER, Decoder, encode
 
 OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""
+WRITTEN_AT_ONCE = 16
+"""Headers and bodies, which are not copied together."""
 
 
 class Connection:
@@ -39,7 +43,9 @@ class Connection:
         self._stdout = -1
         self._call: Optional[socket.socket] = None
         self._decoder = Decoder()
-        self._output = bytearray()
+        self._output: deque[Union[bytes, memoryview]] = deque()
+        self.pending = 0
+        """Bytes that have not been written yet."""
 
     def open(self, stdin: int, stdout: int) -> None:
         """The first way, by which the agent was started; 0 and 1 are not used any more from here on."""
@@ -49,7 +55,7 @@ class Connection:
         os.dup2(devnull, stdout)
         os.close(devnull)
         self._use(*ways)
-        self._output += MARKER
+        self._put(MARKER)
 
     def replace(self, newcomer: Newcomer) -> None:
         """Another way: what the controller does not have yet is sent again.
@@ -64,7 +70,7 @@ class Connection:
         self._use(newcomer.stdin, newcomer.stdout)
         self.send(Attached(self.outbox.received))
         for frame in missing:
-            self._output += frame
+            self._put(frame)
 
     def _use(self, stdin: int, stdout: int) -> None:
         for descriptor in (stdin, stdout):
@@ -83,6 +89,7 @@ class Connection:
         self._selector.unregister(self._stdin)
         self._stop_writing()
         self._output.clear()
+        self.pending = 0
         os.close(self._stdin)
         os.close(self._stdout)
         if self._call is not None:
@@ -91,17 +98,18 @@ class Connection:
             self._call.close()
             self._call = None
 
-    @property
-    def pending(self) -> int:
-        """Bytes that have not been written yet."""
-        return len(self._output)
-
     def send(self, message: Message, body: bytes = b"") -> None:
-        frame = encode(message, body)
+        header = encode(message)
         if is_counted(message):
-            self.outbox.add(frame)
+            self.outbox.add(header + body)
         if self.is_open:
-            self._output += frame
+            self._put(header)
+            if body:
+                self._put(body)
+
+    def _put(self, data: bytes) -> None:
+        self._output.append(data)
+        self.pending += len(data)
 
     def read(self) -> Optional[Iterator[tuple[Message, bytes]]]:
         """The messages that have arrived, with their bodies; None at the end of the way.
@@ -138,7 +146,7 @@ class Connection:
 
     def _write(self) -> None:
         try:
-            del self._output[: os.write(self._stdout, self._output[:OUTPUT_LIMIT])]
+            self._take_off(os.writev(self._stdout, [*islice(self._output, WRITTEN_AT_ONCE)]))
         except BlockingIOError:
             pass
         except OSError:  # nobody reads any more
@@ -146,6 +154,14 @@ class Connection:
             return
         if not self._output:
             self._stop_writing()
+
+    def _take_off(self, written: int) -> None:
+        self.pending -= written
+        while written:
+            first = self._output.popleft()
+            if written < len(first):
+                self._output.appendleft(memoryview(first)[written:])
+            written -= min(written, len(first))
 
     def _stop_writing(self) -> None:
         if self._stdout in self._selector.get_map():

@@ -16,6 +16,7 @@ from worker_entry import kernel
 from worker_entry.values import Problem, TaskRequest
 
 LAST_PORT = 65535
+LOOK_S = 0.04
 
 
 class HeldPorts:
@@ -23,6 +24,9 @@ class HeldPorts:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
+        self.forming: set[str] = set()
+        """The tasks whose ports are yet to be opened."""
+        self._looked = 0.0
         self._sockets: list[socket.socket] = []
 
     def hold(self, requests: list[TaskRequest], first: int, last: int) -> list[Problem]:
@@ -46,11 +50,21 @@ class HeldPorts:
                 )
         return problems
 
+    def newly_open(self, now: float) -> list[str]:
+        """The tasks that were forming, and listen now; looked up 25 times a second, however often it is called."""
+        if now < self._looked + LOOK_S:
+            return []
+        self._looked = now
+        found = [task for task in self.forming if is_open(self.numbers[task])]
+        self.forming.difference_update(found)
+        return found
+
     def release(self) -> None:
         for held in self._sockets:
             held.close()
         self._sockets.clear()
         self.numbers.clear()
+        self.forming.clear()
 
     def _hold_explicit(self, task: str, port: int) -> Optional[Problem]:
         error = self._try(task, port)

@@ -12,6 +12,7 @@ the two sides are always of one version, because the controller brings the agent
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
@@ -127,8 +128,11 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     raise ProtocolError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
 
 
+_hints = functools.cache(get_type_hints)  # it evaluates every annotation anew
+
+
 def _dataclass(cls: Any, values: dict[str, Any], where: str) -> Any:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ProtocolError(f"{where}: unknown field {unknown[0][:80]!r}")

@@ -18,7 +18,7 @@ from worker_entry.values import CrashRecord, Problem, TaskStart
 if TYPE_CHECKING:
     import subprocess
 
-LOG_PIECE = 64 << 10
+LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
 
 FULL = 64 << 10
@@ -34,7 +34,6 @@ class StartedTask:
         self.name = name
         self.popen = popen
         self.pid = popen.pid
-        self.forming = False
         self._log = log
         self._offset = 0
         self._crash_file = crash_file

@@ -26,13 +26,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.sshd import Hosts, make_hosts, running_sshd
+from tests.sshd import QUIET, Hosts, make_hosts, running_sshd
 from tests.witness import wait_until
 
 COUNTS = (1, 16, 64, 200)
 PORT = 22122
 STARTING_AT_ONCE = 8
-QUIET = {"LogLevel": "QUIET"}
 RIVALS = os.environ.get("DISTLAUNCH_RIVALS", sys.executable)
 
 ASYNCSSH = """

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.sshd import running_hosts
+from tests.sshd import QUIET, running_hosts
 
 PLAIN = """
 import os, signal, time
@@ -51,7 +51,7 @@ def _stop_here(program: str) -> float:
 
 def _stop_there(program: str) -> float:
     """One worker on each of two nodes."""
-    with tempfile.TemporaryDirectory() as folder, running_hosts(Path(folder)) as hosts:
+    with tempfile.TemporaryDirectory() as folder, running_hosts(Path(folder), QUIET) as hosts:
         hosts.trust()
         (Path(folder) / "train.py").write_text(program)
         return _stop(folder, ["up", "--run-dir", "run", hosts.write_spec("program: {script: train.py}\n")], hosts.env)
