@@ -18,7 +18,7 @@ from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.sshd import QUIET, Hosts, running_hosts, sessions
 
 MEGABYTES = 150
-"""The file, the log there and the mirror fit into memory that a virtual machine has at hand; else we measure its host."""
+"""File, log and mirror fit into memory that a virtual machine has at hand; else it is its host that is measured."""
 GIGABIT = 'ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms && exec "$@"'
 """Runs a command with a loopback of its own that is as slow as Ethernet."""
 LINE = b"x" * 99 + b"\n"
