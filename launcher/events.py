@@ -10,6 +10,7 @@ from worker_entry.messages import (
     Broken,
     Empty,
     Exited,
+    Halted,
     Inspected,
     Listening,
     Message,
@@ -99,13 +100,29 @@ class TaskListening:
 
 
 @dataclass(frozen=True)
+class TaskHalted:
+    """A signal has stopped the task, as SIGSTOP does; None: it goes on."""
+
+    task: TaskId
+    signal: int | None
+    time: float
+
+
+@dataclass(frozen=True)
 class TaskExited:
     task: TaskId
     exit: TaskExit
     time: float
     crash: CrashRecord | None = None
-    note: str = ""
-    """What its node adds: a disk that is full."""
+    finished: bool = False
+    """Whether the program had come to its end, whatever its interpreter did afterwards."""
+    evidence: Problem | None = None
+    """What its node adds: a disk that is full, a kernel that was out of memory."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program failed; an interpreter that fails once the program has come to its end is no matter."""
+        return not self.exit.ok and not self.finished
 
 
 @dataclass(frozen=True)
@@ -131,6 +148,7 @@ Event = (
     | NodeEmpty
     | TaskStarted
     | TaskListening
+    | TaskHalted
     | TaskExited
     | Interrupted
     | Tick
@@ -202,10 +220,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
-        case Exited(task, how, time, crash, note):
+        case Halted(task, signum, time):
+            return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
+        case Exited(task, how, time, crash, finished, evidence):
             if crash is not None:
                 crash = replace(crash, time=crash.time - clock_offset_s)
-            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, note)
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)
     return None

@@ -30,6 +30,7 @@ from launcher.events import (
     StopNodes,
     SyncNodes,
     TaskExited,
+    TaskHalted,
     TaskListening,
     TaskStarted,
 )
@@ -37,6 +38,8 @@ from launcher.tasks import TaskId
 
 FAILURE_GRACE_S = 2.0
 """From TERM to KILL after a failure: the others cannot go on, and TensorFlow does not heed TERM."""
+SAVED_STATUS = 42
+"""With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""
 STOP_MARGIN_S = 30.0
 """How long after the last KILL a node may take to say that it is empty."""
 
@@ -103,6 +106,8 @@ class Gang:
     inspected: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
+    halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
+    """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     refusals: tuple[NodeRefused, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -192,6 +197,8 @@ def _can_be(gang: Gang, event: Event) -> bool:
         case TaskStarted(task):
             asked = gang.phase not in BEFORE_START and gang.prepared == gang.rules.nodes.keys()
             return asked and task in gang.rules.tasks and task not in gang.started
+        case TaskHalted(task):
+            return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
         case TaskListening(task):
             # A port that opens after its deadline does not change what the cluster was stopped for.
             return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
@@ -221,6 +228,9 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, started={**gang.started, task: event}, stopped=stopped)
         case TaskListening(task):
             return replace(gang, listening={**gang.listening, task: event})
+        case TaskHalted(task, signum):
+            others = {name: halt for name, halt in gang.halted.items() if name != task}
+            return replace(gang, halted=others if signum is None else {**others, task: event})
         case TaskExited(task):
             return replace(gang, exits={**gang.exits, task: event})
     return gang
@@ -257,10 +267,17 @@ def _refused(gang: Gang) -> frozenset[str]:
 
 def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     trainer_ended = isinstance(event, TaskExited) and event.task.trains
-    if isinstance(event, TaskExited) and trainer_ended and not event.exit.ok:
-        return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
     trainers = {task for task in gang.rules.tasks if task.trains}
     ended = trainers & gang.exits.keys()
+    failed = any(gang.exits[task].failed for task in ended)
+    if isinstance(event, TaskExited) and trainer_ended and event.failed:
+        if event.exit.code != SAVED_STATUS:
+            return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
+        # The others are still saving.
+        gang = replace(gang, deadline=now + gang.rules.drain_s if gang.rules.drain_s else None)
+    if failed:
+        over = ended == trainers or _is_due(gang, now)
+        return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if over else (gang, ())
     drained = now + gang.rules.drain_s if gang.rules.drain_s else None
     if gang.phase is Phase.FORMING:
         # A trainer that has ended well needed no cluster, or had it: nobody waits for ports any more.

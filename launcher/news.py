@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from launcher.events import Event, Interrupted, NodeSynced
+from launcher.causes import find_cause
+from launcher.events import Event, Interrupted, NodeSynced, TaskHalted
 from launcher.gang import BEFORE_START, Gang, Phase, Reason
-from launcher.verdict import find_cause
+from worker_entry.values import TaskExit
 
 REMIND_S = 5.0
 SHOWN_NODES = 8
@@ -17,10 +18,15 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
     if before.reason is None and after.reason is Reason.TASK_FAILED:
-        cause = find_cause(after)
+        cause = find_cause(after, {})
         assert cause is not None
+        ended = cause.exited
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
-        return f"{cause.task} ended with {cause.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
+        return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
+    if isinstance(event, TaskHalted) and after is not before:
+        if event.signal is None:
+            return f"{event.task} goes on"
+        return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
     if isinstance(event, NodeSynced) and event.files:
         return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
+from launcher.causes import was_stopped
 from launcher.errors import error_lines
 from launcher.events import TaskExited
 from launcher.gang import Gang
@@ -15,7 +16,7 @@ from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import AttemptReport, CrashReport, RunReport, TaskReport, Verdict
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
-from launcher.verdict import exit_status, outcome, was_stopped
+from launcher.verdict import exit_status, outcome
 from worker_entry.messages import Ready
 from worker_entry.values import CrashRecord, TaskExit
 
@@ -57,7 +58,7 @@ def make_run_report(
         run_id=run_id,
         name=plan.name,
         outcome=outcome(gang),
-        exit_status=exit_status(gang),
+        exit_status=exit_status(gang, verdict),
         versions=dict(versions),
         directory=directory,
         started=started,
@@ -104,6 +105,7 @@ def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
         exit_code=how.code,
         exit_signal=how.signal,
         core_dumped=how.core_dumped,
+        finished=ended is not None and (ended.finished or ended.exit.ok),
         stopped_by_us=ended is not None and was_stopped(gang, ended),
         crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
         log=log,
@@ -112,7 +114,12 @@ def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
 
 def _crash_report(crash: CrashRecord) -> CrashReport:
     return CrashReport(
-        time=crash.time, exception=crash.exception, message=crash.message, file=crash.file, line=crash.line
+        time=crash.time,
+        exception=crash.exception,
+        message=crash.message,
+        file=crash.file,
+        line=crash.line,
+        thread=crash.thread,
     )
 
 

@@ -34,6 +34,8 @@ class CrashReport(_Result):
     """The innermost file that is the user's own code."""
     line: int | None = None
     """The line in that file."""
+    thread: str | None = None
+    """The thread that it ended, if that was not the main one."""
 
 
 class TaskReport(_Result):
@@ -59,6 +61,8 @@ class TaskReport(_Result):
     """The signal that ended it, if one did."""
     core_dumped: bool = False
     """Whether that signal left a core dump."""
+    finished: bool = False
+    """Whether the program came to its end, whatever the interpreter did afterwards."""
     stopped_by_us: bool = False
     """Whether it was still running when distlaunch stopped the attempt."""
     crash: CrashReport | None = None

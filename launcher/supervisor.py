@@ -71,6 +71,8 @@ IDLE_S = 0.5
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
 CLOSING_AT_ONCE = 64
+JUDGED_LINES = 60
+"""Of the end of a failed task's log: what it died of is told there, if anywhere."""
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
 
@@ -321,6 +323,7 @@ class Supervisor:
             gang,
             self._plan,
             {task: str(path) for task, path in logs.items()},
+            tails={task: last_lines(logs[task], JUDGED_LINES) for task, event in gang.exits.items() if event.failed},
             agents_said=last_lines(self._run_dir.agent_errors, 3),
         )
         report = make_run_report(

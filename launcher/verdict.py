@@ -1,98 +1,60 @@
-"""Why an attempt ended as it did. Pure: from the gang's last state to one sentence and its evidence.
-
-The first death that is *seen* need not be the cause: an interpreter takes about a second to shut down, in which its
-peers can fail and end before it. So the cause is the earliest failure by the moment of its exception, and failures
-that show only that a peer went away come last.
-"""
+"""Why an attempt ended as it did. Pure: from the gang's last state to one sentence and its evidence."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
+from launcher.causes import (
+    COLLATERAL_SIGNATURES,
+    Cause,
+    ended_before,
+    failure_time,
+    find_cause,
+    is_collateral,
+    was_stopped,
+)
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_TASK_FAILED, EXIT_USAGE
-from launcher.events import TaskExited
-from launcher.gang import Gang, Reason
+from launcher.gang import SAVED_STATUS, Gang, Reason
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.tasks import TaskId
-from worker_entry.values import Problem, TaskExit
-
-COLLATERAL_EXCEPTIONS = (
-    "UnavailableError",
-    "AbortedError",
-    "CancelledError",
-    "InternalError",
-    "DeadlineExceededError",
-)
-COLLATERAL_SIGNATURES = (
-    "Socket closed",
-    "Connection reset by peer",
-    "failed to connect to all addresses",
-    "stopped sending heartbeats",
-    "different incarnation",
-    "cluster check alive failed",
-    "The tasks have crashed",
-    "/replica:0/task:",
-)
-"""How TensorFlow says that a peer has gone; without a name for it of its own."""
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
-_TERM_STATUS = 128 + signal.SIGTERM
-"""With what a program ends that handles TERM in the way of a shell."""
+from worker_entry.values import CrashRecord, Problem, TaskExit
 
 SHOWN_LIMIT = 8
 """Tasks that a verdict names one by one."""
 
 _USAGE_REFERENCES = ("no-program", "no-working-directory", "syntax-error", "not-executable", "no-tensorflow")
 """Refusals that are the user's to mend: exit status 2."""
+_TASK_REFERENCES = ("task-failed", "task-killed", "out-of-memory", "version-mismatch", "ended-early", "preempted")
+"""What a task itself has done, or what was done to it: exit status 1."""
+_HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: it "}
 
 
-def find_cause(gang: Gang) -> TaskExited | None:
-    """The failure that all others follow from, if a training task failed."""
-    failures = [e for e in gang.exits.values() if e.task.trains and not e.exit.ok and not was_stopped(gang, e)]
-    return min(failures, key=lambda e: (is_collateral(e), failure_time(e), e.task), default=None)
-
-
-def was_stopped(gang: Gang, event: TaskExited) -> bool:
-    """Whether we ended the task: it was running when we began to stop, and did not fail by itself meanwhile."""
-    if event.task not in gang.stopped:
-        return False
-    if event.crash is not None:  # what it raised before the stop is its own
-        return event.crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS
-    return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
-
-
-def failure_time(event: TaskExited) -> float:
-    """When the task failed, in Unix seconds: the raise, if it was one."""
-    return event.crash.time if event.crash is not None else event.time
-
-
-def is_collateral(event: TaskExited) -> bool:
-    """Whether the failure shows only that a peer went away."""
-    crash = event.crash
-    return (
-        crash is not None
-        and crash.exception in COLLATERAL_EXCEPTIONS
-        and any(signature in crash.message for signature in COLLATERAL_SIGNATURES)
-    )
-
-
-def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str], *, agents_said: Sequence[str] = ()) -> Verdict:
+def judge(
+    gang: Gang,
+    plan: LaunchPlan,
+    logs: Mapping[TaskId, str],
+    *,
+    tails: Mapping[TaskId, Sequence[str]] | None = None,
+    agents_said: Sequence[str] = (),
+) -> Verdict:
     """The verdict on a finished attempt.
 
     Args:
         gang: its last state.
         plan: what was started.
         logs: the paths to show.
+        tails: the last lines of the logs of tasks that failed.
         agents_said: the last lines that agents wrote to stderr.
     """
     plans = {task.task: task for task in plan.tasks}
-    match _true_reason(gang):
+    tails = tails or {}
+    match _true_reason(gang, tails):
         case Reason.SUCCEEDED:
             verdict = _judge_success(gang)
         case Reason.TASK_FAILED:
-            verdict = _judge_failure(gang, plans, logs)
+            verdict = _judge_failure(gang, plans, logs, tails)
         case Reason.REFUSED:
             verdict = _judge_refusal(gang)
         case Reason.NODE_LOST:
@@ -107,28 +69,25 @@ def judge(gang: Gang, plan: LaunchPlan, logs: Mapping[TaskId, str], *, agents_sa
     return verdict.model_copy(update={"evidence": [*verdict.evidence, *lost]})
 
 
-def exit_status(gang: Gang) -> int:
+def exit_status(gang: Gang, verdict: Verdict) -> int:
     """distlaunch's own exit status for a finished attempt."""
     if gang.signal is not None:
         return 128 + gang.signal
-    match _true_reason(gang):
-        case Reason.SUCCEEDED:
-            return EXIT_OK
-        case Reason.TASK_FAILED:
-            return EXIT_TASK_FAILED
-        case Reason.REFUSED:
-            references = {problem.reference for refusal in gang.refusals for problem in refusal.problems}
-            usage = not gang.started and references <= {*_USAGE_REFERENCES}
-            return EXIT_USAGE if usage else EXIT_INFRASTRUCTURE
-        case _:
-            return EXIT_INFRASTRUCTURE
+    if verdict.reference == "succeeded":
+        return EXIT_OK
+    if verdict.reference in _TASK_REFERENCES:
+        return EXIT_TASK_FAILED
+    references = {problem.reference for refusal in gang.refusals for problem in refusal.problems}
+    if references and not gang.started and references <= {*_USAGE_REFERENCES}:
+        return EXIT_USAGE
+    return EXIT_INFRASTRUCTURE
 
 
-def _true_reason(gang: Gang) -> Reason | None:
+def _true_reason(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Reason | None:
     """Why the attempt ended: a task that only missed a peer, on a node that was lost, is not the reason."""
     if gang.reason is Reason.TASK_FAILED and gang.lost:
-        cause = find_cause(gang)
-        if cause is not None and is_collateral(cause):
+        cause = find_cause(gang, tails)
+        if cause is not None and is_collateral(cause.exited, tails):
             return Reason.NODE_LOST
     return gang.reason
 
@@ -144,67 +103,94 @@ def _judge_success(gang: Gang) -> Verdict:
     evidence = [
         f"{event.task} ended with {event.exit}, which does not fail the run"
         for event in gang.exits.values()
-        if not event.task.trains and not event.exit.ok and event.task not in gang.stopped
+        if not event.task.trains and event.failed and event.task not in gang.stopped
+    ]
+    evidence += [
+        f"{event.task} had come to its end when {event.exit} ended its interpreter, which does not fail the run"
+        for event in gang.exits.values()
+        if event.finished and not event.exit.ok
     ]
     evidence += [f"{task} was still running and was stopped" for task in sorted(gang.stopped)]
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     return Verdict(reference="succeeded", message=f"{what} ended with status 0", evidence=evidence)
 
 
-def _judge_failure(gang: Gang, plans: Mapping[TaskId, TaskPlan], logs: Mapping[TaskId, str]) -> Verdict:
-    cause = find_cause(gang)
+def _judge_failure(
+    gang: Gang,
+    plans: Mapping[TaskId, TaskPlan],
+    logs: Mapping[TaskId, str],
+    tails: Mapping[TaskId, Sequence[str]],
+) -> Verdict:
+    cause = find_cause(gang, tails)
     assert cause is not None
-    ran = failure_time(cause) - gang.started[cause.task].time
-    how = f"exited with status {cause.exit.code}" if cause.exit.signal is None else f"was ended by {cause.exit}"
-    evidence = []
-    crash = cause.crash
-    if crash is not None:
-        place = f"   {crash.file}:{crash.line}" if crash.file else ""
-        text = _headline(crash.message)
-        shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
-        evidence.append(f"{': '.join(filter(None, shown))}{place}")
-    if cause.note:
-        evidence.append(f"{plans[cause.task].node}: {cause.note}")
-    evidence += _collateral(gang, cause)
-    evidence.append(f"log: {logs[cause.task]}")
+    exited = cause.exited
+    evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
+    evidence += _followers(gang, cause, tails)
+    evidence.append(f"log: {logs[exited.task]}")
+    ran = failure_time(exited) - gang.started[exited.task].time
+    joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
     return Verdict(
-        reference="task-failed",
-        message=f"{cause.task} on {plans[cause.task].node} {how} after {ran:.1f} s",
-        task=str(cause.task),
+        reference=cause.reference,
+        message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {ran:.1f} s"
+        f"{joint if cause.detail else ''}{cause.detail}",
+        task=str(exited.task),
         evidence=evidence,
-        cure=_cure(gang, cause),
+        cure=cause.cure,
     )
+
+
+def _render_end(cause: Cause) -> str:
+    how = cause.exited.exit
+    if cause.reference == "stalled":
+        return f"was stopped by {how}"
+    first = _HOW.get(cause.reference, "")
+    if how.signal is not None:
+        return f"{first}was ended by {how}"
+    return f"{first}{'ended' if how.ok else 'exited'} with status {how.code}"
+
+
+def _render_crash(crash: CrashRecord) -> str:
+    place = f"   {crash.file}:{crash.line}" if crash.file else ""
+    text = _headline(crash.message).removeprefix(f"{crash.exception}: ")
+    shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
+    thread = f" (in the thread {crash.thread})" if crash.thread is not None else ""
+    return f"{': '.join(filter(None, shown))}{thread}{place}"
 
 
 def _headline(message: str) -> str:
     """The line of an exception's message that says most: TensorFlow puts where before what."""
+    _, found, inner = message.rpartition("Traceback (most recent call last):\n")
+    raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
+    if found and raised:  # what the user's function has raised in a tf.data pipeline
+        return raised[0][:300]
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
     telling = (line for line in lines if any(signature in line for signature in COLLATERAL_SIGNATURES))
-    return next(telling, lines[0])[:300]
+    return next(telling, lines[-1] if lines[0] == "in user code:" else lines[0])[:300]
 
 
-def _collateral(gang: Gang, cause: TaskExited) -> list[str]:
+def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
+    """What became of the other tasks."""
     lines = []
+    when = failure_time(cause.exited)
     for event in sorted(gang.exits.values(), key=failure_time):
-        if event is cause or event.exit.ok or was_stopped(gang, event):
+        if event is cause.exited or not event.failed or was_stopped(gang, event):
             continue
-        later = failure_time(event) - failure_time(cause)
-        why = "because of it" if is_collateral(event) else f"with {event.exit}"
+        later = failure_time(event) - when
+        collateral = is_collateral(event, tails)
+        why = "because of it" if collateral else "for the same reason" if event.exit.code == SAVED_STATUS else None
+        why = why or f"with {event.exit}"
         lines.append(f"{event.task} failed {later:.1f} s later {why}" if later >= 0 else f"{event.task} failed, too")
     if len(lines) > SHOWN_LIMIT:
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
-    early = _ended_before(gang, cause)
+    early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
     if early:
-        first = failure_time(cause) - min(event.time for event in early)
+        first = when - min(event.time for event in early)
         lines.append(f"ended with status 0 up to {first:.1f} s before: {_names(event.task for event in early)}")
-    stopped = [event.task for event in gang.exits.values() if was_stopped(gang, event)]
+    stopped = [event for event in gang.exits.values() if was_stopped(gang, event)]
     if stopped:
-        lines.append(f"stopped by distlaunch: {_names(stopped)}")
+        lines.append(f"stopped by distlaunch: {_names(event.task for event in stopped)}")
+    lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]
     return lines
-
-
-def _ended_before(gang: Gang, cause: TaskExited) -> list[TaskExited]:
-    return [e for e in gang.exits.values() if e.exit.ok and e.task.trains and e.time < failure_time(cause)]
 
 
 def _names(tasks: Iterable[TaskId]) -> str:
@@ -212,19 +198,6 @@ def _names(tasks: Iterable[TaskId]) -> str:
     ordered = sorted(tasks)
     more = f" and {len(ordered) - SHOWN_LIMIT} more" if len(ordered) > SHOWN_LIMIT else ""
     return ", ".join(map(str, ordered[:SHOWN_LIMIT])) + more
-
-
-def _cure(gang: Gang, cause: TaskExited) -> str:
-    crash = cause.crash
-    if crash is not None and crash.exception == "ModuleNotFoundError":
-        if "'tensorflow'" in crash.message:
-            return "install TensorFlow for this Python, or name the one that has it with --python (`python:` in a spec)"
-        return "install the module for the Python that the tasks use, or set PYTHONPATH"
-    if is_collateral(cause) and _ended_before(gang, cause):
-        return "a worker that ends before the others makes them fail: all have to take the same number of steps"
-    if cause.exit.signal == signal.SIGKILL:
-        return "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
-    return ""
 
 
 def _judge_refusal(gang: Gang) -> Verdict:

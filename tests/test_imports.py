@@ -19,6 +19,7 @@ LAUNCHER_LAYERS = """
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang console sync
+    causes
     verdict
     report news preflight
     check_report
@@ -37,10 +38,10 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values kernel run_files after_import arrival
-    messages keras_support heartbeat patience
+    messages keras_support heartbeat patience oom
     protocol ports processes programs task
     started_task outbox meeting inspection
-    connection dialling
+    connection dialling task_watch
     node_checks cleaning log_stream replica
     agent
     guardian

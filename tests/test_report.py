@@ -181,8 +181,16 @@ class TestReport:
             "exit_code": None,
             "exit_signal": 6,
             "core_dumped": True,
+            "finished": False,
             "stopped_by_us": False,
-            "crash": {"time": 1042.0, "exception": "ValueError", "message": "no", "file": "train.py", "line": 88},
+            "crash": {
+                "time": 1042.0,
+                "exception": "ValueError",
+                "message": "no",
+                "file": "train.py",
+                "line": 88,
+                "thread": None,
+            },
             "log": "attempt-1/worker-1.log",
         }
         assert attempt.tasks[0].port_opened == 1001.0

@@ -524,12 +524,17 @@ class Task:
     def crash_file(self) -> Path:
         return self.folder / "crash.json"
 
+    @property
+    def finished_file(self) -> Path:
+        return self.folder / "finished"
+
     def run(self, source: str | bytes, *, kind: str = "script", target: str = "program.py", **options: Any) -> Ended:
         if not (self.folder / "program.py").exists():
             write(self.folder, source)
         order = {
             "program": {"kind": kind, "target": target, "args": []},
             "crash_file": str(options.pop("crash_file", self.crash_file)),
+            "finished_file": str(self.finished_file),
             "mend_keras": False,
             "heartbeat_s": 0.0,
         }
@@ -702,3 +707,53 @@ def test_wrong_usage_shows_the_right_one(tmp_path: Path, arguments: list[str]) -
     assert ended.status == 1
     assert ended.stderr.startswith("usage: python -m worker_entry ")
     assert ended.stderr.count("\n") == 1
+
+
+LOADER = """import threading
+def load():
+    {}['a']
+thread = threading.Thread(target=load, name='loader')
+thread.start()
+"""
+
+
+@pytest.mark.parametrize("source", ["", "raise SystemExit", "import sys; sys.exit(256)"])
+@pytest.mark.parametrize("after", ["", "import atexit, os\natexit.register(os.abort)\n"])
+def test_a_program_that_comes_to_its_end_has_finished_whatever_its_interpreter_does(
+    task: Task, source: str, after: str
+) -> None:
+    assert task.run(after + source).status == (-signal.SIGABRT if after else 0)
+    assert task.finished_file.exists()
+    assert not task.crash_file.exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["1 / 0", "raise SystemExit(3)", "import os; os._exit(0)", "import os; os.abort()", "import sys; sys.exit('no')"],
+)
+def test_a_program_that_fails_has_not_finished(task: Task, source: str) -> None:
+    task.run(source)
+    assert not task.finished_file.exists()
+
+
+def test_a_forked_child_that_ends_does_not_finish_its_parent(task: Task) -> None:
+    source = "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\n    os._exit(os.path.exists('finished'))\n"
+    assert task.run(source).status == 0
+
+
+def test_what_ends_a_thread_is_recorded_and_shown(task: Task) -> None:
+    ended = task.run(LOADER + "thread.join()\n")
+    assert ended.status == 0
+    assert "KeyError: 'a'" in ended.stderr
+    record = parse(CrashRecord, json.loads(task.crash_file.read_text()), "crash record")
+    assert (record.exception, record.line, record.thread) == ("KeyError", 3, "loader")
+
+
+def test_a_program_that_gives_up_because_of_its_thread_keeps_the_record_of_the_thread(task: Task) -> None:
+    record = task.crash(LOADER + "thread.join()\nraise SystemExit(1)\n")
+    assert (record.exception, record.thread) == ("KeyError", "loader")
+
+
+def test_what_the_program_raises_itself_goes_before_the_exception_of_a_thread(task: Task) -> None:
+    record = task.crash(LOADER + "thread.join()\nraise ValueError('no batch')\n")
+    assert (record.exception, record.line, record.thread) == ("ValueError", 7, None)

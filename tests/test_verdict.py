@@ -9,22 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from launcher.causes import COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES, find_cause, is_collateral, was_stopped
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited, Tick
 from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S, Gang, Reason, Rules
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import Verdict
 from launcher.tasks import TaskId
-from launcher.verdict import (
-    COLLATERAL_EXCEPTIONS,
-    COLLATERAL_SIGNATURES,
-    exit_status,
-    find_cause,
-    is_collateral,
-    judge,
-    outcome,
-    was_stopped,
-)
+from launcher.verdict import exit_status, judge, outcome
 from tests.test_gang import (
     DRAIN_S,
     EVALUATOR,
@@ -94,6 +86,10 @@ def ended(task: TaskId, at: float, code: int | None = 0, by: int | None = None) 
     return TaskExited(task, TaskExit(None if by else code, by), at)
 
 
+def status_of(gang: Gang) -> int:
+    return exit_status(gang, judged(gang))
+
+
 def history(layout: dict[str, list[TaskId]], *events: Event | float) -> Gang:
     """A gang that ran, then heard the events, and whose nodes all became empty."""
     rules = make_rules(layout)
@@ -105,10 +101,10 @@ class TestCause:
     def test_is_the_earliest_raise_though_its_exit_is_seen_after_that_of_its_victim(self) -> None:
         gang = history(ONE_NODE, failed(W0, 1050.0, raised=1049.9), failed(W1, 1050.4, raised=1049.1))
 
-        cause = find_cause(gang)
+        cause = find_cause(gang, {})
 
         assert cause is not None
-        assert cause.task == W1
+        assert cause.exited.task == W1
 
     def test_is_a_signal_that_came_before_a_raise(self) -> None:
         gang = history(ONE_NODE, failed(W0, 1051.0, raised=1050.2), ended(W1, 1050.0, by=signal.SIGSEGV))
@@ -120,7 +116,7 @@ class TestCause:
     def test_is_never_a_task_that_only_lost_its_peer_when_another_failed(self, exception: str, signature: str) -> None:
         victim = failed(W0, 1049.0, exception, f"Graph execution error:\n{signature} and so on")
 
-        assert is_collateral(victim)
+        assert is_collateral(victim, {})
         assert judged(history(ONE_NODE, victim, failed(W1, 1060.0))).task == "worker:1"
         assert judged(history(ONE_NODE, victim, ended(W1, 1060.0, by=signal.SIGBUS))).task == "worker:1"
 
@@ -134,10 +130,10 @@ class TestCause:
 
     @pytest.mark.parametrize("exception", ["RuntimeError", "InvalidArgumentError", "OSError"])
     def test_may_be_an_error_of_the_users_whose_text_is_like_a_lost_peer(self, exception: str) -> None:
-        assert not is_collateral(failed(W0, 1050.0, exception, UNAVAILABLE))
+        assert not is_collateral(failed(W0, 1050.0, exception, UNAVAILABLE), {})
 
     def test_may_be_an_error_of_tensorflows_that_names_no_peer(self) -> None:
-        assert not is_collateral(failed(W0, 1050.0, "InternalError", "cuDNN launch failure"))
+        assert not is_collateral(failed(W0, 1050.0, "InternalError", "cuDNN launch failure"), {})
 
     def test_is_never_a_task_that_was_stopped(self) -> None:
         gang = history(ONE_NODE, failed(W1, 1050.0), ended(W0, 1040.0, by=signal.SIGKILL))
@@ -150,7 +146,7 @@ class TestCause:
         assert judged(gang).task == "worker:1"
 
     def test_is_absent_without_a_failure(self) -> None:
-        assert find_cause(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1050.0))) is None
+        assert find_cause(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1050.0)), {}) is None
 
 
 class TestWasStopped:
@@ -262,14 +258,10 @@ class TestFailure:
         gang = history(ONE_NODE, ended(W1, 1050.0), failed(W0, 1060.8, "UnavailableError", UNAVAILABLE, raised=1059.8))
 
         assert judged(gang) == Verdict(
-            reference="task-failed",
-            message="worker:0 on a exited with status 1 after 59.8 s",
-            task="worker:0",
-            evidence=[
-                f"UnavailableError: {UNAVAILABLE}   train.py:88",
-                "ended with status 0 up to 9.8 s before: worker:1",
-                "log: /runs/x/attempt-1/worker-0.log",
-            ],
+            reference="ended-early",
+            message="worker:1 on a ended with status 0 after 50.0 s, before the others had finished",
+            task="worker:1",
+            evidence=["worker:0 failed 9.8 s later because of it", "log: /runs/x/attempt-1/worker-1.log"],
             cure="a worker that ends before the others makes them fail: all have to take the same number of steps",
         )
 
@@ -490,23 +482,23 @@ class TestExitStatus:
     def test_of_an_interrupted_run_names_the_signal(self, signum: int, status: int) -> None:
         gang = history(ONE_NODE, Interrupted(signum))
 
-        assert (exit_status(gang), outcome(gang)) == (status, "interrupted")
+        assert (status_of(gang), outcome(gang)) == (status, "interrupted")
 
     def test_of_success_is_0(self) -> None:
         gang = history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert (exit_status(gang), outcome(gang)) == (0, "succeeded")
+        assert (status_of(gang), outcome(gang)) == (0, "succeeded")
 
     @pytest.mark.parametrize("how", [TaskExit(1), TaskExit(77), TaskExit(None, signal.SIGKILL)])
     def test_of_a_failed_task_is_1_whatever_its_own_was(self, how: TaskExit) -> None:
         gang = history(ONE_NODE, TaskExited(W0, how, 1050.0))
 
-        assert (exit_status(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+        assert (status_of(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
 
     def test_of_a_failed_task_stays_1_when_the_user_cannot_wait_for_the_end(self) -> None:
         gang = history(ONE_NODE, failed(W0, 1050.0), Interrupted(signal.SIGINT))
 
-        assert (exit_status(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+        assert (status_of(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
 
     @pytest.mark.parametrize(
         ("reference", "status"),
@@ -525,27 +517,27 @@ class TestExitStatus:
 
         gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
-        assert (exit_status(gang), outcome(gang)) == (status, "failed")
+        assert (status_of(gang), outcome(gang)) == (status, "failed")
 
     def test_of_a_refusal_for_both_is_the_machines(self) -> None:
         problems = (Problem("no-program", "there is none"), Problem("port-taken", "it is"))
 
         gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), NodeRefused("a", problems), NodeEmpty("a"))
 
-        assert exit_status(gang) == EXIT_INFRASTRUCTURE
+        assert status_of(gang) == EXIT_INFRASTRUCTURE
 
     def test_of_a_refusal_once_tasks_ran_is_3(self) -> None:
-        assert exit_status(history(ONE_NODE, NodeRefused("a", (Problem("no-program", "gone"),)))) == EXIT_INFRASTRUCTURE
+        assert status_of(history(ONE_NODE, NodeRefused("a", (Problem("no-program", "gone"),)))) == EXIT_INFRASTRUCTURE
 
     def test_of_a_lost_node_is_3(self) -> None:
-        assert exit_status(history(TWO_NODES, NodeLost("b", "the agent ended"))) == EXIT_INFRASTRUCTURE
+        assert status_of(history(TWO_NODES, NodeLost("b", "the agent ended"))) == EXIT_INFRASTRUCTURE
 
     def test_of_timeouts_is_3(self) -> None:
         rules = make_rules(ONE_NODE)
 
-        assert exit_status(play(rules, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
+        assert status_of(play(rules, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
         drained, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), NodeEmpty("a"))
-        assert exit_status(drained) == EXIT_INFRASTRUCTURE
+        assert status_of(drained) == EXIT_INFRASTRUCTURE
 
 
 @settings(deadline=None)
@@ -559,7 +551,7 @@ def test_every_end_has_a_verdict(told: tuple[Rules, list[tuple[float, Event]]]) 
 
         assert verdict.message
         assert "  " not in verdict.message
-        assert (verdict.reference == "succeeded") == (exit_status(gang) == 0)
+        assert (verdict.reference == "succeeded") == (status_of(gang) == 0)
 
 
 def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None:
@@ -577,4 +569,4 @@ def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None
     verdict = judged(gang)
     assert verdict.reference == "node-lost"
     assert verdict.message == "node b was lost: nothing came for 10 s, and there was no way back within 60 s"
-    assert exit_status(gang) == 3
+    assert status_of(gang) == 3

@@ -28,11 +28,9 @@ from worker_entry.messages import (
     Broken,
     Dial,
     Empty,
-    Exited,
     Goodbye,
     Hello,
     Inspect,
-    Listening,
     Message,
     Offer,
     Piece,
@@ -44,12 +42,14 @@ from worker_entry.messages import (
     Stop,
 )
 from worker_entry.node_checks import NodeChecks
+from worker_entry.oom import OomWatch
 from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_port
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.started_task import StartedTask, start_problem
+from worker_entry.task_watch import watch_tasks
 from worker_entry.values import Problem, TaskExit
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Agent:
         self._attempt = 0
         self._prepared: set[str] = set()
         self._ports = HeldPorts()
+        self._oom = OomWatch()
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
         self._closing = self._garbled = self._controller_gone = self._failed = False
@@ -141,8 +142,8 @@ class Agent:
         self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
-        for name in self._ports.newly_open(now):
-            self._send(Listening(name, time.time()))
+        for seen in watch_tasks(self._tasks, self._ports, self._tree, now):
+            self._send(seen)
         if self._streaming and self._connection.is_open:
             stream_logs(self._log_turns, self._attempt, self._connection)
         if self._tree.stopping and self._tree.sweep() == 0:
@@ -294,8 +295,7 @@ class Agent:
                 task.popen.returncode = status  # reaped here: Popen must not wait for it again
                 self._ports.forming.discard(task.name)
                 how = TaskExit.from_wait_status(status)
-                note = "" if how.ok else task.find_note()
-                self._send(Exited(task.name, how, ended, task.read_crash(), note))
+                self._send(task.tell_end(how, ended, self._oom))
 
     def _finish_attempt(self) -> None:
         heard = self._connection.is_open or not self._closing

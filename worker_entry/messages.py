@@ -258,6 +258,15 @@ class Listening:
 
 
 @dataclass(frozen=True)
+class Halted:
+    """A signal has stopped the task, as SIGSTOP does; 0: it goes on."""
+
+    task: str
+    signal: int
+    time: float
+
+
+@dataclass(frozen=True)
 class Log:
     """`length` bytes of the task's log file, from `offset`, follow the header."""
 
@@ -275,8 +284,10 @@ class Exited:
     exit: TaskExit
     time: float
     crash: Optional[CrashRecord] = None
-    note: str = ""
-    """What the node has to say about a failure: that its disk is full."""
+    finished: bool = False
+    """Whether the program had come to its end, whatever the interpreter did afterwards."""
+    evidence: Optional[Problem] = None
+    """What the node has to say about a failure: that its disk is full, that the kernel was out of memory."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +330,7 @@ ToController = Union[
     Dialled,
     Started,
     Listening,
+    Halted,
     Log,
     Exited,
     Empty,

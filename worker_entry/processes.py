@@ -50,6 +50,8 @@ class Tree:
     def __init__(self) -> None:
         self.killed: set[int] = set()
         self.left_behind: set[int] = set()
+        self.halts: list[tuple[int, int]] = []
+        """Leaders that a signal has stopped, as (pid, signal), or that went on, as (pid, 0); a reader empties it."""
         self._leaders: set[int] = set()
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
@@ -63,12 +65,15 @@ class Tree:
         dead: list[tuple[int, int]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return dead
             if pid == 0:
                 return dead
-            if pid in self._leaders and pid not in self._reaped:
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid in self._leaders:
+                    self.halts.append((pid, os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0))
+            elif pid in self._leaders and pid not in self._reaped:
                 self._reaped.add(pid)
                 dead.append((pid, status))
 

@@ -38,6 +38,10 @@ class AttemptFiles:
         """The crash record, if the program raised."""
         return self._path(task, "crash.json")
 
+    def finished(self, task: str) -> str:
+        """Empty; there once the program has come to its end without a failure."""
+        return self._path(task, "finished")
+
     def order(self, task: str) -> str:
         """What the task runner is told, so that nothing of the user's is on its command line."""
         return self._path(task, "order.json")

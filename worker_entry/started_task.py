@@ -10,10 +10,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Optional, Union
 
 from worker_entry import processes
+from worker_entry.messages import Exited
+from worker_entry.oom import OomWatch
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.values import CrashRecord, Problem, TaskStart
+from worker_entry.values import CrashRecord, Problem, TaskExit, TaskStart
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,13 +32,13 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 class StartedTask:
     """One started task: its process, and its log as far as it has been sent."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: int, crash_file: str) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: int, files: AttemptFiles) -> None:
         self.name = name
         self.popen = popen
         self.pid = popen.pid
         self._log = log
         self._offset = 0
-        self._crash_file = crash_file
+        self._files = files
 
     @classmethod
     def start(cls, start: TaskStart, files: AttemptFiles, cwd: str) -> StartedTask:
@@ -48,13 +50,13 @@ class StartedTask:
         env = _environment(start)
         program = start.program
         make_private_directory(files.directory)
-        crash_file = files.crash(start.task)
         if program.kind == "command":
             argv = [find_command(program.target, env, cwd) or program.target, *program.args]
         else:
             order = {
                 "program": asdict(program),
-                "crash_file": crash_file,
+                "crash_file": files.crash(start.task),
+                "finished_file": files.finished(start.task),
                 "mend_keras": start.mend_keras,
                 "heartbeat_s": start.heartbeat_s,
             }
@@ -68,7 +70,7 @@ class StartedTask:
             popen = processes.spawn(argv, env=env, cwd=cwd, output=output)
         finally:
             os.close(output)
-        return cls(start.task, popen, os.open(files.log(start.task), os.O_RDONLY), crash_file)
+        return cls(start.task, popen, os.open(files.log(start.task), os.O_RDONLY), files)
 
     def read_log(self) -> tuple[int, bytes]:
         """The next piece of the log with its offset; empty when all of it has been read."""
@@ -86,21 +88,27 @@ class StartedTask:
     def unsent(self) -> int:
         return os.fstat(self._log).st_size - self._offset
 
-    def read_crash(self) -> Optional[CrashRecord]:
+    def _read_crash(self) -> Optional[CrashRecord]:
         try:
-            with open(self._crash_file, encoding="utf-8") as stream:
+            with open(self._files.crash(self.name), encoding="utf-8") as stream:
                 record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
         except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
         return record
 
-    def find_note(self) -> str:
-        """What may explain a failure that the task itself cannot tell."""
-        folder = os.path.dirname(self._crash_file)
+    def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
+        """The end with all that is known of it, on this node and in the task's own files."""
+        if how.ok:
+            return Exited(self.name, how, time, finished=True)
+        finished = os.path.exists(self._files.finished(self.name))
+        return Exited(self.name, how, time, self._read_crash(), finished, oom.find(self.pid, how) or self._find_full())
+
+    def _find_full(self) -> Optional[Problem]:
+        folder = self._files.directory
         disk = os.statvfs(folder)
         if disk.f_bavail * disk.f_frsize < FULL:
-            return f"{os.strerror(errno.ENOSPC)}: {folder}"
-        return ""
+            return Problem("disk-full", f"{os.strerror(errno.ENOSPC)}: {folder}", "free some, or use another --run-dir")
+        return None
 
     def close(self) -> None:
         os.close(self._log)

@@ -17,15 +17,17 @@ import importlib.machinery
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 import types
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Optional
 
@@ -37,13 +39,19 @@ MESSAGE_LIMIT = 4000
 
 
 def run(
-    program: Program, crash_file: Optional[str] = None, *, mend_keras: bool = True, heartbeat_s: float = 0.0
+    program: Program,
+    crash_file: Optional[str] = None,
+    finished_file: Optional[str] = None,
+    *,
+    mend_keras: bool = True,
+    heartbeat_s: float = 0.0,
 ) -> None:
     """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
 
     Args:
         program: a script or a module; a command is not run by Python.
         crash_file: where to write the crash record, if the program fails.
+        finished_file: made when the program has come to its end; what fails after that is not the program.
         mend_keras: whether Keras 3 is mended when the program is part of a cluster.
         heartbeat_s: how long TensorFlow's workers wait for a sign of each other; 0 leaves it to TensorFlow.
     """
@@ -54,10 +62,22 @@ def run(
         keras_support.install(_log)
     process = os.getpid()
 
-    def record(error: BaseException) -> None:
-        if crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            _write_crash(crash_file, error)
+    threads: list[str] = []
 
+    def record(error: BaseException, thread: Optional[str] = None) -> None:
+        if thread is not None:
+            threads.append(thread)
+        elif threads and isinstance(error, SystemExit):
+            return  # the program has noticed what happened in its thread, and that says more
+        if crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
+            _write_crash(crash_file, error, thread)
+
+    def finish() -> None:
+        if finished_file is not None and os.getpid() == process:
+            with contextlib.suppress(OSError):
+                os.close(os.open(finished_file, os.O_WRONLY | os.O_CREAT, 0o600))
+
+    _watch_threads(record)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
@@ -79,6 +99,8 @@ def run(
     except SystemExit as error:
         if _exit_status(error) != 0:
             record(error)
+        else:
+            finish()
         raise
     except BaseException as error:  # noqa: BLE001 - it is shown and recorded, and ends the process
         record(error)
@@ -88,6 +110,8 @@ def run(
             interrupted.by_signal = True
         # The program's exception has been shown as Python shows it; ours must not add a traceback to it.
         raise SystemExit(1) from None
+    else:
+        finish()
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
@@ -103,6 +127,18 @@ def _run_script(path: str, main: types.ModuleType) -> None:
         raise SystemExit(2) from None
     code = compile(source, absolute, "exec", dont_inherit=True)
     exec(code, main.__dict__)  # noqa: S102 - running the user's program is what this module is for
+
+
+def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
+    """Records what ends a thread of the program's, too: the main thread may wait for that one for ever."""
+    show = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            record(arguments.exc_value, arguments.thread.name if arguments.thread is not None else "?")
+        show(arguments)
+
+    threading.excepthook = hook
 
 
 class _InterruptedAtExit:
@@ -139,7 +175,7 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
     return trace
 
 
-def _write_crash(path: str, error: BaseException) -> None:
+def _write_crash(path: str, error: BaseException, thread: Optional[str]) -> None:
     now = time.time()
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -150,6 +186,7 @@ def _write_crash(path: str, error: BaseException) -> None:
             message=_writable(_message(error)[:MESSAGE_LIMIT]),
             file=None if file is None else _writable(file),
             line=line,
+            thread=None if thread is None else _writable(thread),
         )
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
@@ -184,6 +221,7 @@ def _user_line(error: BaseException) -> tuple[Optional[str], Optional[int]]:
     def is_theirs(file: str) -> bool:
         return not (
             file.startswith((*libraries, "<"))
+            or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
             or os.path.dirname(file) == here
             or any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
         )
@@ -192,6 +230,9 @@ def _user_line(error: BaseException) -> tuple[Optional[str], Optional[int]]:
         return error.filename, error.lineno
     frames = traceback.walk_tb(_without_our_frames(error.__traceback__))
     places = [(frame.f_code.co_filename, line) for frame, line in frames if is_theirs(frame.f_code.co_filename)]
+    # TensorFlow puts the traceback of a function that failed in its runtime into the message.
+    quoted = re.findall(r'^ *File "(.+)", line (\d+)', _message(error)[:MESSAGE_LIMIT], re.MULTILINE)
+    places += [(file, int(line)) for file, line in quoted if is_theirs(file)]
     return places[-1] if places else (None, None)
 
 
@@ -208,6 +249,7 @@ def main(arguments: Sequence[str]) -> None:
     run(
         Program(**order["program"]),
         order["crash_file"],
+        order["finished_file"],
         mend_keras=order["mend_keras"],
         heartbeat_s=order["heartbeat_s"],
     )

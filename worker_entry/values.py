@@ -19,13 +19,17 @@ class Program:
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds."""
+    """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds.
+
+    `thread`: the name of the thread that it ended, if that was not the main one; the program may have gone on.
+    """
 
     time: float
     exception: str
     message: str
     file: Optional[str] = None
     line: Optional[int] = None
+    thread: Optional[str] = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""Every failure has a class by its stable name, and the cause is the task that broke the cluster."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+
+from launcher.causes import classify, find_cause
+from launcher.events import TaskExited, TaskHalted
+from launcher.gang import SAVED_STATUS, Gang
+from launcher.tasks import TaskId
+from tests.test_gang import ONE_NODE, W0, W1, W2
+from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history
+from worker_entry.values import CrashRecord, Problem, TaskExit
+
+OOM = Problem("out-of-memory", "the kernel's OOM killer ended it", "lower the batch size")
+FULL = Problem("disk-full", "No space left on device: /runs")
+GONE = "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Socket closed"
+
+
+def crash(exception: str, message: str) -> CrashRecord:
+    return CrashRecord(1050.0, exception, message)
+
+
+@pytest.mark.parametrize(
+    ("event", "tail", "reference"),
+    [
+        (TaskExited(W0, TaskExit(1), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
+        (TaskExited(W0, TaskExit(7), 1050.0), (), "task-failed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGSEGV), 1050.0), (), "task-killed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0), (), "task-killed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, evidence=OOM), (), "out-of-memory"),
+        (TaskExited(W0, TaskExit(1), 1050.0, crash("ResourceExhaustedError", "OOM when")), (), "out-of-memory"),
+        (TaskExited(W0, TaskExit(1), 1050.0, evidence=FULL), (), "disk-full"),
+        (TaskExited(W0, TaskExit(1), 1050.0, crash("OSError", "[Errno 28] No space left on device")), (), "disk-full"),
+        (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0), (), "preempted"),
+        (TaskExited(W0, TaskExit(143), 1050.0), (), "preempted"),
+        (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0), (), "preempted"),
+        (TaskExited(W0, TaskExit(1), 1050.0, crash("UnknownError", "Could not start gRPC server")), (), "port-taken"),
+        (TaskExited(W0, TaskExit(1), 1050.0), ("UnknownError: Could not start gRPC server",), "port-taken"),
+        (
+            TaskExited(W0, TaskExit(None, signal.SIGABRT), 1050.0),
+            ("TensorFlow was compiled to use AVX2 instructions, but these aren't available on your machine",),
+            "version-mismatch",
+        ),
+        (
+            TaskExited(W0, TaskExit(1), 1050.0, crash("TypeError", "Descriptors cannot be created directly.\nIf")),
+            (),
+            "version-mismatch",
+        ),
+        (
+            TaskExited(W0, TaskExit(1), 1050.0),
+            ("ImportError: a.so: undefined symbol: _ZN10tensorflow8OpKernelE",),
+            "version-mismatch",
+        ),
+    ],
+)
+def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], reference: str) -> None:
+    assert classify(event, tail).reference == reference
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("Loaded runtime CuDNN library: 8.9.4 but source was compiled with: 9.3.0.", "tensorflow[and-cuda]"),
+        ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
+        ("no kernel image is available for execution on the device", "was not built for this GPU"),
+        ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy<2"),
+        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "without --no-keras-mend"),
+        ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),
+        ("Collective ops must be configured at program startup", "before anything else"),
+        ("OOM when allocating tensor with shape[512,512]", "batch size"),
+    ],
+)
+def test_what_is_recognised_by_its_message_has_its_cure(text: str, cure: str) -> None:
+    assert cure in classify(TaskExited(W0, TaskExit(1), 1050.0), ["other lines", text]).cure
+
+
+def test_a_task_without_our_record_that_says_that_its_peer_has_gone_is_not_the_cause() -> None:
+    gang = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
+    assert cause_of(gang, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
+    assert cause_of(gang, {}) == (W0, "task-failed")
+
+
+def test_a_signal_is_its_own_whatever_the_log_says() -> None:
+    gang = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGSEGV), ended(W1, 1051.0, code=9))
+    assert cause_of(gang, {W0: (GONE,)}) == (W0, "task-killed")
+
+
+def test_who_ended_before_the_others_could_is_the_cause() -> None:
+    gang = history(THREE, ended(W1, 1050.0), failed(W0, 1059.8, "UnavailableError", UNAVAILABLE))
+    assert cause_of(gang, {}) == (W1, "ended-early")
+
+
+def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
+    lost = failed(W0, 1060.0, "UnavailableError", "/job:worker/replica:0/task:2 stopped sending heartbeats")
+    halted = TaskHalted(W2, signal.SIGSTOP, 1050.0)
+    assert cause_of(history(THREE, halted, lost), {}) == (W2, "stalled")
+    assert cause_of(history(THREE, halted, TaskHalted(W2, None, 1051.0), lost), {}) == (W0, "task-failed")
+    assert cause_of(history(THREE, halted, failed(W0, 1060.0)), {}) == (W0, "task-failed")
+
+
+def test_an_interpreter_that_fails_after_its_program_has_come_to_its_end_fails_nothing() -> None:
+    aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=True)
+    gang = history(ONE_NODE, ended(W1, 1050.0), aborted)
+    assert find_cause(gang, {}) is None
+
+
+def test_workers_that_save_before_a_preemption_are_waited_for() -> None:
+    gang = history(ONE_NODE, ended(W0, 1050.0, code=SAVED_STATUS), ended(W1, 1052.0, code=SAVED_STATUS))
+    assert gang.stopped == frozenset()
+    assert cause_of(gang, {}) == (W0, "preempted")
+
+
+def test_a_worker_that_fails_while_others_save_ends_the_wait() -> None:
+    gang = history(THREE, ended(W0, 1050.0, code=SAVED_STATUS), failed(W1, 1052.0))
+    assert gang.stopped == {W2}
+    assert cause_of(gang, {}) == (W0, "preempted")
+
+
+def cause_of(gang: Gang, tails: dict[TaskId, Sequence[str]]) -> tuple[TaskId, str]:
+    cause = find_cause(gang, tails)
+    assert cause is not None
+    return cause.exited.task, cause.reference

@@ -1,0 +1,81 @@
+"""Out of memory is told from other ends by what the kernel counts and logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from worker_entry.oom import OomWatch
+from worker_entry.values import TaskExit
+
+KILLED = TaskExit(signal=signal.SIGKILL)
+LOGGED = "6,123,456,-;Memory cgroup out of memory: Killed process 77 (python3) total-vm:9kB, anon-rss:2097152kB, file\n"
+
+
+class Kernel:
+    """A control group's files as the kernel has them."""
+
+    def __init__(self, folder: Path, own: str, counter: str) -> None:
+        self.root = folder / "cgroup"
+        self.own = folder / "own"
+        self.own.write_text(own)
+        self.log = folder / "kmsg"
+        self._counter = self.root / counter
+        self._counter.parent.mkdir(parents=True)
+        self.count(2)  # not of our time
+
+    def count(self, number: int) -> None:
+        self._counter.write_text(f"low 0\noom_kill_disable 0\noom 5\noom_kill {number}\n")
+
+    def watch(self) -> OomWatch:
+        return OomWatch(str(self.root), str(self.own), str(self.log))
+
+
+@pytest.fixture(
+    params=[
+        ("0::/user.slice/run\n", "user.slice/run/memory.events"),
+        ("0::/docker/9f\n", "memory.events"),  # a container sees its own group at the top
+        ("9:pids:/\n4:memory:/run\n0::/\n", "memory/run/memory.oom_control"),
+        ("4:memory:/docker/9f\n", "memory/memory.oom_control"),
+    ],
+    ids=["v2", "v2 in a container", "v1", "v1 in a container"],
+)
+def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Kernel:
+    own, counter = request.param
+    return Kernel(tmp_path, own, counter)
+
+
+def test_a_kill_that_the_kernel_counts_is_out_of_memory(kernel: Kernel) -> None:
+    watch = kernel.watch()
+    assert watch.find(77, KILLED) is None
+    kernel.count(3)
+    problem = watch.find(77, KILLED)
+    assert problem is not None
+    assert problem.reference == "out-of-memory"
+    assert problem.message == "the kernel's OOM killer ended a process of its control group"
+    assert watch.find(77, TaskExit(code=137)) is not None  # a shell's child was the victim
+
+
+@pytest.mark.parametrize("how", [TaskExit(code=1), TaskExit(signal=signal.SIGSEGV), TaskExit(signal=signal.SIGTERM)])
+def test_no_other_end_is_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
+    watch = kernel.watch()
+    kernel.count(3)
+    assert watch.find(77, how) is None
+
+
+def test_a_victim_that_the_kernel_names_tells_what_it_held(kernel: Kernel) -> None:
+    kernel.log.write_text("6,1,2,-;Killed process 78 (python3) total-vm:9kB, anon-rss:1024kB\n")  # not of our time
+    watch = kernel.watch()
+    with kernel.log.open("a") as log:
+        log.write(LOGGED)
+    assert watch.find(78, KILLED) is None
+    problem = watch.find(77, KILLED)
+    assert problem is not None
+    assert problem.message == "the kernel's OOM killer ended it; it held 2,048 MiB"
+
+
+def test_a_system_that_tells_nothing_is_no_matter(tmp_path: Path) -> None:
+    assert OomWatch(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "log")).find(os.getpid(), KILLED) is None

@@ -1,0 +1,88 @@
+"""Real clusters of three workers that one of them breaks: the verdict names it, and how, although others end first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.witness import make_mark, marked
+
+pytestmark = pytest.mark.tensorflow
+
+FAIL = str(PROGRAMS / "fail_in_training.py")
+KEY_ERROR = "KeyError: 'bad sample 20'"
+WAYS = {
+    "kill": ("task-killed", "was ended by SIGKILL (signal 9) after"),
+    "segfault": ("task-killed", "was ended by SIGSEGV (signal 11"),
+    "os-exit": ("task-failed", "exited with status 5 after"),
+    "raise": ("task-failed", KEY_ERROR),
+    "raise-in-map": ("task-failed", KEY_ERROR),
+    "raise-in-thread": ("task-failed", f"{KEY_ERROR} (in the thread loader)"),
+    "raise-early": ("task-failed", "KeyError: 'bad sample 0'"),
+    "exit-text": ("task-failed", "sys.exit('the data ran out')"),
+    "exit-0": ("ended-early", "ended with status 0 after"),
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("culprit", ["worker:0", "worker:1"])
+def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, culprit: str, how: str) -> None:
+    mark = make_mark()
+    ran = distlaunch("local", "--workers", "3", FAIL, culprit, how, env=mark, timeout=120)
+    reference, words = WAYS[how]
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert (ran.status, verdict["task"], verdict["reference"]) == (1, culprit, reference), ran.stderr
+    assert words in ran.stderr
+    if "raise" in how:  # the user's own line, wherever TensorFlow has put it
+        assert f"{FAIL}:16" in ran.stderr
+    assert marked(mark) == []
+
+
+def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    # TensorFlow's own patience is as long as the lease.
+    spec.write_text(
+        "nodes: [{host: local, tasks: {worker: 3}}]\ntimeouts: {lease_s: 10}\n"
+        f"program: {{script: {FAIL}, args: ['worker:1', stop]}}\n"
+    )
+    ran = distlaunch("up", str(spec), timeout=120)
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert (ran.status, verdict["task"], verdict["reference"]) == (3, "worker:1", "stalled"), ran.stderr
+    assert "worker:1 was stopped by SIGSTOP (signal 19); the others wait for it" in ran.stderr
+    assert "Error: worker:1 on local was stopped by SIGSTOP (signal 19) after" in ran.stderr
+
+
+def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
+    with memory_limit(2 << 30) as enter:
+        command = distlaunch_command("local", "--workers", "2", "--run-dir", "run", FAIL, "worker:1", "out-of-memory")
+        ran = subprocess.run([*enter, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 1
+    assert "Error: worker:1 on local ran out of memory: it was ended by SIGKILL (signal 9) after" in ran.stderr
+    assert "the kernel's OOM killer ended" in ran.stderr
+    assert "[out-of-memory]" in ran.stderr
+
+
+@contextlib.contextmanager
+def memory_limit(size: int) -> Iterator[list[str]]:
+    """The words before a command that runs in a control group of its own with so many bytes."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"distlaunch-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(size))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        try:
+            yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+        finally:
+            group.rmdir()
+        return
+    pytest.skip("no control group with a memory limit can be made here")
