@@ -96,6 +96,12 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--dry-run", is_flag=True, help="Show what would be started, as `plan` does."),
             click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up chatter, too."),
             click.option("--no-keras-mend", is_flag=True, help="Leave Keras 3 as it is."),
+            click.option(
+                "--max-restarts",
+                type=click.IntRange(min=0),
+                metavar="N",
+                help="Start the whole cluster again after a failure, up to N times.  [default: 0, or the spec's]",
+            ),
         )
     ):
         command = option(command)
@@ -161,6 +167,7 @@ def local(
     dry_run: bool,
     verbose: bool,
     no_keras_mend: bool,
+    max_restarts: int | None,
     program: tuple[str, ...],
 ) -> int:
     """Emulate a cluster on this machine.
@@ -185,25 +192,34 @@ def local(
         start_s=start_timeout,
         mend_keras=not no_keras_mend,
     )
-    return _run(spec, run_dir=run_dir, dry_run=dry_run, verbose=verbose)
+    return _run(_with_restarts(spec, max_restarts), run_dir=run_dir, dry_run=dry_run, verbose=verbose)
 
 
 @cli.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @_run_options
 @click.option("--no-check", is_flag=True, help="Start without looking at the nodes first.")
-def up(spec: Path, run_dir: Path | None, dry_run: bool, verbose: bool, no_keras_mend: bool, no_check: bool) -> int:
+def up(
+    spec: Path,
+    run_dir: Path | None,
+    dry_run: bool,
+    verbose: bool,
+    no_keras_mend: bool,
+    max_restarts: int | None,
+    no_check: bool,
+) -> int:
     """Run the cluster that SPEC describes, to its end.
 
     Nodes that are other machines are reached over SSH, by your own ssh configuration. All are checked first, as
     `check` does.
     """
-    from launcher.spec import KerasSpec
     from launcher.spec_file import load_spec
+    from launcher.spec_parts import KerasSpec
 
     cluster = load_spec(spec, os.environ)
     if no_keras_mend:
         cluster = cluster.model_copy(update={"keras": KerasSpec(mend=False)})
+    cluster = _with_restarts(cluster, max_restarts)
     return _run(cluster, run_dir=run_dir, dry_run=dry_run, verbose=verbose, checks=not no_check)
 
 
@@ -284,6 +300,12 @@ def schema(what: str) -> None:
 
     models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
     click.echo(json.dumps(models[what].model_json_schema(), indent=2))
+
+
+def _with_restarts(spec: ClusterSpec, max_restarts: int | None) -> ClusterSpec:
+    if max_restarts is None:
+        return spec
+    return spec.model_copy(update={"restart": spec.restart.model_copy(update={"max_restarts": max_restarts})})
 
 
 def _run(spec: ClusterSpec, *, run_dir: Path | None, dry_run: bool, verbose: bool, checks: bool = False) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import UsageError
-from launcher.spec import LOCAL, ClusterSpec, KerasSpec, NodeSpec, ProgramSpec, TimeoutsSpec
+from launcher.spec import LOCAL, ClusterSpec, NodeSpec
 from launcher.spec_fields import PortRange
+from launcher.spec_parts import KerasSpec, ProgramSpec, TimeoutsSpec
 from worker_entry import kernel
 
 WORKERS_PER_CORE = 4

@@ -7,6 +7,7 @@ import signal
 from launcher.causes import find_cause
 from launcher.events import Event, Interrupted, NodeSynced, TaskHalted
 from launcher.gang import BEFORE_START, Gang, Phase, Reason
+from launcher.restarts import Restart
 from worker_entry.values import TaskExit
 
 REMIND_S = 5.0
@@ -34,6 +35,12 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         count = len(after.rules.forming)
         return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
     return None
+
+
+def render_restart(restart: Restart, attempt: int, limit: int) -> str:
+    """What the user is told before the pause."""
+    cost = "not counted" if restart.free else f"restart {restart.count} of {limit}"
+    return f"Starting again in {restart.pause_s:g} s: attempt {attempt} ({cost})"
 
 
 def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str | None:

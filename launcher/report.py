@@ -1,10 +1,11 @@
-"""From a finished attempt to its report, and from reports to the last lines on the console. Pure."""
+"""From finished attempts to their report, and from reports to the last lines on the console. Pure."""
 
 from __future__ import annotations
 
 import platform
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 
 from launcher.causes import was_stopped
@@ -24,59 +25,79 @@ TAIL_LINES = 10
 """Lines of the log of a failed task that its error shows."""
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the cluster that is over.
+
+    `started` and `ended` are Unix seconds; `logs` are relative to the run's directory.
+    """
+
+    number: int
+    gang: Gang
+    plan: LaunchPlan
+    verdict: Verdict
+    started: float
+    ended: float
+    logs: Mapping[TaskId, str]
+
+
 def make_run_report(
-    gang: Gang,
-    plan: LaunchPlan,
-    verdict: Verdict,
+    attempts: Sequence[Attempt],
     *,
     run_id: str,
     directory: str,
-    attempt: int,
-    started: float,
     ended: float,
-    logs: Mapping[TaskId, str],
     left: Mapping[str, int | None],
     versions: Mapping[str, str],
+    interrupted: int | None = None,
 ) -> RunReport:
-    """The report of a run whose only attempt is finished.
+    """The report of a run that is over.
 
     Args:
-        gang: its last state.
-        plan: what was started.
-        verdict: why it ended.
+        attempts: all of them, in their order.
         run_id: the run's name.
         directory: where its files are.
-        attempt: the attempt's number.
-        started: in Unix seconds, as all times.
-        ended: when nothing was left of it.
-        logs: relative to the run's directory.
-        left: how many processes are left on each node, None where that is unknown.
+        ended: when nothing was left of it, agents included, in Unix seconds.
+        left: how many processes are left on each node at the end, None where that is unknown.
         versions: of what took part.
+        interrupted: the signal by which the user ended the pause after the last attempt.
     """
-    opened = [event.time for event in gang.listening.values()]
+    last = attempts[-1]
     return RunReport(
         run_id=run_id,
-        name=plan.name,
-        outcome=outcome(gang),
-        exit_status=exit_status(gang, verdict),
+        name=last.plan.name,
+        outcome=outcome(last.gang) if interrupted is None else "interrupted",
+        exit_status=exit_status(last.gang, last.verdict) if interrupted is None else 128 + interrupted,
         versions=dict(versions),
         directory=directory,
-        started=started,
+        started=attempts[0].started,
         ended=ended,
         attempts=[
-            AttemptReport(
-                attempt=attempt,
-                started=started,
-                ended=ended,
-                cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
-                tasks=[_task_report(gang, task, logs[task.task]) for task in plan.tasks],
-                verdict=verdict,
-                processes_left=None if None in left.values() else sum(filter(None, left.values())),
-                unverified=[node for node, count in left.items() if count is None],
-                left_behind=sum(event.left_behind for event in gang.empty.values()),
-                killed=sum(event.killed for event in gang.empty.values()),
-            )
+            *(_attempt_report(attempt, _left_after(attempt.gang)) for attempt in attempts[:-1]),
+            _attempt_report(last, left),
         ],
+    )
+
+
+def _left_after(gang: Gang) -> dict[str, int | None]:
+    """What an agent that goes on has said of the end of an attempt."""
+    return {node: 0 if node in gang.empty or node not in gang.ready else None for node in gang.rules.nodes}
+
+
+def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> AttemptReport:
+    gang = attempt.gang
+    opened = [event.time for event in gang.listening.values()]
+    return AttemptReport(
+        attempt=attempt.number,
+        started=attempt.started,
+        ended=attempt.ended,
+        cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
+        tasks=[_task_report(gang, task, attempt.logs[task.task]) for task in attempt.plan.tasks],
+        verdict=attempt.verdict,
+        processes_left=None if None in left.values() else sum(filter(None, left.values())),
+        unverified=[node for node, count in left.items() if count is None],
+        left_behind=sum(event.left_behind for event in gang.empty.values()),
+        killed=sum(event.killed for event in gang.empty.values()),
     )
 
 
@@ -140,6 +161,11 @@ def render_summary(report: RunReport) -> str:
     nodes = len({task.node for task in attempt.tasks})
     where = "this machine" if nodes == 1 and attempt.tasks[0].node == "local" else f"{nodes} node{'s'[: nodes > 1]}"
     lines += _render_left(report, nodes, where)
+    if len(report.attempts) > 1:
+        lines.append(f"  {len(report.attempts)} attempts; those before the last:")
+        lines += [
+            f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]
+        ]
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")

@@ -6,17 +6,20 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from launcher.check_report import make_check_report
+from launcher.clean import clean_nodes
 from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
+from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
 from launcher.preflight import Preflight
 from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
-from launcher.spec import DEMO_MODULE, ClusterSpec, ProgramSpec
+from launcher.spec import DEMO_MODULE, ClusterSpec
+from launcher.spec_parts import ProgramSpec
 from launcher.supervisor import Replan, Supervisor
 from launcher.sync import make_bundle
 from launcher.tasks import TaskId
@@ -39,7 +42,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
     files.hold(run_id)
-    spec = _place_demo(spec, files)
+    spec = _place_checkpoints(_place_demo(spec, files), files)
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
     console = open_console(tasks, verbose=verbose)
@@ -67,7 +70,7 @@ def check(spec: ClusterSpec) -> CheckReport:
         try:
             run_id = make_run_id(spec.name)
             supervisor = _make_supervisor(_place_demo(spec, files), run_id, files, ways, console, preflight, True)
-            gang, _ = supervisor.run_gang()
+            gang = supervisor.check()
         finally:
             console.close()
     if gang.signal is not None:
@@ -84,13 +87,21 @@ def _make_supervisor(
     preflight: Preflight | None,
     only_checks: bool = False,
 ) -> Supervisor:
+    def clean(hosts: Collection[str]) -> None:
+        lost = [node for node in spec.nodes if node.host in hosts and not node.is_local]
+        for cleaned in clean_nodes(spec, lost, [run_id]):
+            console.note(f"Leftovers on {cleaned}")
+
+    transports = {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes}
     return Supervisor(
         make_replan(spec),
         spec.timeouts,
+        spec.restart,
         (spec.ports.first, spec.ports.last),
         run_id,
         files,
-        {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes},
+        NodeLinks(transports, run_id, files, spec.timeouts.lease_s),
+        clean,
         console,
         preflight,
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
@@ -108,6 +119,13 @@ def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     if spec.sync is not None:
         return spec
     return spec.model_copy(update={"working_directory": spec.working_directory or "~"})
+
+
+def _place_checkpoints(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
+    """On this machine all tasks share a folder anyway: one that is the same for all attempts."""
+    if spec.checkpoint_directory is not None or not all(node.is_local for node in spec.nodes):
+        return spec
+    return spec.model_copy(update={"checkpoint_directory": str(files.make_checkpoints())})
 
 
 def make_replan(spec: ClusterSpec) -> Replan:

@@ -88,6 +88,15 @@ class RunDir:
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
+    def make_checkpoints(self) -> Path:
+        """The folder for what programs save to go on from; the same for all attempts."""
+        folder = self.root / "checkpoints"
+        try:
+            make_private_directory(str(folder))
+        except OSError as error:
+            raise _cannot_write(folder, error) from None
+        return folder
+
     def relative(self, path: Path) -> str:
         return str(path.relative_to(self.root))
 

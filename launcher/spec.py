@@ -7,9 +7,9 @@ Every scalar of a spec file arrives as text, just as it was written, and the fie
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from launcher.spec_fields import (
@@ -21,10 +21,9 @@ from launcher.spec_fields import (
     Port,
     PortRange,
     Ports,
-    Seconds,
-    Text,
     VariableName,
 )
+from launcher.spec_parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId, TaskType
 
 DEMO_MODULE = "worker_entry.demo.train"
@@ -48,48 +47,7 @@ TASKS_LIMIT = 100_000
 """Tasks of a cluster; more is a slip of the pen."""
 
 
-def _leave_null_out(schema: dict[str, Any]) -> None:
-    """A field of a spec is left out or has a value; `null` is the text "null"."""
-    for name, field in schema["properties"].items():
-        if {"type": "null"} in field.get("anyOf", ()):
-            value, _ = field["anyOf"]
-            rest = {key: entry for key, entry in field.items() if key not in ("anyOf", "default")}
-            schema["properties"][name] = {**value, **rest}
-
-
-class _Model(BaseModel):
-    """A part of a spec: frozen, and without unknown fields."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_leave_null_out
-    )
-
-
-class SshSpec(_Model):
-    """How nodes are reached over SSH, over what the user's own ssh configuration says."""
-
-    user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.$-]*$")] | None = None
-    """Whom to log in as."""
-    port: Port | None = None
-    """The port of sshd."""
-    identity_file: FilledText | None = None
-    """A private key."""
-    proxy_jump: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$")] | None = None
-    """Machines to go through, as `ssh -J` takes them."""
-
-
-class SyncSpec(_Model):
-    """The folder that is sent to the other machines before the start: only what changed, checked by its hash."""
-
-    path: FilledText = "."
-    """The folder here. What git ignores is left out."""
-    to: FilledText
-    """Its name there; a link that distlaunch makes and moves from one version to the next."""
-    exclude: list[Text] = []
-    """Patterns of files to leave out, as in .gitignore."""
-
-
-class NodeSpec(_Model):
+class NodeSpec(Model):
     """One machine of the cluster."""
 
     host: HostName
@@ -130,59 +88,7 @@ class NodeSpec(_Model):
         return self.candidates[0]
 
 
-class ProgramSpec(_Model):
-    """What every task runs: exactly one of `script`, `module` and `command`."""
-
-    script: FilledText | None = None
-    """A Python script, relative to the working directory."""
-    module: FilledText | None = None
-    """A Python module, run as `python -m` does."""
-    command: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Any other program with its arguments; run as it is, without a shell."""
-    args: list[Text] = []
-    """Arguments of the script or module."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> ProgramSpec:
-        given = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
-        if len(given) != 1:
-            what = "only one of them" if given else "one of them"
-            raise PydanticCustomError("program", f"a program is a `script:`, a `module:` or a `command:`; give {what}")
-        if self.command is not None and self.args:
-            raise PydanticCustomError("program", "a command has its arguments in `command:`; leave `args:` out")
-        if self.command is not None and not self.command[0]:
-            raise PydanticCustomError("program", "the first word of `command:` is empty; write the program's name")
-        return self
-
-
-class KerasSpec(_Model):
-    """How Keras 3 is treated."""
-
-    mend: bool = True
-    """Whether to mend Keras 3, whose `model.fit` fails with more than one worker."""
-
-
-class RestartSpec(_Model):
-    """What happens after a failure."""
-
-    max_restarts: Annotated[int, Field(ge=0, le=0)] = 0
-    """How often the whole cluster is started again. This version knows no restarts: 0 is the only value."""
-
-
-class TimeoutsSpec(_Model):
-    """How long things may take, in seconds."""
-
-    start_s: Seconds = 600.0
-    """From the start until every task has opened its port; 0 waits for ever."""
-    stop_grace_s: Seconds = 10.0
-    """From TERM to KILL when the user stops the run."""
-    drain_s: Seconds = 300.0
-    """How long the other training tasks may go on after the first has ended well; 0 waits for ever."""
-    lease_s: Annotated[Seconds, Field(ge=1)] = 60.0
-    """How long a node goes on without a word from distlaunch; a connection that breaks may come back until then."""
-
-
-class ClusterSpec(_Model):
+class ClusterSpec(Model):
     """A cluster and the program that it runs."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] = "cluster"

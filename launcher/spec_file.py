@@ -6,16 +6,18 @@ Scalars arrive as the text that was written (see `marked_yaml`); the models' typ
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
-from launcher.spec import OWN_VARIABLES, ClusterSpec, NodeSpec, Path, ProgramSpec
+from launcher.spec import OWN_VARIABLES, ClusterSpec, NodeSpec, Path
+from launcher.spec_parts import ProgramSpec
 from launcher.tasks import TASK_TYPES
 
 
@@ -156,14 +158,12 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind == "literal_error" and is_key:
         return f"unknown task type{_suggest(str(path[-1]), TASK_TYPES)}"
     if kind == "literal_error":
-        field = str(path[-1])
-        choices = get_args(ClusterSpec.model_fields[field].annotation)
-        return f"unknown {field} {shown}{_suggest(str(given), choices)}"
+        field = next(str(part) for part in reversed(path) if isinstance(part, str))
+        choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
+        return f"unknown {'failure' if field == 'on' else field} {shown}{_suggest(str(given), choices)}"
     if kind == "string_pattern_mismatch":
         return _explain_pattern(path, given, is_key=is_key)
     if kind in ("greater_than_equal", "less_than_equal"):
-        if path[-1] == "max_restarts":
-            return f"this version knows no restarts, got {shown}; write 0 or leave it out"
         bound = "at least" if kind == "greater_than_equal" else "at most"
         return f"expected {bound} {context['ge' if bound == 'at least' else 'le']:g}, got {shown}"
     if kind == "too_short":

@@ -1,17 +1,15 @@
 """The shell around the gang: it carries frames and signals to `gang.decide` and performs what that decided.
 
 One queue, one loop. Everything that happens (a frame, a closed link, a signal) is put into the queue by whoever
-sees it, and only the loop acts.
+sees it, and only the loop acts. A cluster that has failed is started again here, if `restarts` says so.
 """
 
 from __future__ import annotations
 
-import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 
 from launcher.console import Console
 from launcher.events import (
@@ -31,69 +29,48 @@ from launcher.events import (
 )
 from launcher.gang import Gang, Phase, Rules, decide, new_gang
 from launcher.interrupts import noting_signals
-from launcher.news import Reminder, render_news
+from launcher.news import Reminder, render_news, render_restart
+from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.preflight import Preflight
-from launcher.report import TAIL_LINES, make_run_report, make_versions, render_error, render_summary
+from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
+from launcher.restarts import Ending, GiveUp, Restart, decide_restart
 from launcher.results import RunReport
 from launcher.run_dir import RunDir, last_lines
-from launcher.spec import TimeoutsSpec
+from launcher.spec_parts import RestartSpec, TimeoutsSpec
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
-from launcher.transports.base import (
-    Link,
-    LinkClosed,
-    LinkDropped,
-    LinkNews,
-    LinkNote,
-    LinkResumed,
-    LogMirror,
-    Transport,
-)
-from launcher.verdict import judge
-from worker_entry.messages import (
-    VERSION,
-    Dialled,
-    Fetch,
-    Goodbye,
-    Hello,
-    Inspected,
-    Message,
-    Prepare,
-    Ready,
-    Start,
-    Stop,
-)
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from launcher.verdict import judge, outcome
+from worker_entry.messages import Dialled, Fetch, Inspected, Message, Prepare, Ready, Start, Stop
 from worker_entry.values import Problem, TaskStart
 
 IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
-NODE_FILES = "~/.local/state/distlaunch/nodes"
-"""Where an agent on another machine keeps a run's logs, in the home folder there."""
-CLOSING_AT_ONCE = 64
 JUDGED_LINES = 60
 """Of the end of a failed task's log: what it died of is told there, if anywhere."""
-QUEUE_LIMIT = 10_000
-"""Waiting events above which links are not read further."""
 
 Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None, Mapping[str, str] | None], LaunchPlan]
 """Makes the plan from what the nodes said of themselves, the ports they hold, and the addresses they can dial."""
 
 
 class Supervisor:
-    """One run. `timeouts` and `port_range` are the spec's; `transports` has one for each node of the plan.
+    """One run. `timeouts`, `restart` and `port_range` are the spec's; `links` has a way to each node of the plan, and
+    `clean` ends what is left of the run on nodes that were lost.
 
-    With a `preflight` the nodes are checked before the start; with `only_checks`, nothing is started.
+    With a `preflight` the nodes are checked before the first start; with `only_checks`, nothing is started.
     """
 
     def __init__(
         self,
         replan: Replan,
         timeouts: TimeoutsSpec,
+        restart: RestartSpec,
         port_range: tuple[int, int],
         run_id: str,
         run_dir: RunDir,
-        transports: Mapping[str, Transport],
+        links: NodeLinks,
+        clean: Callable[[Collection[str]], None],
         console: Console,
         preflight: Preflight | None = None,
         bundle: Bundle | None = None,
@@ -108,14 +85,13 @@ class Supervisor:
         self._checked = False
         self._dialled: dict[str, str] = {}
         self._timeouts = timeouts
+        self._restart = restart
         self._port_range = port_range
         self._run_id = run_id
         self._run_dir = run_dir
-        self._transports = transports
+        self._links = links
+        self._clean = clean
         self._console = console
-        self._events: queue.SimpleQueue[tuple[str, Message | LinkNews] | Event] = queue.SimpleQueue()
-        self._links: dict[str, Link] = {}
-        self._ready: dict[str, Ready] = {}
         self._attempt = 1
         self._unread = False
 
@@ -125,68 +101,110 @@ class Supervisor:
         Raises:
             DistlaunchError: it could not be started; nothing is left running.
         """
-        started = time.time()
-        return self._report(*self.run_gang(), started)
-
-    def run_gang(self) -> tuple[Gang, dict[str, int | None]]:
-        """The same without a report: the last state, and how many processes are left on each node, None if unknown."""
-        mirror = LogMirror(lambda attempt, task: self._run_dir.log(attempt, parse_task_id(task)))
-        with noting_signals(lambda signum: self._events.put(Interrupted(signum))):
+        attempts: list[Attempt] = []
+        interrupted = None
+        with noting_signals(lambda signum: self._links.put(Interrupted(signum))):
             try:
-                gang = self._supervise(mirror)
+                while True:
+                    attempts.append(self._run_attempt(attempts[-1].gang if attempts else None))
+                    restart = self._decide_restart(attempts)
+                    if restart is None:
+                        break
+                    interrupted = self._pause(restart.pause_s)
+                    if interrupted is not None:
+                        break
+                    self._attempt += 1
             finally:
-                left = self._close_links()
-                mirror.close()
-        return gang, left
+                left = self._links.close()
+        return self._report(attempts, left, interrupted)
 
-    # --- the loop ---
+    def check(self) -> Gang:
+        """Looks at the nodes, and starts nothing."""
+        with noting_signals(lambda signum: self._links.put(Interrupted(signum))):
+            try:
+                return self._supervise(None)
+            finally:
+                self._links.close()
 
-    def _supervise(self, mirror: LogMirror) -> Gang:
+    # --- one attempt after the other ---
+
+    def _run_attempt(self, before: Gang | None) -> Attempt:
+        started = time.time()
+        gang = self._supervise(before)
+        logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
+        verdict = judge(
+            gang,
+            self._plan,
+            {task: str(path) for task, path in logs.items()},
+            tails={task: last_lines(logs[task], JUDGED_LINES) for task, event in gang.exits.items() if event.failed},
+            agents_said=last_lines(self._run_dir.agent_errors, 3),
+        )
+        self._console.end_logs()
+        if outcome(gang) == "failed":
+            tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
+            self._console.error(render_error(verdict, tail))
+        shown = {task: self._run_dir.relative(path) for task, path in logs.items()}
+        return Attempt(self._attempt, gang, self._plan, verdict, started, time.time(), shown)
+
+    def _decide_restart(self, attempts: list[Attempt]) -> Restart | None:
+        if outcome(attempts[-1].gang) != "failed":
+            return None
+        decision = decide_restart(self._restart, [_ending(attempt) for attempt in attempts])
+        if isinstance(decision, GiveUp):
+            if decision.reason:
+                self._console.note(decision.reason)
+            return None
+        self._console.note(render_restart(decision, self._attempt + 1, self._restart.max_restarts))
+        return decision
+
+    def _pause(self, seconds: float) -> int | None:
+        """Waits; returns the signal by which the user has ended that."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            happening = self._links.next(min(left_s, IDLE_S))
+            if isinstance(happening, Interrupted):
+                return happening.signal
+            if isinstance(happening, tuple) and isinstance(happening[1], LinkClosed):
+                self._links.forget([happening[0]])
+        return None
+
+    def _supervise(self, before: Gang | None) -> Gang:
+        """Runs one attempt to its end; `before` is how the one before it ended."""
         self._write_plan()
-        gang = new_gang(self._rules(), time.monotonic())
-        for node, transport in self._transports.items():
-            self._connect(node, transport, mirror)
+        rules = self._rules()
+        gang = new_gang(rules, time.monotonic())
+        if before is not None:
+            self._links.forget(before.lost.keys())
+            self._clean(before.lost.keys())
+            gang = replace(gang, ready=frozenset(self._links.ready))
+            gang = replace(gang, rules=replace(rules, syncs=rules.syncs - gang.ready, checks=False))
+        for node in rules.nodes.keys() - gang.ready:
+            self._links.connect(node, next(self._tasks_of(node)).directory)
+        self._links.put(Tick())
         reminder = Reminder(time.monotonic())
         while gang.phase is not Phase.FINISHED:
             until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
             for event in self._next_events(until_due):
-                before = gang
+                earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
-                if news := render_news(before, gang, event) or reminder.remind(gang, time.monotonic()):
+                if news := render_news(earlier, gang, event) or reminder.remind(gang, time.monotonic()):
                     self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)
                 self._end_checks(gang)
         return gang
 
-    def _connect(self, node: str, transport: Transport, mirror: LogMirror) -> None:
-        try:
-            link = transport.connect(node, self._deliver, mirror, self._timeouts.lease_s)
-        except OSError as error:
-            self._events.put((node, LinkClosed(f"cannot start {error.filename or 'the agent'}: {error.strerror}")))
-            return
-        self._links[node] = link
-        link.send(
-            Hello(
-                version=VERSION,
-                run_id=self._run_id,
-                directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
-                cwd=next(self._tasks_of(node)).directory,
-                lease_s=self._timeouts.lease_s,
-                stream_logs=not transport.shares_files,
-            )
-        )
+    # --- what happens ---
 
     def _next_events(self, timeout_s: float) -> Iterator[Event]:
-        try:
-            item = self._events.get(timeout=max(timeout_s, 0.0))
-        except queue.Empty:
+        happening = self._links.next(timeout_s)
+        if happening is None:
             yield from self._overdue()
             return
-        if not isinstance(item, tuple):
-            yield item
+        if not isinstance(happening, tuple):
+            yield happening
             return
-        node, message = item
+        node, message = happening
         match message:
             case LinkClosed(reason):
                 yield NodeLost(node, reason)
@@ -201,14 +219,16 @@ class Supervisor:
             case LinkNote(text):
                 self._console.warn(text)
                 return
-            case Ready():
-                self._ready[node] = message
+        yield from self._translate(node, message)
+
+    def _translate(self, node: str, message: Message) -> Iterator[Event]:
+        offset_s = self._links.clock_offset_s(node)
         if self._preflight is not None and isinstance(message, (Ready, Inspected, Dialled)):
-            self._preflight.note(node, message, self._links[node].clock_offset_s)
+            self._preflight.note(node, message, offset_s)
         try:
             if isinstance(message, Fetch) and self._bundle is not None:
-                self._links[node].send(*self._bundle.read_piece(message))
-            event = from_message(node, message, self._links[node].clock_offset_s)
+                self._links.send(node, *self._bundle.read_piece(message))
+            event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
@@ -220,11 +240,6 @@ class Supervisor:
             yield Interrupted(signal.SIGPIPE)
         yield Tick()
 
-    def _deliver(self, node: str, message: Message | LinkNews) -> None:
-        while self._events.qsize() > QUEUE_LIMIT:
-            time.sleep(0.01)  # a link's thread waits here, and behind it the agent, on its disk
-        self._events.put((node, message))
-
     # --- actions ---
 
     def _perform(self, action: Action, gang: Gang) -> None:
@@ -232,32 +247,33 @@ class Supervisor:
             case SyncNodes():
                 assert self._bundle is not None
                 for node in gang.rules.syncs & gang.awaited:
-                    self._links[node].send(self._bundle.offer)
+                    self._links.send(node, self._bundle.offer)
             case PrepareNodes():
-                self._plan = self._replan(self._facts(), None, None)
-                for warning in self._plan.warnings:
+                self._plan = self._replan(self._links.facts(), None, None)
+                for warning in self._plan.warnings if self._attempt == 1 else ():
                     self._console.warn(warning)
-                nonce = self._preflight.nonce if self._preflight is not None else ""
+                checks = self._preflight if gang.rules.checks else None
                 for node in gang.awaited:
                     requests = [task.request for task in self._tasks_of(node)]
-                    self._links[node].send(Prepare(self._attempt, requests, *self._port_range, nonce))
-                    if self._preflight is not None:
-                        self._links[node].send(self._preflight.make_inspect(node))
+                    nonce = checks.nonce if checks is not None else ""
+                    self._links.send(node, Prepare(self._attempt, requests, *self._port_range, nonce))
+                    if checks is not None:
+                        self._links.send(node, checks.make_inspect(node))
             case CheckNodes():
                 assert self._preflight is not None
                 for node in gang.awaited:
-                    self._links[node].send(self._preflight.make_dial(gang.ports))
+                    self._links.send(node, self._preflight.make_dial(gang.ports))
             case StartTasks(ports):
-                self._plan = self._replan(self._facts(), ports, self._dialled)
+                self._plan = self._replan(self._links.facts(), ports, self._dialled)
                 self._write_plan()
-                for node, link in self._links.items():
-                    link.send(Start(self._attempt, [self._start(task) for task in self._tasks_of(node)]))
+                for node in gang.rules.nodes:
+                    starts = [self._start(task) for task in self._tasks_of(node)]
+                    self._links.send(node, Start(self._attempt, starts))
                 for task in self._plan.tasks:
                     self._console.follow(task.task, self._run_dir.log(self._attempt, task.task))
             case StopNodes(grace_s):
-                for node, link in self._links.items():
-                    if node not in gang.empty and node not in gang.lost:
-                        link.send(Stop(grace_s))
+                for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                    self._links.send(node, Stop(grace_s))
 
     def _end_checks(self, gang: Gang) -> None:
         """Once all nodes have answered, the gang is told what came of it."""
@@ -276,10 +292,7 @@ class Supervisor:
                 problem = Problem(finding.reference, finding.message, finding.cure)
                 errors.append(NodeRefused(finding.node, (problem,)))
         for event in errors or [Checked()]:
-            self._events.put(event)
-
-    def _facts(self) -> dict[str, NodeFacts]:
-        return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self._ready.items()}
+            self._links.put(event)
 
     def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
         return (task for task in self._plan.tasks if task.node == node)
@@ -296,53 +309,35 @@ class Supervisor:
             start_s=self._timeouts.start_s,
             drain_s=self._timeouts.drain_s,
             stop_grace_s=self._timeouts.stop_grace_s,
-            syncs=frozenset(n for n, way in self._transports.items() if self._bundle and not way.shares_files),
+            syncs=self._links.far if self._bundle is not None else frozenset(),
             checks=self._preflight is not None,
             only_checks=self._only_checks,
         )
 
-    def _close_links(self) -> dict[str, int | None]:
-        """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
-        for link in self._links.values():
-            link.send(Goodbye())
-        # This machine last: closing its link ends all that is left below us, ways to other machines included.
-        here = [node for node in self._links if self._transports[node].shares_files]
-        others = [node for node in self._links if node not in here]
-        with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
-            left = dict(zip(others, pool.map(lambda node: self._links[node].close(), others), strict=True))
-        return left | {node: self._links[node].close() for node in here}
-
     def _write_plan(self) -> None:
         self._run_dir.write_json(self._run_dir.plan, render_json(self._plan))
 
-    # --- telling the user ---
-
-    def _report(self, gang: Gang, left: Mapping[str, int | None], started: float) -> RunReport:
-        logs = {task: self._run_dir.log(self._attempt, task) for task in gang.rules.tasks}
-        verdict = judge(
-            gang,
-            self._plan,
-            {task: str(path) for task, path in logs.items()},
-            tails={task: last_lines(logs[task], JUDGED_LINES) for task, event in gang.exits.items() if event.failed},
-            agents_said=last_lines(self._run_dir.agent_errors, 3),
-        )
+    def _report(self, attempts: list[Attempt], left: Mapping[str, int | None], interrupted: int | None) -> RunReport:
         report = make_run_report(
-            gang,
-            self._plan,
-            verdict,
+            attempts,
             run_id=self._run_id,
             directory=str(self._run_dir.root),
-            attempt=self._attempt,
-            started=started,
             ended=time.time(),
-            logs={task: self._run_dir.relative(path) for task, path in logs.items()},
             left=left,
-            versions=make_versions(self._ready.values()),
+            versions=make_versions(self._links.ready.values()),
+            interrupted=interrupted,
         )
-        self._console.end_logs()
-        if report.outcome == "failed":
-            tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
-            self._console.error(render_error(verdict, tail))
         self._console.note(render_summary(report))
         self._run_dir.write_json(self._run_dir.report, report.model_dump(mode="json"))
         return report
+
+
+def _ending(attempt: Attempt) -> Ending:
+    """What `restarts` wants to know of it."""
+    reference = attempt.verdict.reference
+    if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
+        reference = "node-lost"
+    # Of a program that is not ours to run nothing is known.
+    foreign = all(task.program.kind == "command" for task in attempt.plan.tasks)
+    trained = foreign or attempt.gang.rules.forming <= attempt.gang.listening.keys()
+    return Ending(reference, attempt.started, attempt.ended, trained)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pathspec
 
 from launcher.errors import UsageError
-from launcher.spec import SyncSpec
+from launcher.spec_parts import SyncSpec
 from worker_entry.messages import Fetch, Offer, Piece
 from worker_entry.values import FileEntry
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from launcher.spec import OWN_VARIABLES, ClusterSpec
+from launcher.spec_parts import FailureName
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
 
@@ -72,7 +73,15 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
             "env_from": st.lists(NAMES, max_size=2, unique=True),
             "ports": st.sampled_from(["20000-20999", "30000 - 30100", "1-65535"]),
             "keras": st.fixed_dictionaries({"mend": st.booleans()}),
-            "restart": st.just({"max_restarts": 0}),
+            "restart": st.fixed_dictionaries(
+                {},
+                optional={
+                    "max_restarts": st.integers(0, 9),
+                    "period_s": st.integers(0, 900),
+                    "pause_s": st.integers(0, 9),
+                    "on": st.lists(st.sampled_from(get_args(FailureName)), unique=True),
+                },
+            ),
             "timeouts": st.fixed_dictionaries({"start_s": st.floats(0, 1e6), "drain_s": st.floats(0, 1e6)}),
         },
     )

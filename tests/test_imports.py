@@ -16,10 +16,11 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
+    spec_parts
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang console sync
-    causes
+    causes restarts
     verdict
     report news preflight
     check_report
@@ -29,8 +30,10 @@ LAUNCHER_LAYERS = """
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
     transports.ssh
-    supervisor ways
-    run clean
+    node_links ways
+    supervisor
+    clean
+    run
     cli
     __main__
 """
@@ -53,7 +56,7 @@ ONLY_IN = {
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
     "pathspec": {"launcher.sync"},
     "rich": {"launcher.terminal"},
-    "pydantic": {"launcher.spec", "launcher.spec_file", "launcher.spec_fields", "launcher.results"},
+    "pydantic": {f"launcher.{name}" for name in ("spec", "spec_parts", "spec_file", "spec_fields", "results")},
     "paramiko": {f"launcher.transports.{name}" for name in ("ssh", "ssh_connect", "ssh_config", "known_hosts")},
     "tensorflow": set(),
     "keras": set(),

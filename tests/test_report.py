@@ -10,7 +10,7 @@ import pytest
 
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang import Gang
-from launcher.report import make_run_report, render_error, render_summary
+from launcher.report import Attempt, make_run_report, render_error, render_summary
 from launcher.results import RunReport, Verdict
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
@@ -21,17 +21,12 @@ LOCAL = {"local": [W0, W1]}
 
 
 def make_report(gang: Gang, *, left: dict[str, int | None] | None = None) -> RunReport:
-    plan = plan_of(gang.rules)
+    logs = {task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks}
     return make_run_report(
-        gang,
-        plan,
-        judged(gang),
+        [Attempt(1, gang, plan_of(gang.rules), judged(gang), 999.0, 1061.5, logs)],
         run_id="20261121-143005-test-3f9a",
         directory="/runs/x",
-        attempt=1,
-        started=999.0,
         ended=1061.5,
-        logs={task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks},
         left=left or {"local": 0},
         versions={"distlaunch": "0.1.0"},
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UsageError
-from launcher.spec import SyncSpec
+from launcher.spec_parts import SyncSpec
 from launcher.sync import FILES_LIMIT, make_bundle
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_hosts, running_sshd

@@ -1,0 +1,192 @@
+"""A failed cluster is started again within its budget, by what failed, and as one: decisions, and real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.restarts import FREE, LONG_S, LONGEST_PAUSE_S, Ending, GiveUp, Restart, decide_restart
+from launcher.spec_parts import FailureName, RestartSpec
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.witness import make_mark, marked, wait_until
+
+FLAKY = str(PROGRAMS / "fail_at_first.py")
+FAILURES = get_args(FailureName)
+
+
+def ending(
+    reference: str = "task-killed", started: float = 0.0, lasted: float = 5.0, *, trained: bool = True
+) -> Ending:
+    return Ending(reference, started, started + lasted, trained)
+
+
+def decide(*endings: Ending, **spec: Any) -> Restart | GiveUp:
+    return decide_restart(RestartSpec(**{"max_restarts": 3, **spec}), endings)
+
+
+class TestDecision:
+    def test_is_to_give_up_in_silence_where_no_restarts_are_wanted(self) -> None:
+        assert decide(ending(), max_restarts=0) == GiveUp()
+        assert decide(ending("preempted"), max_restarts=0) == GiveUp()
+
+    def test_is_to_start_again_as_often_as_is_allowed(self) -> None:
+        assert decide(ending()) == Restart(1.0, 1, free=False)
+        assert decide(*[ending()] * 3) == Restart(4.0, 3, free=False)
+        assert decide(*[ending()] * 4) == GiveUp("not started again: 3 restarts did not help")
+
+    @pytest.mark.parametrize("reference", FREE)
+    def test_costs_nothing_after_what_is_nobodys_fault(self, reference: str) -> None:
+        assert decide(*[ending(reference)] * 9) == Restart(LONGEST_PAUSE_S, 0, free=True)
+        assert decide(*[ending(reference)] * 3, ending()) == Restart(8.0, 1, free=False)
+        assert isinstance(decide(*[ending()] * 3, ending(reference)), Restart)
+
+    def test_counts_within_its_period_only(self) -> None:
+        often = [ending(started=10.0 * number) for number in range(4)]
+        seldom = [ending(started=1000.0 * number) for number in range(9)]
+        assert decide(*often, period_s=60) == GiveUp("not started again: 3 restarts within 60 s did not help")
+        assert decide(*seldom, period_s=60) == Restart(LONGEST_PAUSE_S, 1, free=False)
+
+    def test_is_to_give_up_after_a_program_error_before_the_first_step_and_no_other(self) -> None:
+        given_up = decide(ending("task-failed", trained=False))
+        assert given_up == GiveUp(
+            "not started again: the program failed before its first training step, and would do so again"
+        )
+        assert isinstance(decide(ending("task-failed")), Restart)
+        assert isinstance(decide(ending("task-killed", trained=False)), Restart)
+
+    @pytest.mark.parametrize("reference", ["ended-early", "version-mismatch", "disk-full"])
+    def test_is_to_give_up_where_nothing_would_change(self, reference: str) -> None:
+        assert decide(ending(reference)) == GiveUp(f"not started again: `restart.on` does not name {reference}")
+        assert isinstance(decide(ending(reference), on=[reference]), Restart)
+
+    @pytest.mark.parametrize("reference", ["no-program", "cannot-reach", "refused"])
+    def test_is_to_give_up_in_silence_after_what_is_no_failure_of_a_cluster(self, reference: str) -> None:
+        assert decide(ending(reference)) == GiveUp()
+
+    def test_pauses_longer_after_each_that_failed_soon(self) -> None:
+        soon = [decide(*[ending()] * count, max_restarts=99, pause_s=2) for count in range(1, 8)]
+        assert [restart.pause_s for restart in soon if isinstance(restart, Restart)] == [2, 4, 8, 16, 32, 60, 60]
+        assert decide(*[ending()] * 5, ending(lasted=LONG_S), max_restarts=99) == Restart(1.0, 6, free=False)
+        assert decide(ending(), pause_s=0) == Restart(0.0, 1, free=False)
+
+    @given(st.lists(st.sampled_from(FAILURES), min_size=1, max_size=40), st.integers(0, 5))
+    def test_never_spends_more_than_its_budget(self, references: list[str], limit: int) -> None:
+        endings: list[Ending] = []
+        counted = 0
+        for reference in references:
+            endings.append(ending(reference))
+            decision = decide(*endings, max_restarts=limit)
+            if isinstance(decision, GiveUp):
+                break
+            counted += not decision.free
+            assert decision.count == counted <= limit
+            assert decision.free == (reference in FREE)
+
+
+# --- real processes ---
+
+
+def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) -> None:
+    mark = make_mark()
+    ran = distlaunch("local", "-n", "3", "--max-restarts", "2", "--", "python3", FLAKY, "3", "worker:1", "7", env=mark)
+    assert ran.status == 0, ran.stderr
+    assert [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]] == [
+        "task-failed",
+        "task-failed",
+        "succeeded",
+    ]
+    assert "Starting again in 1 s: attempt 2 (restart 1 of 2)" in ran.stderr
+    assert "Starting again in 2 s: attempt 3 (restart 2 of 2)" in ran.stderr
+    assert "    1: worker:1 on local exited with status 7 after" in ran.stderr
+    assert "0 processes left on this machine" in ran.stderr
+    assert marked(mark) == []
+    run_ids = set()
+    for number, attempt in enumerate(ran.report["attempts"], 1):
+        assert attempt["attempt"] == number
+        assert [task["task"] for task in attempt["tasks"]] == ["worker:0", "worker:1", "worker:2"]
+        assert attempt["processes_left"] == 0
+        for task in attempt["tasks"]:
+            assert task["log"].startswith(f"attempt-{number}/")
+            said = re.search(
+                r"attempt (\d) of (\S+), checkpoints in (\S+)\n", (ran.directory / task["log"]).read_text()
+            )
+            assert said is not None
+            assert int(said[1]) == number
+            run_ids.add((said[2], said[3]))
+    [(run_id, checkpoints)] = run_ids  # the same for all tasks of all attempts
+    assert run_id == ran.report["run_id"]
+    assert Path(checkpoints) == ran.directory / "checkpoints"
+    for before, after in zip(ran.report["attempts"], ran.report["attempts"][1:], strict=False):
+        assert before["ended"] < min(task["started"] for task in after["tasks"])
+
+
+def test_restarts_end_when_they_are_spent(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--max-restarts", "1", "--", "python3", FLAKY, "9", "worker:1", "7")
+    assert ran.status == 1
+    assert len(ran.report["attempts"]) == 2
+    assert "not started again: 1 restart did not help" in ran.stderr
+    assert ran.stderr.count("Error: worker:1 on local exited with status 7") == 2
+
+
+def test_a_preemption_costs_no_restart(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "nodes: [{host: local, tasks: {worker: 2}}]\nrestart: {max_restarts: 1, pause_s: 0.1}\n"
+        f"program: {{command: [python3, {FLAKY}, 4, 'worker:0 worker:1', 42]}}\n"
+    )
+    ran = distlaunch("up", str(spec))
+    assert ran.status == 0, ran.stderr
+    assert [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]] == ["preempted"] * 3 + ["succeeded"]
+    assert "attempt 4 (not counted)" in ran.stderr
+
+
+def test_a_program_that_fails_before_the_cluster_is_up_is_not_started_again(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--max-restarts", "5", FLAKY, "9", "worker:1", "7")
+    assert len(ran.report["attempts"]) == 1
+    assert "not started again: the program failed before its first training step" in ran.stderr
+
+
+def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaunch: Distlaunch) -> None:
+    """A child that heeds no TERM outlives its task, and must not meet the next attempt."""
+    script = (
+        "import os, signal, subprocess, sys, time; "
+        "left = os.environ.get('PIDS'); "
+        "old = [int(p) for p in open(left).read().split()] if os.path.exists(left) else []; "
+        "assert not [p for p in old if os.path.exists(f'/proc/{p}')], 'somebody is left'; "
+        "c = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, signal.SIG_IGN); "
+        "time.sleep(60)'], start_new_session=True); "
+        "open(left, 'a').write(f'{c.pid} {os.getpid()} '); "
+        "time.sleep(0.5); sys.exit(7 if os.environ['DISTLAUNCH_ATTEMPT'] < '3' else 0)"
+    )
+    ran = distlaunch(
+        "local", "-n", "1", "--max-restarts", "2", "--", "python3", "-c", script, env={"PIDS": "pids"}, timeout=60
+    )
+    assert ran.status == 0, ran.stderr + ran.stdout
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, signum: int) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("nodes: [{host: local}]\nrestart: {max_restarts: 3, pause_s: 500}\nprogram: {command: ['false']}\n")
+    with (tmp_path / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(distlaunch_command("up", "--run-dir", "run", str(spec)), cwd=tmp_path, stderr=stderr)
+    with process:
+        try:
+            wait_until(lambda: "Starting again" in (tmp_path / "stderr").read_text(), "it pauses")
+            asked = time.monotonic()
+            process.send_signal(signum)
+            assert process.wait(timeout=20) == 128 + signum
+            assert time.monotonic() - asked < 5
+        finally:
+            process.kill()
+    assert os.path.exists(tmp_path / "run" / "report.json")
+    assert "Interrupted after" in (tmp_path / "stderr").read_text()
