@@ -216,13 +216,16 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     """The class of a task's own failure, whatever became of the others."""
     if event.evidence is not None:
         return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.cure)
-    if _is_preemption(event.exit):
-        return Cause(event, "preempted")
     crash = event.crash
+    raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
+    if not raised and _is_preemption(event.exit):
+        return Cause(event, "preempted")
     texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
     for known in _KNOWN:
         if any(known.pattern.search(text) for text in texts):
             return Cause(event, known.reference, cure=known.cure)
+    if raised:  # whatever ended its interpreter afterwards: us, mostly
+        return Cause(event, "task-failed")
     if event.exit.signal == signal.SIGKILL:
         cure = "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
         return Cause(event, "task-killed", cure=cure)

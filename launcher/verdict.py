@@ -140,7 +140,9 @@ def _judge_failure(
 
 
 def _render_end(cause: Cause) -> str:
-    how = cause.exited.exit
+    how, crash = cause.exited.exit, cause.exited.crash
+    if crash is not None and crash.thread is None and how.signal in (signal.SIGTERM, signal.SIGKILL):
+        return "failed"  # and was stopped while its interpreter shut down
     if cause.reference == "stalled":
         return f"was stopped by {how}"
     first = _HOW.get(cause.reference, "")

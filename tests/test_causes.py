@@ -29,6 +29,10 @@ def crash(exception: str, message: str) -> CrashRecord:
     [
         (TaskExited(W0, TaskExit(1), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
         (TaskExited(W0, TaskExit(7), 1050.0), (), "task-failed"),
+        # It raised, and was stopped while its interpreter shut down.
+        (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
+        (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, crash("ValueError", "no batch")), (), "task-failed"),
+        (TaskExited(W0, TaskExit(42), 1050.0, crash("SystemExit", "sys.exit(42)")), (), "preempted"),
         (TaskExited(W0, TaskExit(None, signal.SIGSEGV), 1050.0), (), "task-killed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0), (), "task-killed"),
         (TaskExited(W0, TaskExit(None, signal.SIGKILL), 1050.0, evidence=OOM), (), "out-of-memory"),

@@ -41,8 +41,9 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values kernel run_files after_import arrival
-    messages keras_support heartbeat patience oom
-    protocol ports processes programs task
+    messages keras_backup heartbeat patience oom
+    protocol ports processes programs keras_support
+    task
     started_task outbox meeting inspection
     connection dialling task_watch
     node_checks cleaning log_stream replica

@@ -11,7 +11,7 @@ the first step:
   more than 1. A collective inside gets its key as an input of that function, and TensorFlow does not feed
   such inputs through control flow. The step has to be traced in the loop itself.
 
-Behind that, it trains wrongly at two places, as it would have done all the time:
+Behind that, it trains wrongly at two places, as it would have done all the time (and at a third, `keras_backup`):
 
 - `BatchNormalization` no longer averages its moving statistics over the replicas (tf_keras does, and so did
   Keras up to 3.7), so that every worker evaluates and saves another model; and a worker that gets no sample of
@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from worker_entry.after_import import after_import
+from worker_entry.keras_backup import BACKUP, mend_backup
 
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -139,6 +140,7 @@ MENDS = {
     TRAINER: mend_trainer,
     BATCH_NORMALIZATION: mend_batch_normalization,
     LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
+    BACKUP: mend_backup,
 }
 """What looks at which module of Keras."""
 

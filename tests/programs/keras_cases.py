@@ -398,8 +398,7 @@ class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow h
 @case
 def backup_and_restore() -> Result:
     """A fit is interrupted after two epochs; another one resumes, and ends as if nothing had happened."""
-    # Keras 3 has no notion of a chief, so that workers need a directory each; tf_keras needs a shared one.
-    directory = OUT / "backup" if LEGACY else OWN / "backup"
+    directory = OUT / "backup"  # of all workers
     x, y = samples(32)
 
     def run(*more: Any) -> Result:

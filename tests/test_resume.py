@@ -1,0 +1,60 @@
+"""Training that is killed in its third epoch goes on from its last checkpoint on all workers, and ends as it should."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import PROGRAMS, Distlaunch
+
+pytestmark = pytest.mark.tensorflow
+
+KERAS = str(PROGRAMS / "resume_keras.py")
+LOOP = str(PROGRAMS / "resume_loop.py")
+
+
+@pytest.mark.parametrize("where", ["shared", "own", "empty"])
+def test_keras_goes_on_from_the_chiefs_backup(distlaunch: Distlaunch, where: str) -> None:
+    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", KERAS, "6", where, timeout=200)
+    assert ran.status == 0, ran.stderr
+    first, last = ran.report["attempts"]
+    assert (first["verdict"]["task"], first["verdict"]["reference"]) == ("worker:1", "task-killed")
+    assert last["verdict"]["reference"] == "succeeded"
+    ends = set()
+    for worker in ("worker-0", "worker-1"):
+        before = (ran.directory / "attempt-1" / f"{worker}.log").read_text()
+        after = (ran.directory / "attempt-2" / f"{worker}.log").read_text()
+        assert re.findall(r"epoch (\d) begins", before) == ["1", "2", "3"]
+        assert re.findall(r"epoch (\d) begins", after) == ["3", "4", "5", "6"]
+        assert "iterations 24\n" in after  # 4 steps of each of 6 epochs: the optimizer went on as well
+        ends.add(re.findall(r"^(?:epochs|sum) .*", after, re.MULTILINE)[-1])
+    assert len(ends) == 1  # both have the same weights, to the last bit
+    assert not list((ran.directory / "checkpoints").glob("backup/*"))
+
+
+def test_a_loop_of_its_own_goes_on_from_its_checkpoint(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "kill", timeout=200)
+    assert ran.status == 0, ran.stderr
+    assert ran.report["attempts"][0]["verdict"]["reference"] == "task-killed"
+    for worker in ("worker-0", "worker-1"):
+        log = (ran.directory / "attempt-2" / f"{worker}.log").read_text()
+        assert "begins at epoch 3, step 20\n" in log
+        assert "weight 120.0, steps 60\n" in log
+
+
+def test_a_preemption_of_one_worker_has_all_save_and_costs_no_restart(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", "--max-restarts", "1", LOOP, "6", "term", timeout=200)
+    assert ran.status == 0, ran.stderr
+    first, _ = ran.report["attempts"]
+    assert first["verdict"]["reference"] == "preempted"
+    assert [task["exit_code"] for task in first["tasks"]] == [42, 42]
+    assert not any(task["stopped_by_us"] for task in first["tasks"])
+    assert "(not counted)" in ran.stderr
+    for worker in ("worker-0", "worker-1"):
+        begun = re.search(
+            r"begins at epoch 3, step (\d+)\n", (ran.directory / "attempt-2" / f"{worker}.log").read_text()
+        )
+        assert begun is not None
+        assert 25 <= int(begun[1]) < 30
+        assert "weight 120.0, steps 60\n" in (ran.directory / "attempt-2" / f"{worker}.log").read_text()
