@@ -52,13 +52,8 @@ def clean(what: str) -> Iterator[CleanedNode]:
         DistlaunchError: there is no such run or spec, or the run is still under way.
     """
     spec, run_ids = _find(what)
-    yield from clean_nodes(spec, spec.nodes, run_ids)
-
-
-def clean_nodes(spec: ClusterSpec, nodes: Sequence[NodeSpec], run_ids: Sequence[str]) -> Iterator[CleanedNode]:
-    """Cleans some of a spec's nodes of these runs."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        yield from pool.map(lambda node: _clean_node(spec, node, run_ids), nodes)
+        yield from pool.map(lambda node: _clean_node(spec, node, run_ids), spec.nodes)
 
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:

@@ -318,12 +318,13 @@ def _run(spec: ClusterSpec, *, run_dir: Path | None, dry_run: bool, verbose: boo
 
 
 def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:
+    from launcher.casting import at_first
     from launcher.plan import NodeFacts
     from launcher.run import make_replan
     from launcher.spec import LOCAL
     from worker_entry import kernel
 
-    return make_replan(spec)({LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}, None, None)
+    return make_replan(at_first(spec))({LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}, None, None)
 
 
 def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:

@@ -37,6 +37,8 @@ class NodeLinks:
         self._lease_s = lease_s
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
+        self._left: dict[str, int | None] = {}
+        """What is left on nodes that were lost."""
         self._serials: dict[str, int] = {}
         """Which link to a node it is; what comes from an older one is not for us."""
         self._queue: queue.SimpleQueue[tuple[int, Happening]] = queue.SimpleQueue()
@@ -75,12 +77,12 @@ class NodeLinks:
 
     def forget(self, nodes: Collection[str]) -> None:
         """Closes the links to nodes that were lost; what they may yet say is not heard any more."""
-        gone = [self._links.pop(node) for node in nodes if node in self._links]
+        gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
             self._serials[node] = self._serials.get(node, 0) + 1
         with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
-            list(pool.map(lambda link: link.close(), gone))
+            self._left.update(zip(gone, pool.map(lambda link: link.close(), gone.values()), strict=True))
 
     def put(self, happening: Happening) -> None:
         self._queue.put((0, happening))
@@ -118,4 +120,4 @@ class NodeLinks:
             left = dict(zip(others, pool.map(lambda node: self._links[node].close(), others), strict=True))
         left |= {node: self._links[node].close() for node in here}
         self._mirror.close()
-        return left
+        return self._left | left

@@ -9,10 +9,11 @@ import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from launcher.casting import at_first, cast
 from launcher.check_report import make_check_report
-from launcher.clean import clean_nodes
 from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
+from launcher.gang_loop import Cast, Replan, Stage
 from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan, NodeFacts, make_plan
 from launcher.preflight import Preflight
@@ -20,7 +21,7 @@ from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
 from launcher.spec import DEMO_MODULE, ClusterSpec
 from launcher.spec_parts import ProgramSpec
-from launcher.supervisor import Replan, Supervisor
+from launcher.supervisor import Supervisor
 from launcher.sync import make_bundle
 from launcher.tasks import TaskId
 from launcher.ways import Ways, find_ways, make_transport
@@ -45,12 +46,13 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
     spec = _place_checkpoints(_place_demo(spec, files), files)
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
+    tasked = at_first(spec).nodes
     console = open_console(tasks, verbose=verbose)
     try:
-        count = len(spec.nodes)
-        where = "this machine" if count == 1 and spec.nodes[0].is_local else f"{count} node{'s'[: count > 1]}"
+        count = len(tasked)
+        where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
         console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
-        preflight = Preflight(spec, secrets.token_hex(8)) if checks else None
+        preflight = Preflight(at_first(spec), secrets.token_hex(8)) if checks else None
         return _make_supervisor(spec, run_id, files, ways, console, preflight).run()
     finally:
         console.close()
@@ -65,17 +67,19 @@ def check(spec: ClusterSpec) -> CheckReport:
     spec, ways = find_ways(spec)
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         files = RunDir(Path(folder))
-        preflight = Preflight(spec, secrets.token_hex(8))
+        preflight = Preflight(at_first(spec), secrets.token_hex(8))
         console = open_console([], verbose=False)
         try:
             run_id = make_run_id(spec.name)
-            supervisor = _make_supervisor(_place_demo(spec, files), run_id, files, ways, console, preflight, True)
+            supervisor = _make_supervisor(
+                _place_demo(spec, files), run_id, files, ways, console, preflight, only_checks=True
+            )
             gang = supervisor.check()
         finally:
             console.close()
     if gang.signal is not None:
         raise InterruptionError(gang.signal)
-    return make_check_report(spec, preflight, gang)
+    return make_check_report(at_first(spec), preflight, gang)
 
 
 def _make_supervisor(
@@ -85,28 +89,31 @@ def _make_supervisor(
     ways: Ways,
     console: Console,
     preflight: Preflight | None,
+    *,
     only_checks: bool = False,
 ) -> Supervisor:
-    def clean(hosts: Collection[str]) -> None:
-        lost = [node for node in spec.nodes if node.host in hosts and not node.is_local]
-        for cleaned in clean_nodes(spec, lost, [run_id]):
-            console.note(f"Leftovers on {cleaned}")
+    """`preflight` is that of the first start."""
+
+    def recast(lost: Collection[str]) -> Cast | None:
+        chosen = cast(spec, lost)
+        if chosen is None:
+            return None
+        nodes, notes = chosen
+        again = Preflight(nodes, secrets.token_hex(8)) if preflight is not None and lost else preflight
+        return Cast(make_replan(nodes), again, notes)
 
     transports = {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes}
-    return Supervisor(
-        make_replan(spec),
-        spec.timeouts,
-        spec.restart,
-        (spec.ports.first, spec.ports.last),
+    stage = Stage(
         run_id,
         files,
         NodeLinks(transports, run_id, files, spec.timeouts.lease_s),
-        clean,
         console,
-        preflight,
+        spec.timeouts,
+        (spec.ports.first, spec.ports.last),
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
-        only_checks=only_checks,
+        only_checks,
     )
+    return Supervisor(stage, recast, spec.restart)
 
 
 def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:

@@ -58,6 +58,8 @@ class NodeSpec(Model):
     """Several to choose from, instead of `address`: the first that every node reaches is used."""
     tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
     """How many tasks of each type run here."""
+    spare: bool = False
+    """Runs no task at first, but takes the place of a node that is lost, when the cluster is started again."""
     port: Port | None = None
     """The port of the first task here; the next tasks get the next ports. Without it, free ones of `ports`."""
     gpus: list[GpuName] | None = None
@@ -70,6 +72,10 @@ class NodeSpec(Model):
     """Environment variables of the tasks here, over those of the cluster."""
     ssh: SshSpec = SshSpec()
     """How this node is reached, over what `ssh` of the cluster says."""
+
+    def count(self, task_type: TaskType) -> int:
+        """How many tasks of this type run here from the start."""
+        return 0 if self.spare else self.tasks.get(task_type, 0)
 
     @property
     def is_local(self) -> bool:
@@ -131,7 +137,7 @@ class ClusterSpec(Model):
         counts: dict[TaskType, int] = dict.fromkeys(TASK_TYPES, 0)
         for node in self.nodes:
             for task_type in TASK_TYPES:
-                for _ in range(node.tasks.get(task_type, 0)):
+                for _ in range(node.count(task_type)):
                     yield node, TaskId(task_type, counts[task_type])
                     counts[task_type] += 1
 
@@ -145,7 +151,7 @@ def render_path(path: Path) -> str:
 
 
 def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    total = sum(sum(node.tasks.values()) for node in spec.nodes)
+    total = sum(node.count(task_type) for node in spec.nodes for task_type in TASK_TYPES)
     if total > TASKS_LIMIT:
         yield ("nodes",), f"{total:,} tasks are more than a cluster can have; the limit is {TASKS_LIMIT:,}"
         return
@@ -159,11 +165,15 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    totals = {task_type: sum(n.tasks.get(task_type, 0) for n in spec.nodes) for task_type in TASK_TYPES}
+    totals = {task_type: sum(n.count(task_type) for n in spec.nodes) for task_type in TASK_TYPES}
     if not any(totals[task_type] for task_type in TRAINING_TYPES):
         yield ("nodes",), "no task trains; give at least one node `tasks: {worker: 1}`"
     for index, node in enumerate(spec.nodes):
         path = ("nodes", index, "tasks")
+        if node.spare:
+            if "tasks" in node.model_fields_set:
+                yield path, "a spare node gets the tasks of the node whose place it takes; leave `tasks:` out"
+            continue
         for task_type in ("chief", "evaluator"):
             if totals[task_type] > 1 and node.tasks.get(task_type, 0):
                 message = f"a cluster has at most one {task_type}, this one has {totals[task_type]}; keep one"

@@ -108,6 +108,8 @@ class RestartSpec(Model):
     """Restarts are counted within so many seconds; 0: within the whole run."""
     pause_s: Seconds = 1.0
     """Before the first restart; before each that follows soon it doubles, up to a minute."""
+    min_workers: Annotated[int, Field(ge=0)] = 0
+    """When a node is lost and no spare is left, go on without it if so many workers remain; 0: do not."""
     on: list[FailureName] = [
         "task-failed",
         "task-killed",

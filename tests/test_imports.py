@@ -19,7 +19,7 @@ LAUNCHER_LAYERS = """
     spec_parts
     events spec tf_config terminal run_dir
     marked_yaml
-    spec_file local_mode plan gang console sync
+    spec_file local_mode plan gang console sync casting
     causes restarts
     verdict
     report news preflight
@@ -31,9 +31,9 @@ LAUNCHER_LAYERS = """
     transports.ssh_connect
     transports.ssh
     node_links ways
+    gang_loop
     supervisor
-    clean
-    run
+    run clean
     cli
     __main__
 """

@@ -322,7 +322,8 @@ class TestShown:
 
 SHOW = """
 import json, os, sys
-names = ("_", "PWD", "OLDPWD", "SHLVL", "DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "LC_CTYPE")
+of_a_run = ("DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_CHECKPOINT_DIR")
+names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", *of_a_run)
 env = {name: value for name, value in os.environ.items() if name not in names}
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": env, "path": sys.path}
 print("SHOWN " + json.dumps(shown), flush=True)

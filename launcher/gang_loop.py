@@ -1,0 +1,249 @@
+"""The shell around the gang: it carries frames and signals to `gang.decide` and performs what that decided.
+
+One queue, one loop. Everything that happens (a frame, a closed link, a signal) is put into the queue by whoever
+sees it, and only the loop acts.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.console import Console
+from launcher.events import (
+    Action,
+    Checked,
+    CheckNodes,
+    Event,
+    Interrupted,
+    NodeLost,
+    NodeRefused,
+    PrepareNodes,
+    StartTasks,
+    StopNodes,
+    SyncNodes,
+    Tick,
+    from_message,
+)
+from launcher.gang import Gang, Phase, Rules, decide, new_gang
+from launcher.news import Reminder, render_news
+from launcher.node_links import NodeLinks
+from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
+from launcher.preflight import Preflight
+from launcher.run_dir import RunDir
+from launcher.spec_parts import TimeoutsSpec
+from launcher.sync import Bundle
+from launcher.tasks import TaskId
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from worker_entry.messages import Dialled, Fetch, Inspected, Message, Prepare, Ready, Start, Stop
+from worker_entry.values import Problem, TaskStart
+
+IDLE_S = 0.5
+"""How often what nobody tells us is looked at."""
+
+Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None, Mapping[str, str] | None], LaunchPlan]
+"""Makes the plan from what the nodes said of themselves, the ports they hold, and the addresses they can dial."""
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The nodes that take part: how to plan for them, how to check them first, if at all, and what the user is told.
+
+    `dialled`: the addresses that an earlier check has chosen, by node.
+    """
+
+    replan: Replan
+    preflight: Preflight | None
+    notes: Sequence[str] = ()
+    dialled: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What all attempts of a run share. `timeouts` and `port_range` are the spec's.
+
+    With `only_checks`, nothing is started.
+    """
+
+    run_id: str
+    run_dir: RunDir
+    links: NodeLinks
+    console: Console
+    timeouts: TimeoutsSpec
+    port_range: tuple[int, int]
+    bundle: Bundle | None = None
+    only_checks: bool = False
+
+
+class GangLoop:
+    """One attempt, the `attempt`-th.
+
+    `plan` is what was started, `dialled` the addresses that the checks chose, as far as they are known.
+    """
+
+    def __init__(self, stage: Stage, chosen: Cast, attempt: int) -> None:
+        self._stage = stage
+        self._links = stage.links
+        self._console = stage.console
+        self._replan = chosen.replan
+        self._preflight = chosen.preflight
+        self._attempt = attempt
+        self.plan = chosen.replan({}, None, None)
+        self._checked = False
+        self.dialled = chosen.dialled
+        self._unread = False
+
+    def run(self) -> Gang:
+        """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
+        self._write_plan()
+        gang = self._new_gang()
+        for node in gang.rules.nodes.keys() - gang.ready:
+            self._links.connect(node, next(self._tasks_of(node)).directory)
+        self._links.put(Tick())
+        reminder = Reminder(time.monotonic())
+        while gang.phase is not Phase.FINISHED:
+            until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
+            for event in self._next_events(until_due):
+                earlier = gang
+                gang, actions = decide(gang, event, time.monotonic())
+                if news := render_news(earlier, gang, event) or reminder.remind(gang, time.monotonic()):
+                    self._console.note(news)
+                for action in actions:
+                    self._perform(action, gang)
+                self._end_checks(gang)
+        return gang
+
+    def _new_gang(self) -> Gang:
+        rules = self._rules()
+        known = frozenset(self._links.ready) & rules.nodes.keys()
+        if self._preflight is not None:
+            for node in known:
+                self._preflight.note(node, self._links.ready[node], self._links.clock_offset_s(node))
+        return replace(new_gang(rules, time.monotonic()), ready=known, rules=replace(rules, syncs=rules.syncs - known))
+
+    # --- what happens ---
+
+    def _next_events(self, timeout_s: float) -> Iterator[Event]:
+        happening = self._links.next(timeout_s)
+        if happening is None:
+            yield from self._overdue()
+            return
+        if not isinstance(happening, tuple):
+            yield happening
+            return
+        node, message = happening
+        match message:
+            case LinkClosed(reason):
+                yield NodeLost(node, reason)
+                return
+            case LinkDropped(reason):
+                wait_s = self._stage.timeouts.lease_s
+                self._console.warn(f"node {node}: {reason}; its tasks go on, looking for a way back for {wait_s:g} s")
+                return
+            case LinkResumed(after_s):
+                self._console.note(f"node {node}: connected again after {after_s:.1f} s; nothing was lost")
+                return
+            case LinkNote(text):
+                self._console.warn(text)
+                return
+        yield from self._translate(node, message)
+
+    def _translate(self, node: str, message: Message) -> Iterator[Event]:
+        offset_s = self._links.clock_offset_s(node)
+        if self._preflight is not None and isinstance(message, (Ready, Inspected, Dialled)):
+            self._preflight.note(node, message, offset_s)
+        try:
+            if isinstance(message, Fetch) and self._stage.bundle is not None:
+                self._links.send(node, *self._stage.bundle.read_piece(message))
+            event = from_message(node, message, offset_s)
+        except ValueError as error:
+            event = NodeLost(node, f"the agent sent {error}")
+        if event is not None:
+            yield event
+
+    def _overdue(self) -> Iterator[Event]:
+        if self._console.broken and not self._unread:  # `distlaunch … | head`
+            self._unread = True
+            yield Interrupted(signal.SIGPIPE)
+        yield Tick()
+
+    # --- actions ---
+
+    def _perform(self, action: Action, gang: Gang) -> None:
+        match action:
+            case SyncNodes():
+                assert self._stage.bundle is not None
+                for node in gang.rules.syncs & gang.awaited:
+                    self._links.send(node, self._stage.bundle.offer)
+            case PrepareNodes():
+                self.plan = self._replan(self._links.facts(), None, None)
+                for warning in self.plan.warnings if self._attempt == 1 else ():
+                    self._console.warn(warning)
+                checks = self._preflight if gang.rules.checks else None
+                for node in gang.awaited:
+                    requests = [task.request for task in self._tasks_of(node)]
+                    nonce = checks.nonce if checks is not None else ""
+                    self._links.send(node, Prepare(self._attempt, requests, *self._stage.port_range, nonce))
+                    if checks is not None:
+                        self._links.send(node, checks.make_inspect(node))
+            case CheckNodes():
+                assert self._preflight is not None
+                for node in gang.awaited:
+                    self._links.send(node, self._preflight.make_dial(gang.ports))
+            case StartTasks(ports):
+                self.plan = self._replan(self._links.facts(), ports, self.dialled)
+                self._write_plan()
+                for node in gang.rules.nodes:
+                    starts = [self._start(task) for task in self._tasks_of(node)]
+                    self._links.send(node, Start(self._attempt, starts))
+                for task in self.plan.tasks:
+                    self._console.follow(task.task, self._stage.run_dir.log(self._attempt, task.task))
+            case StopNodes(grace_s):
+                for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                    self._links.send(node, Stop(grace_s))
+
+    def _end_checks(self, gang: Gang) -> None:
+        """Once all nodes have answered, the gang is told what came of it."""
+        checks = self._preflight
+        if checks is None or gang.phase is not Phase.CHECKING or self._checked or not checks.is_complete(gang.awaited):
+            return
+        self._checked = True
+        self.dialled = checks.choose_addresses()
+        for choice in checks.render_choices():
+            self._console.note(choice)
+        errors: list[Event] = []
+        for finding in () if self._stage.only_checks else checks.findings():
+            if finding.level == "warning":
+                self._console.warn(finding.message)
+            else:
+                problem = Problem(finding.reference, finding.message, finding.cure)
+                errors.append(NodeRefused(finding.node, (problem,)))
+        for event in errors or [Checked()]:
+            self._links.put(event)
+
+    def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
+        return (task for task in self.plan.tasks if task.node == node)
+
+    def _start(self, task: TaskPlan) -> TaskStart:
+        env = {**task.env, "DISTLAUNCH_RUN_ID": self._stage.run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
+        return TaskStart(
+            str(task.task), task.program, env, ["TF_CONFIG"], task.mend_keras, self._stage.timeouts.lease_s
+        )
+
+    def _rules(self) -> Rules:
+        nodes = {node: frozenset(task.task for task in self._tasks_of(node)) for node in self.plan.nodes}
+        return Rules(
+            nodes=nodes,
+            forming=frozenset(task.task for task in self.plan.tasks if task.opens_port),
+            start_s=self._stage.timeouts.start_s,
+            drain_s=self._stage.timeouts.drain_s,
+            stop_grace_s=self._stage.timeouts.stop_grace_s,
+            syncs=self._links.far & nodes.keys() if self._stage.bundle is not None else frozenset(),
+            checks=self._preflight is not None,
+            only_checks=self._stage.only_checks,
+        )
+
+    def _write_plan(self) -> None:
+        self._stage.run_dir.write_json(self._stage.run_dir.plan, render_json(self.plan))
