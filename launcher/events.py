@@ -19,6 +19,7 @@ from worker_entry.messages import (
     Refused,
     Started,
     Synced,
+    Told,
 )
 from worker_entry.values import CrashRecord, Problem, TaskExit
 
@@ -100,6 +101,15 @@ class TaskListening:
 
 
 @dataclass(frozen=True)
+class TaskTold:
+    """How far the task's program has come, as a phrase that goes on from its name, and since when."""
+
+    task: TaskId
+    phase: str
+    since: float
+
+
+@dataclass(frozen=True)
 class TaskHalted:
     """A signal has stopped the task, as SIGSTOP does; None: it goes on."""
 
@@ -149,6 +159,7 @@ Event = (
     | TaskStarted
     | TaskListening
     | TaskHalted
+    | TaskTold
     | TaskExited
     | Interrupted
     | Tick
@@ -220,6 +231,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
+        case Told(task, status):
+            return TaskTold(parse_task_id(task), status.phase, status.since - clock_offset_s)
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
         case Exited(task, how, time, crash, finished, evidence):

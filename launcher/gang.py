@@ -33,6 +33,7 @@ from launcher.events import (
     TaskHalted,
     TaskListening,
     TaskStarted,
+    TaskTold,
 )
 from launcher.tasks import TaskId
 
@@ -106,6 +107,7 @@ class Gang:
     inspected: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
+    told: Mapping[TaskId, TaskTold] = field(default_factory=dict)
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
     """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
@@ -197,7 +199,7 @@ def _can_be(gang: Gang, event: Event) -> bool:
         case TaskStarted(task):
             asked = gang.phase not in BEFORE_START and gang.prepared == gang.rules.nodes.keys()
             return asked and task in gang.rules.tasks and task not in gang.started
-        case TaskHalted(task):
+        case TaskHalted(task) | TaskTold(task):
             return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
         case TaskListening(task):
             # A port that opens after its deadline does not change what the cluster was stopped for.
@@ -228,6 +230,8 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, started={**gang.started, task: event}, stopped=stopped)
         case TaskListening(task):
             return replace(gang, listening={**gang.listening, task: event})
+        case TaskTold(task):
+            return replace(gang, told={**gang.told, task: event})
         case TaskHalted(task, signum):
             others = {name: halt for name, halt in gang.halted.items() if name != task}
             return replace(gang, halted=others if signum is None else {**others, task: event})

@@ -108,7 +108,7 @@ class GangLoop:
             for event in self._next_events(until_due):
                 earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
-                if news := render_news(earlier, gang, event) or reminder.remind(gang, time.monotonic()):
+                if news := render_news(earlier, gang, event) or reminder.remind(gang, time.monotonic(), time.time()):
                     self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)

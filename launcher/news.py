@@ -8,9 +8,12 @@ from launcher.causes import find_cause
 from launcher.events import Event, Interrupted, NodeSynced, TaskHalted
 from launcher.gang import BEFORE_START, Gang, Phase, Reason
 from launcher.restarts import Restart
+from launcher.waiting import render_waiting
 from worker_entry.values import TaskExit
 
 REMIND_S = 5.0
+FORMING_REMIND_S = 15.0
+"""To import TensorFlow takes its time."""
 SHOWN_NODES = 8
 
 
@@ -58,15 +61,21 @@ def _is_up(gang: Gang) -> bool:
 
 
 class Reminder:
-    """Says whom we are waiting for before the start, again and again while that lasts; `started`: monotonic seconds."""
+    """Says whom we are waiting for until the cluster is up, again and again; `started`: monotonic seconds."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._due = started + REMIND_S
 
-    def remind(self, gang: Gang, now: float) -> str | None:
-        """The line, when one is due."""
-        if gang.phase not in BEFORE_START or now < self._due:
+    def remind(self, gang: Gang, now: float, time: float) -> str | None:
+        """The line, when one is due; `time`: now in Unix seconds."""
+        if now < self._due:
+            return None
+        if gang.phase is Phase.FORMING and gang.missing and gang.started:
+            self._due = now + FORMING_REMIND_S
+            since = min(event.time for event in gang.started.values())
+            return f"Forming, {time - since:.0f} s: {render_waiting(gang, time)}" if time - since >= REMIND_S else None
+        if gang.phase not in BEFORE_START:
             return None
         self._due = now + REMIND_S
         missing = sorted(gang.silent or gang.awaited)

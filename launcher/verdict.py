@@ -19,6 +19,7 @@ from launcher.gang import SAVED_STATUS, Gang, Reason
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.tasks import TaskId
+from launcher.waiting import render_waiting
 from worker_entry.values import CrashRecord, Problem, TaskExit
 
 SHOWN_LIMIT = 8
@@ -60,7 +61,7 @@ def judge(
         case Reason.NODE_LOST:
             return _judge_loss(gang, agents_said)
         case Reason.START_TIMEOUT:
-            verdict = _judge_start_timeout(gang, plans)
+            verdict = _judge_start_timeout(gang)
         case Reason.DRAIN_TIMEOUT:
             verdict = _judge_drain_timeout(gang)
         case _:
@@ -249,7 +250,7 @@ def _render_loss(gang: Gang, node: str) -> str:
     return f"node {node} {how}: {gang.lost[node]}"
 
 
-def _judge_start_timeout(gang: Gang, plans: Mapping[TaskId, TaskPlan]) -> Verdict:
+def _judge_start_timeout(gang: Gang) -> Verdict:
     if gang.silent:
         message = f"no answer from {', '.join(sorted(gang.silent))} within {gang.rules.start_s:g} s"
         return Verdict(reference="start-timeout", message=message)
@@ -258,14 +259,12 @@ def _judge_start_timeout(gang: Gang, plans: Mapping[TaskId, TaskPlan]) -> Verdic
         message = f"no cluster within {gang.rules.start_s:g} s: not started: {_names(unborn)}"
         return Verdict(reference="start-timeout", message=message)
     missing = gang.missing
-    shown = ", ".join(f"{task} (port {gang.ports[task]} on {plans[task].node})" for task in missing[:SHOWN_LIMIT])
-    more = f" and {len(missing) - SHOWN_LIMIT} more" if len(missing) > SHOWN_LIMIT else ""
-    what = "did not open its port" if len(missing) == 1 else "did not open their ports"
+    due = max(event.time for event in gang.started.values()) + gang.rules.start_s
+    ended = min((event.time for event in gang.exits.values()), default=due)
     return Verdict(
         reference="start-timeout",
-        message=f"no cluster within {gang.rules.start_s:g} s: {shown}{more} {what}",
+        message=f"no cluster within {gang.rules.start_s:g} s: {render_waiting(gang, ended)}",
         task=str(missing[0]) if len(missing) == 1 else None,
-        evidence=[f"up: {_names(gang.listening)}"] if gang.listening else [],
         cure="a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
         "(--start-timeout) if it needs longer, 0 turns this off",
     )

@@ -20,7 +20,7 @@ LAUNCHER_LAYERS = """
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang console sync casting
-    causes restarts
+    causes restarts waiting
     verdict
     report news preflight
     check_report
@@ -43,6 +43,7 @@ WORKER_LAYERS = """
     values kernel run_files after_import arrival
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
+    status
     task
     started_task outbox meeting inspection
     connection dialling task_watch

@@ -24,6 +24,7 @@ import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from worker_entry.protocol import parse
+from worker_entry.status import read_status
 from worker_entry.task import MESSAGE_LIMIT
 from worker_entry.values import CrashRecord
 
@@ -535,6 +536,7 @@ class Task:
             "program": {"kind": kind, "target": target, "args": []},
             "crash_file": str(options.pop("crash_file", self.crash_file)),
             "finished_file": str(self.finished_file),
+            "status_file": str(self.folder / "status.json"),
             "mend_keras": False,
             "heartbeat_s": 0.0,
         }
@@ -757,3 +759,24 @@ def test_a_program_that_gives_up_because_of_its_thread_keeps_the_record_of_the_t
 def test_what_the_program_raises_itself_goes_before_the_exception_of_a_thread(task: Task) -> None:
     record = task.crash(LOADER + "thread.join()\nraise ValueError('no batch')\n")
     assert (record.exception, record.line, record.thread) == ("ValueError", 7, None)
+
+
+def test_the_agent_can_read_how_far_a_program_has_come(task: Task) -> None:
+    (task.folder / "tensorflow.py").write_text("print(open('status.json').read())\n")
+    source = "print(open('status.json').read())\nimport tensorflow\nprint(open('status.json').read())\n"
+    ended = task.run(source)
+    assert [json.loads(line)["phase"] for line in ended.stdout.splitlines()] == [
+        "has not imported TensorFlow",
+        "is importing TensorFlow",
+        "has imported TensorFlow",
+    ]
+    status = read_status(str(task.folder / "status.json"))
+    assert status is not None
+    assert time.time() - 60 < status.since <= time.time()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"phase": "x"}', "[]", '{"phase": "x", "since": "now"}'])
+def test_a_status_that_is_none_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert read_status(str(tmp_path / "status.json")) is None
+    assert read_status(str(tmp_path / "absent.json")) is None

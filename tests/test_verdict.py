@@ -11,7 +11,18 @@ from hypothesis import given, settings
 
 from launcher.causes import COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES, find_cause, is_collateral, was_stopped
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
-from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited, Tick
+from launcher.events import (
+    Event,
+    Interrupted,
+    NodeEmpty,
+    NodeLost,
+    NodeReady,
+    NodeRefused,
+    TaskExited,
+    TaskHalted,
+    TaskTold,
+    Tick,
+)
 from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S, Gang, Reason, Rules
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import Verdict
@@ -414,19 +425,16 @@ class TestStartTimeout:
 
         assert judged(gang) == Verdict(
             reference="start-timeout",
-            message="no cluster within 600 s: worker:1 (port 20001 on b) did not open its port",
+            message="no cluster within 600 s: waiting for worker:1 on b (port 20001 not open); worker:0 is ready",
             task="worker:1",
-            evidence=["up: worker:0"],
             cure=self.CURE,
         )
 
     def test_names_all_that_are_missing(self) -> None:
         verdict = judged(self.timed_out(TWO_NODES, *started(W0, W1)))
 
-        assert (
-            verdict.message == "no cluster within 600 s: worker:0 (port 20000 on a), worker:1 (port 20001 on b) "
-            "did not open their ports"
-        )
+        waiting = "waiting for worker:0 on a (port 20000 not open), worker:1 on b (port 20001 not open)"
+        assert verdict.message == f"no cluster within 600 s: {waiting}"
         assert (verdict.task, verdict.evidence) == (None, [])
 
     def test_names_a_few_of_many(self) -> None:
@@ -434,7 +442,16 @@ class TestStartTimeout:
 
         verdict = judged(self.timed_out({"a": workers}, *started(*workers), *listening(W0)))
 
-        assert verdict.message.endswith("worker:8 (port 20008 on a) and 21 more did not open their ports")
+        assert verdict.message.endswith("worker:4 on a (port 20004 not open) and 25 more; worker:0 is ready")
+
+    def test_says_how_far_each_has_come(self) -> None:
+        importing = TaskTold(W0, "is importing TensorFlow", 1660.0)
+        gang = self.timed_out(TWO_NODES, *started(W0, W1), importing, TaskHalted(W1, signal.SIGSTOP, 1650.0))
+
+        assert judged(gang).message == (
+            "no cluster within 600 s: waiting for worker:0 on a (port 20000 not open, is importing TensorFlow, 40 s), "
+            "worker:1 on b (port 20001 not open, stopped by a signal)"
+        )
 
     def test_names_the_tasks_that_were_never_started(self) -> None:
         rules = make_rules({"a": [W0, W2], "b": [W1, EVALUATOR]})

@@ -9,19 +9,23 @@ from types import ModuleType
 from typing import Optional
 
 
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with the module when it has been imported, or now if it has been; it must not raise."""
+def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optional[Callable[[], None]] = None) -> None:
+    """Calls `then` with the module when it has been imported, or now if it has been; it must not raise.
+
+    `before` is called when the import begins, if it has not yet.
+    """
     if name in sys.modules:
         then(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Finder(name, then))
+        sys.meta_path.insert(0, _Finder(name, then, before))
 
 
 class _Finder:
     """A meta path finder that finds one module."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, then: Callable[[ModuleType], None], before: Optional[Callable[[], None]]) -> None:
         self._name = name
+        self._before = before
         self._then = then
 
     def find_spec(
@@ -38,6 +42,8 @@ class _Finder:
             # Not before: a program may ask for the spec only to see whether there is such a module.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
+            if self._before is not None:
+                self._before()
             execute(module)
             self._then(module)
 

@@ -1,7 +1,6 @@
 """The messages between controller and agent; `protocol` turns them into bytes and back.
 
-Each is a frozen dataclass whose class name is its frame's `type`. All times are Unix seconds by the clock of the
-machine where the fact was seen.
+Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the clock of who saw it.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from worker_entry.values import (
     TaskExit,
     TaskRequest,
     TaskStart,
+    TaskStatus,
 )
 
 VERSION = 2
@@ -258,6 +258,14 @@ class Listening:
 
 
 @dataclass(frozen=True)
+class Told:
+    """How far the task's program has come."""
+
+    task: str
+    status: TaskStatus
+
+
+@dataclass(frozen=True)
 class Halted:
     """A signal has stopped the task, as SIGSTOP does; 0: it goes on."""
 
@@ -294,8 +302,7 @@ class Exited:
 class Empty:
     """No process of the attempt is left on the node, and all of the logs is sent.
 
-    `left_behind` counts the processes that outlived their task and had to be ended, `killed` those that did not
-    heed TERM.
+    `left_behind` counts those that outlived their task and had to be ended, `killed` those that did not heed TERM.
     """
 
     attempt: int
@@ -331,6 +338,7 @@ ToController = Union[
     Started,
     Listening,
     Halted,
+    Told,
     Log,
     Exited,
     Empty,

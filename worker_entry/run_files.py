@@ -42,6 +42,10 @@ class AttemptFiles:
         """Empty; there once the program has come to its end without a failure."""
         return self._path(task, "finished")
 
+    def status(self, task: str) -> str:
+        """How far the program has come."""
+        return self._path(task, "status.json")
+
     def order(self, task: str) -> str:
         """What the task runner is told, so that nothing of the user's is on its command line."""
         return self._path(task, "order.json")

@@ -15,7 +15,8 @@ from worker_entry.oom import OomWatch
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.values import CrashRecord, Problem, TaskExit, TaskStart
+from worker_entry.status import read_status
+from worker_entry.values import CrashRecord, Problem, TaskExit, TaskStart, TaskStatus
 
 if TYPE_CHECKING:
     import subprocess
@@ -39,6 +40,7 @@ class StartedTask:
         self._log = log
         self._offset = 0
         self._files = files
+        self._status: Optional[TaskStatus] = None
 
     @classmethod
     def start(cls, start: TaskStart, files: AttemptFiles, cwd: str) -> StartedTask:
@@ -57,6 +59,7 @@ class StartedTask:
                 "program": asdict(program),
                 "crash_file": files.crash(start.task),
                 "finished_file": files.finished(start.task),
+                "status_file": files.status(start.task),
                 "mend_keras": start.mend_keras,
                 "heartbeat_s": start.heartbeat_s,
             }
@@ -95,6 +98,14 @@ class StartedTask:
         except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
         return record
+
+    def new_status(self) -> Optional[TaskStatus]:
+        """How far the program has come, if that is news."""
+        status = read_status(self._files.status(self.name))
+        if status is None or status == self._status:
+            return None
+        self._status = status
+        return status
 
     def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""

@@ -33,6 +33,14 @@ class CrashRecord:
 
 
 @dataclass(frozen=True)
+class TaskStatus:
+    """How far a running program has come, as a phrase that goes on from its name, and since when."""
+
+    phase: str
+    since: float
+
+
+@dataclass(frozen=True)
 class TaskExit:
     """How a process ended: by an exit `code` or by a `signal`, never both and never folded into one number."""
 
