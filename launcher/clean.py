@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.run_dir import RunDir, runs_directory
+from launcher.run_dir import RunDir, find_run, runs_directory
 from launcher.spec import ClusterSpec, NodeSpec
 from launcher.spec_file import load_spec
 from launcher.transports.base import LinkError
 from launcher.ways import find_target
 from worker_entry import cleaning
-from worker_entry.messages import VERSION, Clean, Cleaned
+from worker_entry.messages import Cleaned
+from worker_entry.orders import VERSION, Clean
 
 AT_ONCE = 32
 ANSWER_S = 60.0
@@ -57,13 +58,9 @@ def clean(what: str) -> Iterator[CleanedNode]:
 
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
-    runs = runs_directory(os.environ)
     if Path(what).is_file():
-        return load_spec(Path(what), os.environ), [*_ended_runs(runs)]
-    folder = next((path for path in (Path(what), runs / what) if path.is_dir()), None)
-    if folder is None:
-        raise UsageError(f"there is no run and no spec {what}", cure="name a run's folder, or a spec file")
-    files = RunDir(folder.absolute())
+        return load_spec(Path(what), os.environ), [*_ended_runs(runs_directory(os.environ))]
+    files = find_run(what)
     run_id, pid = files.read_run()
     if pid is not None:
         raise UsageError(f"run {run_id} is still under way (pid {pid})", cure="end it with Ctrl-C")

@@ -292,6 +292,19 @@ def clean(what: str) -> int:
 
 
 @cli.command()
+@click.argument("run")
+def stacks(run: str) -> int:
+    """Show what all tasks of a running RUN are doing: their Python stacks, equal ones together.
+
+    RUN is a run's folder or name. Nothing is stopped. SIGUSR1 to its distlaunch does the same, on its own terminal.
+    """
+    from launcher.run_dir import find_run
+
+    click.echo(find_run(run).ask_stacks(), nl=False)
+    return 0
+
+
+@cli.command()
 @click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
 def schema(what: str) -> None:
     """Print the JSON Schema of a spec, for editors, of report.json, or of what `check --json` prints."""

@@ -143,6 +143,11 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class StacksAsked:
+    """The user wants to know what all tasks are doing; it changes nothing."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing happened; time has passed."""
 
@@ -162,6 +167,7 @@ Event = (
     | TaskTold
     | TaskExited
     | Interrupted
+    | StacksAsked
     | Tick
 )
 

@@ -26,6 +26,7 @@ from launcher.events import (
     NodeRefused,
     NodeSynced,
     PrepareNodes,
+    StacksAsked,
     StartTasks,
     StopNodes,
     SyncNodes,
@@ -206,6 +207,8 @@ def _can_be(gang: Gang, event: Event) -> bool:
             return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
         case TaskExited(task):
             return task in gang.started and task not in gang.exits
+        case StacksAsked():
+            return False
     return True
 
 

@@ -21,6 +21,7 @@ from launcher.events import (
     NodeLost,
     NodeRefused,
     PrepareNodes,
+    StacksAsked,
     StartTasks,
     StopNodes,
     SyncNodes,
@@ -34,10 +35,12 @@ from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.preflight import Preflight
 from launcher.run_dir import RunDir
 from launcher.spec_parts import TimeoutsSpec
+from launcher.stacks import StackCollector
 from launcher.sync import Bundle
-from launcher.tasks import TaskId
+from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
-from worker_entry.messages import Dialled, Fetch, Inspected, Message, Prepare, Ready, Start, Stop
+from worker_entry.messages import Dialled, Fetch, Inspected, Message, Ready, Stacks
+from worker_entry.orders import Prepare, ShowStacks, Start, Stop
 from worker_entry.values import Problem, TaskStart
 
 IDLE_S = 0.5
@@ -94,6 +97,7 @@ class GangLoop:
         self._checked = False
         self.dialled = chosen.dialled
         self._unread = False
+        self._collector: StackCollector | None = None
 
     def run(self) -> Gang:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
@@ -113,6 +117,7 @@ class GangLoop:
                 for action in actions:
                     self._perform(action, gang)
                 self._end_checks(gang)
+                self._show_stacks(gang, event)
         return gang
 
     def _new_gang(self) -> Gang:
@@ -157,6 +162,9 @@ class GangLoop:
         try:
             if isinstance(message, Fetch) and self._stage.bundle is not None:
                 self._links.send(node, *self._stage.bundle.read_piece(message))
+            if isinstance(message, Stacks) and self._collector is not None:
+                self._collector.note(parse_task_id(message.task), message.text)
+                yield Tick()
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
@@ -222,6 +230,18 @@ class GangLoop:
                 errors.append(NodeRefused(finding.node, (problem,)))
         for event in errors or [Checked()]:
             self._links.put(event)
+
+    def _show_stacks(self, gang: Gang, event: Event) -> None:
+        """Asks for them if the user does, and shows them once all tasks have answered."""
+        if isinstance(event, StacksAsked):
+            self._collector = StackCollector(gang.started.keys() - gang.exits.keys(), time.monotonic())
+            for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                self._links.send(node, ShowStacks())
+        text = self._collector.render(time.monotonic()) if self._collector is not None else None
+        if text is not None:
+            self._collector = None
+            self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
+            self._console.note(text or "no task is running")
 
     def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
         return (task for task in self.plan.tasks if task.node == node)

@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+STACKS_SIGNAL = signal.SIGUSR1
+"""With this the user asks what all tasks are doing."""
+
+
 @contextlib.contextmanager
-def noting_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Calls `note` with the number of each that comes, instead of what it would do."""
-    previous = {signum: signal.signal(signum, lambda number, _: note(number)) for signum in SIGNALS}
+def noting_signals(note: Callable[[int], None], *more: signal.Signals) -> Iterator[None]:
+    """Calls `note` with the number of each of these, and of `more`, that comes, instead of what it would do."""
+    previous = {signum: signal.signal(signum, lambda number, _: note(number)) for signum in (*SIGNALS, *more)}
     try:
         yield
     finally:

@@ -13,7 +13,8 @@ from launcher.plan import NodeFacts
 from launcher.run_dir import RunDir
 from launcher.tasks import parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
-from worker_entry.messages import VERSION, Goodbye, Hello, Message, Ready
+from worker_entry.messages import Message, Ready
+from worker_entry.orders import VERSION, Goodbye, Hello
 
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""

@@ -15,7 +15,8 @@ from launcher.results import DialReport, Finding
 from launcher.spec import DEMO_MODULE, ClusterSpec, NodeSpec
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
-from worker_entry.messages import Dial, Dialled, Inspect, Inspected, Ready
+from worker_entry.messages import Dialled, Inspected, Ready
+from worker_entry.orders import Dial, Inspect
 from worker_entry.values import DialResult, Target
 
 CLOCK_LIMIT_S = 2.0

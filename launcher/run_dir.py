@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import RunDirectoryError
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.interrupts import STACKS_SIGNAL
 from launcher.log_lines import LogLines
 from launcher.tasks import TaskId
 from worker_entry.run_files import AttemptFiles, make_private_directory
@@ -41,6 +42,7 @@ class RunDir:
         self.plan = root / "plan.json"
         self.spec = root / "spec.json"
         self.report = root / "report.json"
+        self.stacks = root / "stacks.txt"
         self.agent_errors = root / "agent.stderr"
         self._run = root / "run.json"
         self._lock: int | None = None
@@ -85,6 +87,27 @@ class RunDir:
             raise RunDirectoryError(f"{self.root} is not the folder of a run") from None
         return run_id, None
 
+    def ask_stacks(self, within_s: float = 15.0) -> str:
+        """What all tasks of the run are doing, by its distlaunch.
+
+        Raises:
+            UsageError: the run is over, or does not answer.
+        """
+        run_id, pid = self.read_run()
+        if pid is None:
+            raise UsageError(f"run {run_id} is over")
+        before = self._stacks_written()
+        os.kill(pid, STACKS_SIGNAL)
+        deadline = time.monotonic() + within_s
+        while self._stacks_written() == before:
+            if time.monotonic() > deadline:
+                raise UsageError(f"run {run_id} does not say within {within_s:g} s what its tasks are doing")
+            time.sleep(0.05)
+        return self.stacks.read_text(encoding="utf-8")
+
+    def _stacks_written(self) -> int:
+        return self.stacks.stat().st_mtime_ns if self.stacks.exists() else 0
+
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
@@ -116,6 +139,18 @@ class RunDir:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise _cannot_write(path, error) from None
+
+
+def find_run(what: str) -> RunDir:
+    """The run of a folder or a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = next((path for path in (Path(what), runs_directory(os.environ) / what) if path.is_dir()), None)
+    if folder is None:
+        raise UsageError(f"there is no run {what}", cure="name a run's folder, as its first line tells it")
+    return RunDir(folder.absolute())
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from launcher.events import Interrupted
+from launcher.events import Interrupted, StacksAsked
 from launcher.gang import Gang
 from launcher.gang_loop import IDLE_S, Cast, GangLoop, Stage
-from launcher.interrupts import noting_signals
+from launcher.interrupts import STACKS_SIGNAL, noting_signals
 from launcher.news import render_restart
 from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
 from launcher.restarts import Ending, GiveUp, Restart, decide_restart
@@ -46,7 +46,7 @@ class Supervisor:
             DistlaunchError: it could not be started; nothing is left running.
         """
         chosen, interrupted = self._recast(()), None
-        with noting_signals(lambda signum: self._links.put(Interrupted(signum))):
+        with noting_signals(self._note_signal, STACKS_SIGNAL):
             try:
                 while chosen is not None and interrupted is None:
                     chosen = self._run_attempt(chosen)
@@ -56,6 +56,9 @@ class Supervisor:
             finally:
                 left = self._links.close()
         return self._report(left, interrupted)
+
+    def _note_signal(self, signum: int) -> None:
+        self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
 
     def check(self) -> Gang:
         """Looks at the nodes, and starts nothing."""

@@ -15,7 +15,8 @@ import pathspec
 
 from launcher.errors import UsageError
 from launcher.spec_parts import SyncSpec
-from worker_entry.messages import Fetch, Offer, Piece
+from worker_entry.messages import Fetch
+from worker_entry.orders import Offer, Piece
 from worker_entry.values import FileEntry
 
 ALWAYS_LEFT_OUT = (".git/", "__pycache__/", "*.pyc")

@@ -26,25 +26,8 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import make_mark, marked
-from worker_entry.messages import (
-    VERSION,
-    Beat,
-    Broken,
-    Empty,
-    Exited,
-    Goodbye,
-    Hello,
-    Listening,
-    Log,
-    Message,
-    Prepare,
-    Prepared,
-    Ready,
-    Refused,
-    Start,
-    Started,
-    Stop,
-)
+from worker_entry.messages import Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Refused, Started
+from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol import MARKER, Decoder, encode
 from worker_entry.values import CrashRecord, Problem, Program, TaskExit, TaskRequest, TaskStart
 

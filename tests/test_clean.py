@@ -163,7 +163,7 @@ def test_a_spec_stands_for_all_runs_from_here_that_are_not_under_way(hosts: Host
 
 def test_what_is_no_run_is_said_to_be_none(hosts: Hosts, tmp_path: Path) -> None:
     for what, said in {
-        "no-such-run": "there is no run and no spec no-such-run",
+        "no-such-run": "there is no run no-such-run",
         str(tmp_path): f"{tmp_path} is not the folder of a run",
     }.items():
         done = clean(hosts, what)

@@ -20,7 +20,7 @@ LAUNCHER_LAYERS = """
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang console sync casting
-    causes restarts waiting
+    causes restarts waiting stacks
     verdict
     report news preflight
     check_report
@@ -41,9 +41,10 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values kernel run_files after_import arrival
+    orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
-    status
+    status stacks
     task
     started_task outbox meeting inspection
     connection dialling task_watch
@@ -199,9 +200,8 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     }
     for name in LAUNCHER:
         if name.removeprefix("launcher.") not in world:
-            assert of("worker_entry", imports_of(LAUNCHER[name])) <= {"worker_entry.messages", "worker_entry.values"}, (
-                name
-            )
+            known = {f"worker_entry.{module}" for module in ("messages", "orders", "values")}
+            assert of("worker_entry", imports_of(LAUNCHER[name])) <= known, name
 
 
 # --- what a command costs ---

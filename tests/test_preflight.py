@@ -53,7 +53,8 @@ from tests.test_gang import (
     replay,
 )
 from tests.test_verdict import judged
-from worker_entry.messages import VERSION, Dialled, Inspect, Inspected, Ready
+from worker_entry.messages import Dialled, Inspected, Ready
+from worker_entry.orders import VERSION, Inspect
 from worker_entry.values import DialResult, GpuUse, Problem, Program, Target
 
 NONCE = "5f3a"

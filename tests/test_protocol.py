@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_entry.messages import Beat, Exited, Goodbye, Hello, Log, Message, Piece, ToAgent, ToController
+from worker_entry.messages import Exited, Log, Message, ToAgent, ToController
+from worker_entry.orders import Beat, Goodbye, Hello, Piece
 from worker_entry.protocol import BODY_LIMIT, FLOAT_LIMIT, HEADER_LIMIT, Decoder, ProtocolError, encode, parse
 
 Frame = tuple[Message, bytes]

@@ -24,27 +24,8 @@ from launcher.transports.frames import Frames
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry import kernel, meeting
-from worker_entry.messages import (
-    AGENT_GONE,
-    VERSION,
-    Attach,
-    Attached,
-    Beat,
-    Broken,
-    Empty,
-    Exited,
-    Goodbye,
-    Hello,
-    Listening,
-    Log,
-    Message,
-    Prepare,
-    Prepared,
-    Ready,
-    Start,
-    Started,
-    Stop,
-)
+from worker_entry.messages import Attached, Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
+from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.outbox import Outbox
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 from worker_entry.values import Problem, Program, TaskExit, TaskRequest, TaskStart

@@ -19,7 +19,8 @@ from tests.sshd import Hosts, make_hosts, running_sshd
 from tests.test_link_drops import send_to_sessions
 from tests.test_ssh import skip_without_openssh
 from tests.witness import wait_until
-from worker_entry.messages import Fetch, Message, Offer, Refused, Synced
+from worker_entry.messages import Fetch, Message, Refused, Synced
+from worker_entry.orders import Offer
 from worker_entry.replica import Replica
 from worker_entry.values import FileEntry
 
@@ -122,7 +123,7 @@ def arrive(order: Offer, content: Callable[[str], bytes]) -> tuple[list[str], Me
                 entry = order.files[message.index]
                 fetched.append(entry.path)
                 data = content(entry.path)[message.offset : message.offset + message.size]
-                from worker_entry.messages import Piece
+                from worker_entry.orders import Piece
 
                 replica.take(Piece(message.index, message.offset, len(data)), data)
         said = [message for message in said if not isinstance(message, Fetch)]

@@ -537,6 +537,7 @@ class Task:
             "crash_file": str(options.pop("crash_file", self.crash_file)),
             "finished_file": str(self.finished_file),
             "status_file": str(self.folder / "status.json"),
+            "stacks_file": str(self.folder / "stacks"),
             "mend_keras": False,
             "heartbeat_s": 0.0,
         }

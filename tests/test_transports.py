@@ -25,23 +25,8 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import MARK, make_mark, marked
-from worker_entry.messages import (
-    VERSION,
-    Beat,
-    Empty,
-    Exited,
-    Goodbye,
-    Hello,
-    Listening,
-    Log,
-    Message,
-    Prepare,
-    Prepared,
-    Ready,
-    Start,
-    Started,
-    Stop,
-)
+from worker_entry.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
+from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol import BODY_LIMIT, MARKER, encode
 from worker_entry.values import Program, TaskExit, TaskRequest, TaskStart
 

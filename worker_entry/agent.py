@@ -23,31 +23,16 @@ from worker_entry.connection import Connection
 from worker_entry.inspection import introduce
 from worker_entry.log_stream import stream_logs
 from worker_entry.meeting import Meeting, Newcomer
-from worker_entry.messages import (
-    VERSION,
-    Broken,
-    Dial,
-    Empty,
-    Goodbye,
-    Hello,
-    Inspect,
-    Message,
-    Offer,
-    Piece,
-    Prepare,
-    Prepared,
-    Refused,
-    Start,
-    Started,
-    Stop,
-)
+from worker_entry.messages import Broken, Empty, Message, Prepared, Refused, Started
 from worker_entry.node_checks import NodeChecks
 from worker_entry.oom import OomWatch
+from worker_entry.orders import VERSION, Dial, Goodbye, Hello, Inspect, Offer, Piece, Prepare, ShowStacks, Start, Stop
 from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_port
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
+from worker_entry.stacks import StackDump
 from worker_entry.started_task import StartedTask, start_problem
 from worker_entry.task_watch import watch_tasks
 from worker_entry.values import Problem, TaskExit
@@ -85,6 +70,7 @@ class Agent:
         self._prepared: set[str] = set()
         self._ports = HeldPorts()
         self._oom = OomWatch()
+        self._stacks = StackDump()
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
         self._closing = self._garbled = self._controller_gone = self._failed = False
@@ -124,9 +110,8 @@ class Agent:
     def _tick(self) -> float:
         if self._replica is not None and not self._replica.waits:
             return 0.0
-        return (
-            TICK_S if self._tree.stopping or self._ports.forming or (self._streaming and self._tasks) else IDLE_TICK_S
-        )
+        busy = self._tree.stopping or self._ports.forming or self._stacks.pending
+        return TICK_S if busy or (self._streaming and self._tasks) else IDLE_TICK_S
 
     @property
     def _streaming(self) -> bool:
@@ -142,7 +127,7 @@ class Agent:
         self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
-        for seen in watch_tasks(self._tasks, self._ports, self._tree, now):
+        for seen in (*watch_tasks(self._tasks, self._ports, self._tree, now), *self._stacks.collect(now)):
             self._send(seen)
         if self._streaming and self._connection.is_open:
             stream_logs(self._log_turns, self._attempt, self._connection)
@@ -214,6 +199,9 @@ class Agent:
             self._checks.dial(message)
         elif isinstance(message, Start):
             self._start(message, self._hello)
+        elif isinstance(message, ShowStacks):
+            files = {task.name: task.stacks_file for task in self._tasks.values()}
+            self._stacks.begin(files, self._tree.living(), time.monotonic())
         elif isinstance(message, Stop):
             self._stop(message.grace_s)
         elif isinstance(message, Goodbye):

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Optional, Union
 
 from worker_entry.meeting import NOT_NEEDED, Newcomer
-from worker_entry.messages import Attached, Beat, Message
+from worker_entry.messages import Attached, Message
+from worker_entry.orders import Beat
 from worker_entry.outbox import Outbox, is_counted
 from worker_entry.protocol import MARKER, Decoder, encode
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker_entry.inspection import mark_path
-from worker_entry.messages import Dial, Dialled
+from worker_entry.messages import Dialled
+from worker_entry.orders import Dial
 from worker_entry.values import DialResult, Target
 
 DIAL_S = 5.0

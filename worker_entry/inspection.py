@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Optional
 
 from worker_entry import kernel
-from worker_entry.messages import VERSION, Inspect, Inspected, Ready
+from worker_entry.messages import Inspected, Ready
+from worker_entry.orders import VERSION, Inspect
 from worker_entry.programs import find_command, installed_version
 from worker_entry.values import GpuUse, Program
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from worker_entry.arrival import folders, private
-from worker_entry.messages import AGENT_GONE, VERSION, Attach, Broken, Goodbye, Message
+from worker_entry.messages import Broken, Message
+from worker_entry.orders import AGENT_GONE, VERSION, Attach, Goodbye
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 from worker_entry.values import Problem
 

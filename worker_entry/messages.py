@@ -1,162 +1,36 @@
-"""The messages between controller and agent; `protocol` turns them into bytes and back.
+"""What an agent says to its controller, and the messages of both; `protocol` turns them into bytes and back.
 
 Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the clock of who saw it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional, Union
 
+from worker_entry.orders import (
+    Attach,
+    Beat,
+    Clean,
+    Dial,
+    Goodbye,
+    Hello,
+    Inspect,
+    Offer,
+    Piece,
+    Prepare,
+    ShowStacks,
+    Start,
+    Stop,
+)
 from worker_entry.values import (
     CrashRecord,
     DialResult,
-    FileEntry,
     GpuUse,
     Problem,
-    Program,
-    Target,
     TaskExit,
-    TaskRequest,
-    TaskStart,
     TaskStatus,
 )
-
-VERSION = 2
-
-AGENT_GONE = "agent-gone"
-"""The reference of the Problem that answers Attach when there is no agent any more."""
-
-# --- controller → agent -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The first frame. `directory` is where the agent keeps the run's files; made if missing, private to the user.
-
-    `lease_s`: how long the agent goes on without a word from its controller. `stream_logs`: whether log bytes are
-    sent; a controller on the same machine reads the files themselves.
-    """
-
-    version: int
-    run_id: str
-    directory: str
-    cwd: str
-    lease_s: float
-    stream_logs: bool
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The files that the program's folder shall have on the node; `to` is a link there to the version in use.
-
-    `digest` names the version: it stands for names, content and modes of all files.
-    """
-
-    to: str
-    digest: str
-    files: list[FileEntry]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The answer to Fetch: `length` bytes of the file, from `offset`, follow the header."""
-
-    index: int
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Check every program and hold a port for every task, or say everything that stands in the way.
-
-    With a `nonce`, every port answers who dials it with that, until the tasks are started.
-    """
-
-    attempt: int
-    tasks: list[TaskRequest]
-    first_port: int
-    last_port: int
-    nonce: str = ""
-
-
-@dataclass(frozen=True)
-class Inspect:
-    """Tell what there is on the node; where a `mark` is given, leave an empty file of that name in `shared`."""
-
-    program: Program
-    shared: str = ""
-    mark: str = ""
-
-
-@dataclass(frozen=True)
-class Dial:
-    """Dial every target; one that is ours answers with the `nonce`. Look for the `marks` of all nodes in `shared`."""
-
-    targets: list[Target]
-    nonce: str
-    shared: str = ""
-    marks: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start these tasks, all of them prepared before."""
-
-    attempt: int
-    tasks: list[TaskStart]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """TERM now, KILL after `grace_s`, until no process of the attempt is left. A later Stop may shorten the grace."""
-
-    grace_s: float
-
-
-@dataclass(frozen=True)
-class Beat:
-    """I am alive, and have `received` counted frames. A controller sends it, an agent answers each at once.
-
-    `time` is the sender's clock in Unix seconds, `echo` in an answer the `time` of what it answers: together they
-    tell how far the two clocks are apart.
-    """
-
-    time: float
-    received: int
-    echo: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Attach:
-    """The first frame over a new connection to an agent whose old one broke.
-
-    `meeting` is the place that its Ready named, `received` how many counted frames the controller has, and
-    `offsets` how many bytes of each log of `attempt`.
-    """
-
-    version: int
-    meeting: str
-    received: int
-    attempt: int
-    offsets: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Goodbye:
-    """Stop everything that is left and exit."""
-
-
-@dataclass(frozen=True)
-class Clean:
-    """End what is left on the node of these runs, none of which has a controller any more."""
-
-    version: int
-    run_ids: list[str]
-
-
-# --- agent → controller -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -266,6 +140,14 @@ class Told:
 
 
 @dataclass(frozen=True)
+class Stacks:
+    """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not."""
+
+    task: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Halted:
     """A signal has stopped the task, as SIGSTOP does; 0: it goes on."""
 
@@ -325,7 +207,7 @@ class Broken:
     problem: Problem
 
 
-ToAgent = Union[Hello, Attach, Offer, Piece, Prepare, Inspect, Dial, Start, Stop, Beat, Goodbye, Clean]
+ToAgent = Union[Hello, Attach, Offer, Piece, Prepare, Inspect, Dial, Start, ShowStacks, Stop, Beat, Goodbye, Clean]
 ToController = Union[
     Ready,
     Attached,
@@ -339,6 +221,7 @@ ToController = Union[
     Listening,
     Halted,
     Told,
+    Stacks,
     Log,
     Exited,
     Empty,

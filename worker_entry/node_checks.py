@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 
 from worker_entry.dialling import Doorbells, dial
 from worker_entry.inspection import inspect, mark_path
-from worker_entry.messages import Dial, Hello, Inspect, Message, Refused
+from worker_entry.messages import Message, Refused
+from worker_entry.orders import Dial, Hello, Inspect
 from worker_entry.protocol import Decoder, ProtocolError, encode
 from worker_entry.values import Problem
 

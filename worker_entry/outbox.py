@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from worker_entry.messages import Attach, Attached, Beat, Log, Message, Piece
+from worker_entry.messages import Attached, Log, Message
+from worker_entry.orders import Attach, Beat, Piece
 from worker_entry.protocol import ProtocolError
 
 _UNCOUNTED = (Attach, Attached, Beat, Log, Piece)

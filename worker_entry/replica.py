@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import BinaryIO, Optional
 
-from worker_entry.messages import Fetch, Message, Offer, Piece, Refused, Synced
+from worker_entry.messages import Fetch, Message, Refused, Synced
+from worker_entry.orders import Offer, Piece
 from worker_entry.run_files import make_private_directory
 from worker_entry.values import FileEntry, Problem
 

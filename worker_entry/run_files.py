@@ -46,6 +46,10 @@ class AttemptFiles:
         """How far the program has come."""
         return self._path(task, "status.json")
 
+    def stacks(self, task: str) -> str:
+        """What faulthandler writes when the agent asks for it."""
+        return self._path(task, "stacks")
+
     def order(self, task: str) -> str:
         """What the task runner is told, so that nothing of the user's is on its command line."""
         return self._path(task, "order.json")

@@ -60,6 +60,7 @@ class StartedTask:
                 "crash_file": files.crash(start.task),
                 "finished_file": files.finished(start.task),
                 "status_file": files.status(start.task),
+                "stacks_file": files.stacks(start.task),
                 "mend_keras": start.mend_keras,
                 "heartbeat_s": start.heartbeat_s,
             }
@@ -98,6 +99,10 @@ class StartedTask:
         except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
         return record
+
+    @property
+    def stacks_file(self) -> str:
+        return self._files.stacks(self.name)
 
     def new_status(self) -> Optional[TaskStatus]:
         """How far the program has come, if that is news."""

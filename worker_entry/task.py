@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry import heartbeat, keras_support, status
+from worker_entry import heartbeat, keras_support, stacks, status
 from worker_entry.values import CrashRecord, Program
 
 MESSAGE_LIMIT = 4000
@@ -43,6 +43,7 @@ def run(
     crash_file: Optional[str] = None,
     finished_file: Optional[str] = None,
     status_file: Optional[str] = None,
+    stacks_file: Optional[str] = None,
     *,
     mend_keras: bool = True,
     heartbeat_s: float = 0.0,
@@ -54,12 +55,15 @@ def run(
         crash_file: where to write the crash record, if the program fails.
         finished_file: made when the program has come to its end; what fails after that is not the program.
         status_file: says how far the program has come.
+        stacks_file: where the stacks are written on SIGURG.
         mend_keras: whether Keras 3 is mended when the program is part of a cluster.
         heartbeat_s: how long TensorFlow's workers wait for a sign of each other; 0 leaves it to TensorFlow.
     """
     faulthandler.enable(all_threads=True)
     if status_file is not None:
         status.tell_phases(status_file)
+    if stacks_file is not None:
+        stacks.dump_on_signal(stacks_file)
     if heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(heartbeat_s)
     if mend_keras and "TF_CONFIG" in os.environ:
@@ -255,6 +259,7 @@ def main(arguments: Sequence[str]) -> None:
         order["crash_file"],
         order["finished_file"],
         order["status_file"],
+        order["stacks_file"],
         mend_keras=order["mend_keras"],
         heartbeat_s=order["heartbeat_s"],
     )

@@ -20,7 +20,8 @@ from launcher.transports.base import (
     LogMirror,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
-from worker_entry.messages import AGENT_GONE, VERSION, Attach, Attached, Beat, Broken, Log, Message, Ready
+from worker_entry.messages import Attached, Broken, Log, Message, Ready
+from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
 from worker_entry.protocol import Decoder, ProtocolError, encode
 

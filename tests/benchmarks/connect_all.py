@@ -20,7 +20,8 @@ from launcher.transports.base import LinkNews, LogMirror
 from launcher.transports.ssh import SshTransport
 from launcher.transports.ssh_config import SshTarget, load_target
 from launcher.transports.ssh_connect import connect
-from worker_entry.messages import VERSION, Goodbye, Hello, Message, Ready
+from worker_entry.messages import Message, Ready
+from worker_entry.orders import VERSION, Goodbye, Hello
 
 ASKING_AT_ONCE = 8
 CONNECTING_AT_ONCE = 32

@@ -46,6 +46,8 @@ def fail() -> None:
         sys.exit("the data ran out")
     elif how == "os-exit":
         os._exit(5)
+    elif how == "sleep":
+        time.sleep(600)
     elif how == "segfault":
         ctypes.string_at(0)
     elif how == "raise-in-thread":

@@ -1,0 +1,149 @@
+"""What all tasks are doing can be asked at any time, also while they are blocked in C++; nothing is stopped by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.stacks import StackCollector, parse_main_thread, render_stacks
+from launcher.tasks import TaskId
+from tests.conftest import PROGRAMS, distlaunch_command
+from tests.witness import wait_until
+
+W0, W1, W2 = (TaskId("worker", index) for index in range(3))
+LIBRARY = "/venv/lib/python3.11/site-packages/tensorflow/python/eager/execute.py"
+TEXT = f"""Thread 0x00007f11 (most recent call first):
+  File "/venv/lib/python3.11/threading.py", line 331 in wait
+
+Current thread 0x00007f22 (most recent call first):
+  File "{LIBRARY}", line 53 in quick_execute
+  File "/home/me/train.py", line 41 in step
+  File "/home/me/train.py", line 60 in <module>
+  File "/x/worker_entry/task.py", line 120 in run
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+class TestRendering:
+    def test_takes_the_main_thread_and_leaves_our_own_frames_out(self) -> None:
+        assert parse_main_thread(TEXT) == (
+            (LIBRARY, 53, "quick_execute"),
+            ("/home/me/train.py", 41, "step"),
+            ("/home/me/train.py", 60, "<module>"),
+        )
+
+    def test_tells_equal_stacks_together_the_largest_group_first(self) -> None:
+        odd = 'Current thread 0x0 (most recent call first):\n  File "/home/me/train.py", line 9 in load_batch\n'
+        assert render_stacks({W0: TEXT, W1: odd, W2: TEXT}).splitlines() == [
+            "worker:0, worker:2 are at /home/me/train.py:41 step, in quick_execute of execute.py",
+            f"    {LIBRARY}:53 quick_execute",
+            "    /home/me/train.py:41 step",
+            "    /home/me/train.py:60 <module>",
+            "worker:1 is at /home/me/train.py:9 load_batch",
+            "    /home/me/train.py:9 load_batch",
+        ]
+
+    @pytest.mark.parametrize("text", ["", "nonsense", "Fatal Python error"])
+    def test_says_of_what_is_no_python_program_that_it_has_none(self, text: str) -> None:
+        assert render_stacks({W0: text}) == "worker:0 has no Python stack to show"
+
+    def test_waits_for_all_tasks_but_not_for_ever(self) -> None:
+        collector = StackCollector([W0, W1], 100.0)
+        assert collector.render(101.0) is None
+        collector.note(W0, TEXT)
+        assert collector.render(101.0) is None
+        given_up = collector.render(110.0)
+        assert given_up is not None
+        assert "worker:1 has no Python stack to show" in given_up
+        collector.note(W1, TEXT)
+        assert (collector.render(101.0) or "").startswith("worker:0, worker:1 are at")
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in the background, which is ended by Ctrl-C."""
+    with (folder / "stderr").open("wb") as stderr:
+        command = distlaunch_command("local", "--run-dir", "run", *arguments)
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=stderr)
+    with process:
+        try:
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+        finally:
+            process.kill()
+
+
+def ask(folder: Path) -> str:
+    asked = subprocess.run(
+        distlaunch_command("stacks", "run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert asked.returncode == 0, asked.stderr
+    return asked.stdout
+
+
+def wait_for_logs(folder: Path, text: bytes, count: int) -> None:
+    logs = [folder / "run" / "attempt-1" / f"worker-{number}.log" for number in range(count)]
+    wait_until(lambda: all(log.exists() and text in log.read_bytes() for log in logs), f"all logs have {text!r}", 90)
+
+
+WAIT = """
+import os, time
+def load_batch():
+    time.sleep(600)
+def step():
+    time.sleep(600)
+print("ready", flush=True)
+load_batch() if os.environ["DISTLAUNCH_TASK"] == "worker:1" else step()
+"""
+
+
+def test_stacks_of_a_running_run_are_shown_and_nothing_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAIT)
+    with running(tmp_path, "-n", "3", "train.py"):
+        wait_for_logs(tmp_path, b"ready", 3)
+        for _ in range(2):
+            said = ask(tmp_path)
+            assert f"worker:0, worker:2 are at {tmp_path}/train.py:6 step\n" in said
+            assert f"worker:1 is at {tmp_path}/train.py:4 load_batch\n" in said
+        assert (tmp_path / "stderr").read_text().count("worker:1 is at") == 2  # on its own terminal as well
+    assert os.stat(tmp_path / "run" / "stacks.txt").st_mode & 0o777 == 0o600
+
+
+def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tmp_path: Path) -> None:
+    with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo ready; sleep 600") as process:
+        wait_for_logs(tmp_path, b"ready", 2)
+        process.send_signal(signal.SIGUSR1)
+        wait_until(
+            lambda: "worker:0, worker:1 have no Python stack to show" in (tmp_path / "stderr").read_text(),
+            "it says so",
+        )
+
+
+def test_a_run_that_is_over_or_none_is_told(tmp_path: Path) -> None:
+    subprocess.run(distlaunch_command("local", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
+    for name, why in (("run", "is over"), ("nothing", "there is no run nothing")):
+        asked = subprocess.run(
+            distlaunch_command("stacks", name), cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert asked.returncode == 2
+        assert why in asked.stderr
+
+
+@pytest.mark.tensorflow
+def test_who_waits_in_a_collective_is_told_from_who_keeps_it_waiting(tmp_path: Path) -> None:
+    program = str(PROGRAMS / "fail_in_training.py")
+    with running(tmp_path, "-n", "3", program, "worker:1", "sleep"):
+        wait_for_logs(tmp_path, b"distlaunch: ", 3)
+        wait_until(lambda: b"about to fail" in (tmp_path / "run/attempt-1/worker-1.log").read_bytes(), "it sleeps", 60)
+        wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it", 30)
+        said = ask(tmp_path)
+        assert f"worker:1 is at {program}:" in said
+        assert " fail\n" in said
+        assert "in quick_execute of execute.py" in said
