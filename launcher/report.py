@@ -158,9 +158,7 @@ def render_summary(report: RunReport) -> str:
     if any(task.started is not None for task in attempt.tasks):
         width = max(len(task.task) for task in attempt.tasks)
         lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
-    nodes = len({task.node for task in attempt.tasks})
-    where = "this machine" if nodes == 1 and attempt.tasks[0].node == "local" else f"{nodes} node{'s'[: nodes > 1]}"
-    lines += _render_left(report, nodes, where)
+    lines += _render_left(report)
     if len(report.attempts) > 1:
         lines.append(f"  {len(report.attempts)} attempts; those before the last:")
         lines += [
@@ -176,15 +174,16 @@ def render_summary(report: RunReport) -> str:
     return "\n".join(lines)
 
 
-def _render_left(report: RunReport, nodes: int, where: str) -> list[str]:
+def _render_left(report: RunReport) -> list[str]:
     attempt = report.attempts[-1]
+    nodes = {task.node for each in report.attempts for task in each.tasks}
     unverified = attempt.unverified
+    verified = len(nodes - {*unverified})
+    where = "this machine" if nodes == {"local"} else f"{verified} node{'s'[: verified > 1]}"
     if not unverified:
         count = attempt.processes_left
         return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]
-    lines = []
-    if verified := nodes - len(unverified):
-        lines.append(f"  0 processes left on {verified} node{'s'[: verified > 1]}{_render_cleaning(attempt)}")
+    lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}"] if verified else []
     lines.append(f"  not known what is left on {', '.join(unverified)}; once it can be reached:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
 
