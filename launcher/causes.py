@@ -159,7 +159,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
     early = ended_before(gang, first)
     if early:
         return Cause(
-            min(early, key=lambda e: (e.time, e.task)),
+            min(early, key=lambda e: (ended_time(e), e.task)),
             "ended-early",
             "before the others had finished",
             "a worker that ends before the others makes them fail: all have to take the same number of steps",
@@ -185,7 +185,7 @@ def was_stopped(gang: Gang, event: TaskExited) -> bool:
 
 def failure_time(event: TaskExited) -> float:
     """When the task failed, in Unix seconds: the raise, if it was one of the main thread's."""
-    return event.crash.time if event.crash is not None and event.crash.thread is None else event.time
+    return event.crash.time if event.crash is not None and event.crash.thread is None else ended_time(event)
 
 
 def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> bool:
@@ -205,7 +205,13 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
 
 def ended_before(gang: Gang, failed: TaskExited) -> list[TaskExited]:
     """The training tasks that had ended well by then."""
-    return [e for e in gang.exits.values() if not e.failed and e.task.trains and e.time < failure_time(failed)]
+    ended = [event for event in gang.exits.values() if not event.failed and event.task.trains]
+    return [event for event in ended if ended_time(event) < failure_time(failed)]
+
+
+def ended_time(event: TaskExited) -> float:
+    """When the task's program came to its end; its interpreter takes longer."""
+    return event.time if event.finished is None else event.finished
 
 
 def _is_preemption(how: TaskExit) -> bool:

@@ -124,15 +124,15 @@ class TaskExited:
     exit: TaskExit
     time: float
     crash: CrashRecord | None = None
-    finished: bool = False
-    """Whether the program had come to its end, whatever its interpreter did afterwards."""
+    finished: float | None = None
+    """When the program came to its end, as far as that is known, whatever its interpreter did afterwards."""
     evidence: Problem | None = None
     """What its node adds: a disk that is full, a kernel that was out of memory."""
 
     @property
     def failed(self) -> bool:
         """Whether the program failed; an interpreter that fails once the program has come to its end is no matter."""
-        return not self.exit.ok and not self.finished
+        return not self.exit.ok and self.finished is None
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
         case Exited(task, how, time, crash, finished, evidence):
             if crash is not None:
                 crash = replace(crash, time=crash.time - clock_offset_s)
+            if finished is not None:
+                finished -= clock_offset_s
             return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
         case Empty(_, left_behind, killed):
             return NodeEmpty(node, left_behind, killed)

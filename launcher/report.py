@@ -126,7 +126,7 @@ def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
         exit_code=how.code,
         exit_signal=how.signal,
         core_dumped=how.core_dumped,
-        finished=ended is not None and (ended.finished or ended.exit.ok),
+        finished=ended is not None and not ended.failed,
         stopped_by_us=ended is not None and was_stopped(gang, ended),
         crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
         log=log,

@@ -9,6 +9,7 @@ from launcher.causes import (
     COLLATERAL_SIGNATURES,
     Cause,
     ended_before,
+    ended_time,
     failure_time,
     find_cause,
     is_collateral,
@@ -109,7 +110,7 @@ def _judge_success(gang: Gang) -> Verdict:
     evidence += [
         f"{event.task} had come to its end when {event.exit} ended its interpreter, which does not fail the run"
         for event in gang.exits.values()
-        if event.finished and not event.exit.ok
+        if event.finished is not None and not event.exit.ok
     ]
     evidence += [f"{task} was still running and was stopped" for task in sorted(gang.stopped)]
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
@@ -187,7 +188,7 @@ def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) 
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
     early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
     if early:
-        first = when - min(event.time for event in early)
+        first = when - min(map(ended_time, early))
         lines.append(f"ended with status 0 up to {first:.1f} s before: {_names(event.task for event in early)}")
     stopped = [event for event in gang.exits.values() if was_stopped(gang, event)]
     if stopped:

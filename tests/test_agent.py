@@ -29,6 +29,7 @@ from tests.witness import make_mark, marked
 from worker_entry.messages import Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Refused, Started
 from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol import MARKER, Decoder, encode
+from worker_entry.telling import OUT_OF_THE_WAY
 from worker_entry.values import CrashRecord, Problem, Program, TaskExit, TaskRequest, TaskStart
 
 ENTRY = str(Path(worker_entry.__file__).parent)
@@ -580,6 +581,9 @@ def test_a_task_gets_no_descriptor_of_the_agents(client: Client) -> None:
     client.expect(Exited)
     log = client.directory / "attempt-1" / "worker-0.log"
     descriptors = json.loads(log.read_text())["descriptors"]
+    [high] = [number for number in descriptors if int(number) > 2]
+    assert int(high) >= OUT_OF_THE_WAY
+    assert descriptors.pop(high) == str(log.with_suffix(".stacks"))
     assert descriptors == {"0": "/dev/null", "1": str(log), "2": str(log)}
 
 
@@ -678,6 +682,8 @@ def test_all_files_are_private_whatever_the_umask(client: Client) -> None:
         "worker-0.crash.json",
         "worker-0.log",
         "worker-0.order.json",
+        "worker-0.stacks",
+        "worker-0.status.json",
         "worker-1.log",
     ]
     for path in paths:

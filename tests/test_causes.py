@@ -98,6 +98,12 @@ def test_who_ended_before_the_others_could_is_the_cause() -> None:
     assert cause_of(gang, {}) == (W1, "ended-early")
 
 
+def test_who_came_to_its_end_before_the_others_could_is_the_cause_though_its_interpreter_takes_longer() -> None:
+    early = TaskExited(W1, TaskExit(0), 1051.0, finished=1050.0)
+    gang = history(THREE, failed(W0, 1050.9, "UnavailableError", UNAVAILABLE, raised=1050.4), early)
+    assert cause_of(gang, {}) == (W1, "ended-early")
+
+
 def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
     lost = failed(W0, 1060.0, "UnavailableError", "/job:worker/replica:0/task:2 stopped sending heartbeats")
     halted = TaskHalted(W2, signal.SIGSTOP, 1050.0)
@@ -107,7 +113,7 @@ def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> Non
 
 
 def test_an_interpreter_that_fails_after_its_program_has_come_to_its_end_fails_nothing() -> None:
-    aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=True)
+    aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=1050.5)
     gang = history(ONE_NODE, ended(W1, 1050.0), aborted)
     assert find_cause(gang, {}) is None
 

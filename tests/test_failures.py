@@ -130,7 +130,8 @@ def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: D
     assert ran.status == 3
     first, second = (task["address"].rpartition(":")[2] for task in ran.report["attempts"][0]["tasks"])
     assert "Error: no cluster within 1 s: " in ran.stderr
-    assert f"worker:0 (port {first} on local), worker:1 (port {second} on local)" in ran.stderr
+    waiting = f"waiting for worker:0 on local (port {first} not open), worker:1 on local (port {second} not open)"
+    assert waiting in ran.stderr
     assert "[start-timeout]" in ran.stderr
 
 

@@ -44,10 +44,10 @@ WORKER_LAYERS = """
     orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
-    status stacks
+    telling
     task
     started_task outbox meeting inspection
-    connection dialling task_watch
+    connection dialling task_watch stacks
     node_checks cleaning log_stream replica
     agent
     guardian

@@ -202,7 +202,7 @@ def test_agents_that_race_for_a_range_never_share_a_port(free: int, tmp_path: Pa
     """Three processes want 5 of 15 ports each, at the same moment, and each has its own to the end."""
     code = f"""if True:
         import json, os, sys, time
-        from worker_entry.messages import Program, TaskRequest
+        from worker_entry.values import Program, TaskRequest
         from worker_entry.ports import HeldPorts
         print("ready", flush=True)
         while not os.path.exists({str(tmp_path / "go")!r}):

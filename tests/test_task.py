@@ -24,7 +24,6 @@ import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from worker_entry.protocol import parse
-from worker_entry.status import read_status
 from worker_entry.task import MESSAGE_LIMIT
 from worker_entry.values import CrashRecord
 
@@ -771,13 +770,3 @@ def test_the_agent_can_read_how_far_a_program_has_come(task: Task) -> None:
         "is importing TensorFlow",
         "has imported TensorFlow",
     ]
-    status = read_status(str(task.folder / "status.json"))
-    assert status is not None
-    assert time.time() - 60 < status.since <= time.time()
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"phase": "x"}', "[]", '{"phase": "x", "since": "now"}'])
-def test_a_status_that_is_none_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status.json").write_text(text)
-    assert read_status(str(tmp_path / "status.json")) is None
-    assert read_status(str(tmp_path / "absent.json")) is None

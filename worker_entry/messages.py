@@ -174,8 +174,8 @@ class Exited:
     exit: TaskExit
     time: float
     crash: Optional[CrashRecord] = None
-    finished: bool = False
-    """Whether the program had come to its end, whatever the interpreter did afterwards."""
+    finished: Optional[float] = None
+    """When the program came to its end, as far as that is known, whatever the interpreter did afterwards."""
     evidence: Optional[Problem] = None
     """What the node has to say about a failure: that its disk is full, that the kernel was out of memory."""
 

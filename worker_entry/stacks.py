@@ -7,26 +7,16 @@ sent to all that runs below a task. What faulthandler writes is read when the fi
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
-import signal
 from collections.abc import Iterable, Iterator
 
 from worker_entry.kernel import Process
 from worker_entry.messages import Stacks
+from worker_entry.telling import STACKS_SIGNAL
 
-SIGNAL = signal.SIGURG
-"""Ignored by default, and by programs that do not know of it."""
 WAIT_S = 0.3
 """Without a new line for so long, a file is complete."""
 LIMIT = 256 << 10
-
-
-def dump_on_signal(file: str) -> None:
-    """From now on, SIGURG has the stacks of all threads appended to the file."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
 
 
 class StackDump:
@@ -50,7 +40,7 @@ class StackDump:
         self._due = now + WAIT_S
         for process in processes:
             with contextlib.suppress(OSError):  # it has just ended
-                os.kill(process.pid, SIGNAL)
+                os.kill(process.pid, STACKS_SIGNAL)
 
     def collect(self, now: float) -> Iterator[Stacks]:
         """The stacks of all tasks, once they are complete; those that have written nothing have none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,6 @@ from worker_entry.oom import OomWatch
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.status import read_status
 from worker_entry.values import CrashRecord, Problem, TaskExit, TaskStart, TaskStatus
 
 if TYPE_CHECKING:
@@ -106,17 +106,21 @@ class StartedTask:
 
     def new_status(self) -> Optional[TaskStatus]:
         """How far the program has come, if that is news."""
-        status = read_status(self._files.status(self.name))
-        if status is None or status == self._status:
+        try:
+            with open(self._files.status(self.name), encoding="utf-8") as stream:
+                status: TaskStatus = parse(TaskStatus, json.load(stream), "status")
+        except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
             return None
-        self._status = status
-        return status
+        known, self._status = self._status, status
+        return status if status != known else None
 
     def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""
+        finished = None
+        with contextlib.suppress(OSError):
+            finished = os.stat(self._files.finished(self.name)).st_mtime
         if how.ok:
-            return Exited(self.name, how, time, finished=True)
-        finished = os.path.exists(self._files.finished(self.name))
+            return Exited(self.name, how, time, finished=finished)
         return Exited(self.name, how, time, self._read_crash(), finished, oom.find(self.pid, how) or self._find_full())
 
     def _find_full(self) -> Optional[Problem]:

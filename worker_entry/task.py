@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry import heartbeat, keras_support, stacks, status
+from worker_entry import heartbeat, keras_support, telling
 from worker_entry.values import CrashRecord, Program
 
 MESSAGE_LIMIT = 4000
@@ -61,9 +61,9 @@ def run(
     """
     faulthandler.enable(all_threads=True)
     if status_file is not None:
-        status.tell_phases(status_file)
+        telling.tell_phases(status_file)
     if stacks_file is not None:
-        stacks.dump_on_signal(stacks_file)
+        telling.dump_on_signal(stacks_file)
     if heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(heartbeat_s)
     if mend_keras and "TF_CONFIG" in os.environ:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, stop_time
+from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, stop_time, verdicts
 
 BENCHMARKS = {
     "fanout": fan_out.measure,
@@ -11,6 +11,7 @@ BENCHMARKS = {
     "ssh-logs": ssh_logs.measure,
     "start": start_time.measure,
     "stop": stop_time.measure,
+    "verdicts": verdicts.measure,
 }
 
 
