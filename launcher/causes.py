@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.events import TaskExited
-from launcher.gang import SAVED_STATUS, Gang
+from launcher.gang import SAVED_STATUS
+from launcher.gang_state import Gang
 from launcher.tasks import TaskId
 from worker_entry.values import TaskExit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.gang import Gang, Reason
+from launcher.gang_state import Gang, Reason
 from launcher.log_lines import without_controls
 from launcher.preflight import Answers, Preflight
 from launcher.results import CheckReport, Finding, NodeReport

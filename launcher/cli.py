@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+from launcher.cli_options import ProgramCommand, run_options
 
 if TYPE_CHECKING:
     from launcher.plan import LaunchPlan
@@ -84,48 +85,7 @@ def cli() -> None:
     """
 
 
-def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(
-        (
-            click.option(
-                "--run-dir",
-                type=click.Path(path_type=Path),
-                metavar="DIR",
-                help="Folder for this run's logs and report; new or empty.  [default: in the state directory]",
-            ),
-            click.option("--dry-run", is_flag=True, help="Show what would be started, as `plan` does."),
-            click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up chatter, too."),
-            click.option("--no-keras-mend", is_flag=True, help="Leave Keras 3 as it is."),
-            click.option(
-                "--max-restarts",
-                type=click.IntRange(min=0),
-                metavar="N",
-                help="Start the whole cluster again after a failure, up to N times.  [default: 0, or the spec's]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-class _ProgramCommand(click.Command):
-    """A command whose arguments end in a program; remembers whether `--` came before it, which click would drop."""
-
-    _MARK = "\0command"
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            position = args.index("--") + 1
-            args = [*args[:position], self._MARK, *args[position:]]
-        rest = super().parse_args(context, args)
-        program: tuple[str, ...] = context.params["program"]
-        context.meta["distlaunch.is_command"] = program[:1] == (self._MARK,)
-        # Behind a script, `--` is one of the script's arguments.
-        context.params["program"] = tuple(word for word in program if word != self._MARK)
-        return rest
-
-
-@cli.command(cls=_ProgramCommand, context_settings={"allow_interspersed_args": False})
+@cli.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "--workers",
     "-n",
@@ -150,25 +110,22 @@ class _ProgramCommand(click.Command):
     help="Seconds until the cluster must be up; 0 waits for ever.  [default: 600]",
 )
 @click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine can well carry.")
-@_run_options
+@run_options
 @click.argument(
     "program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT ARGS… | -m MODULE ARGS… | -- COMMAND ARGS…]"
 )
 @click.pass_context
 def local(
     context: click.Context,
+    /,
     workers: int,
     module: bool,
     python: str | None,
     gpus_per_worker: int | None,
     start_timeout: float | None,
     oversubscribe: bool,
-    run_dir: Path | None,
-    dry_run: bool,
-    verbose: bool,
-    no_keras_mend: bool,
-    max_restarts: int | None,
     program: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Emulate a cluster on this machine.
 
@@ -190,37 +147,23 @@ def local(
         python=python,
         gpus_per_worker=gpus_per_worker,
         start_s=start_timeout,
-        mend_keras=not no_keras_mend,
     )
-    return _run(_with_restarts(spec, max_restarts), run_dir=run_dir, dry_run=dry_run, verbose=verbose)
+    return _run(spec, checks=False, **options)
 
 
 @cli.command()
 @click.argument("spec", type=click.Path(path_type=Path))
-@_run_options
+@run_options
 @click.option("--no-check", is_flag=True, help="Start without looking at the nodes first.")
-def up(
-    spec: Path,
-    run_dir: Path | None,
-    dry_run: bool,
-    verbose: bool,
-    no_keras_mend: bool,
-    max_restarts: int | None,
-    no_check: bool,
-) -> int:
+def up(spec: Path, no_check: bool, **options: Any) -> int:
     """Run the cluster that SPEC describes, to its end.
 
     Nodes that are other machines are reached over SSH, by your own ssh configuration. All are checked first, as
     `check` does.
     """
     from launcher.spec_file import load_spec
-    from launcher.spec_parts import KerasSpec
 
-    cluster = load_spec(spec, os.environ)
-    if no_keras_mend:
-        cluster = cluster.model_copy(update={"keras": KerasSpec(mend=False)})
-    cluster = _with_restarts(cluster, max_restarts)
-    return _run(cluster, run_dir=run_dir, dry_run=dry_run, verbose=verbose, checks=not no_check)
+    return _run(load_spec(spec, os.environ), checks=not no_check, **options)
 
 
 @cli.command()
@@ -293,6 +236,23 @@ def clean(what: str) -> int:
 
 @cli.command()
 @click.argument("run")
+def down(run: str) -> int:
+    """End a running RUN, as Ctrl-C in its terminal does, and wait until nothing is left of it.
+
+    RUN is a run's folder or name.
+
+    Exit status: 0 it is over, 3 it has not ended in time.
+    """
+    from launcher.run_dir import find_run
+
+    found = find_run(run)
+    ended = found.ask_to_end()
+    click.echo(f"Ended: {found.root}" if ended else f"Was over: {found.root}")
+    return 0
+
+
+@cli.command()
+@click.argument("run")
 def stacks(run: str) -> int:
     """Show what all tasks of a running RUN are doing: their Python stacks, equal ones together.
 
@@ -315,19 +275,39 @@ def schema(what: str) -> None:
     click.echo(json.dumps(models[what].model_json_schema(), indent=2))
 
 
-def _with_restarts(spec: ClusterSpec, max_restarts: int | None) -> ClusterSpec:
-    if max_restarts is None:
-        return spec
-    return spec.model_copy(update={"restart": spec.restart.model_copy(update={"max_restarts": max_restarts})})
+def _run(
+    spec: ClusterSpec,
+    *,
+    checks: bool,
+    run_dir: Path | None,
+    dry_run: bool,
+    verbose: bool,
+    no_keras_mend: bool,
+    max_restarts: int | None,
+    stall_timeout: float | None,
+    no_progress: bool,
+    chaos: tuple[str, ...],
+) -> int:
+    """Runs the spec with what the command line says about it; the options of `run_options`."""
+    from launcher.overrides import override
 
-
-def _run(spec: ClusterSpec, *, run_dir: Path | None, dry_run: bool, verbose: bool, checks: bool = False) -> int:
+    if chaos and max_restarts is None and not spec.restart.max_restarts:
+        max_restarts = len(chaos)  # to see what becomes of it
+    spec = override(
+        spec,
+        mend_keras=False if no_keras_mend else None,
+        max_restarts=max_restarts,
+        stall_s=stall_timeout,
+        progress=False if no_progress else None,
+    )
     if dry_run:
         _show_plan(_plan_ahead(spec), as_json=False)
         return 0
+    from launcher.chaos import parse_fault
     from launcher.run import run
 
-    return run(spec, run_dir=run_dir, verbose=verbose, checks=checks).exit_status
+    faults = [parse_fault(text, spec) for text in chaos]
+    return run(spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults).exit_status
 
 
 def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:

@@ -21,7 +21,7 @@ from worker_entry.messages import (
     Synced,
     Told,
 )
-from worker_entry.values import CrashRecord, Problem, TaskExit
+from worker_entry.values import CrashRecord, Problem, Progress, TaskExit
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,29 @@ class TaskListening:
 
 @dataclass(frozen=True)
 class TaskTold:
-    """How far the task's program has come, as a phrase that goes on from its name, and since when."""
+    """How far the task's program has come, as a phrase that goes on from its name, and since when.
+
+    `injected`: the faults of `--chaos` that were done to it.
+    """
 
     task: TaskId
     phase: str
     since: float
+    progress: Progress | None = None
+    injected: tuple[str, ...] = ()
+
+    @property
+    def stepping(self) -> Progress | None:
+        """How far it is, if it is in the middle of training and has done a step."""
+        progress = self.progress
+        return progress if progress is not None and progress.training and progress.first_step else None
+
+
+@dataclass(frozen=True)
+class TaskWrote:
+    """The task's log has grown."""
+
+    task: TaskId
 
 
 @dataclass(frozen=True)
@@ -148,6 +166,13 @@ class StacksAsked:
 
 
 @dataclass(frozen=True)
+class StacksTold:
+    """What all tasks are doing, as faulthandler has it; empty for those that have not said."""
+
+    texts: Mapping[TaskId, str]
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing happened; time has passed."""
 
@@ -165,9 +190,11 @@ Event = (
     | TaskListening
     | TaskHalted
     | TaskTold
+    | TaskWrote
     | TaskExited
     | Interrupted
     | StacksAsked
+    | StacksTold
     | Tick
 )
 
@@ -198,6 +225,11 @@ class StartTasks:
 
 
 @dataclass(frozen=True)
+class AskStacks:
+    """Have all tasks say what they are doing."""
+
+
+@dataclass(frozen=True)
 class StopNodes:
     """TERM now, KILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
 
@@ -209,7 +241,7 @@ class Finish:
     """The attempt is over: nothing is left, or what is left cannot be reached."""
 
 
-Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | StopNodes | Finish
+Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | AskStacks | StopNodes | Finish
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -238,7 +270,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
         case Told(task, status):
-            return TaskTold(parse_task_id(task), status.phase, status.since - clock_offset_s)
+            progress = status.progress
+            if progress is not None:
+                began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
+                progress = replace(progress, began=began, time=at)
+            since = status.since - clock_offset_s
+            return TaskTold(parse_task_id(task), status.phase, since, progress, tuple(status.injected))
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
         case Exited(task, how, time, crash, finished, evidence):

@@ -6,13 +6,12 @@ one that does not decides, and all others are stopped. An evaluator watches: its
 
 from __future__ import annotations
 
-import enum
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from launcher.events import (
     Action,
+    AskStacks,
     Checked,
     CheckNodes,
     Event,
@@ -27,6 +26,7 @@ from launcher.events import (
     NodeSynced,
     PrepareNodes,
     StacksAsked,
+    StacksTold,
     StartTasks,
     StopNodes,
     SyncNodes,
@@ -35,8 +35,10 @@ from launcher.events import (
     TaskListening,
     TaskStarted,
     TaskTold,
+    TaskWrote,
 )
-from launcher.tasks import TaskId
+from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.stalls import is_progress, is_stalled
 
 FAILURE_GRACE_S = 2.0
 """From TERM to KILL after a failure: the others cannot go on, and TensorFlow does not heed TERM."""
@@ -44,106 +46,8 @@ SAVED_STATUS = 42
 """With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""
 STOP_MARGIN_S = 30.0
 """How long after the last KILL a node may take to say that it is empty."""
-
-
-class Phase(enum.Enum):
-    CONNECTING = "connecting"
-    SYNCING = "syncing"
-    PREPARING = "preparing"
-    CHECKING = "checking"
-    FORMING = "forming"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    FINISHED = "finished"
-
-
-BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
-
-
-class Reason(enum.Enum):
-    """Why the attempt is being stopped, or has ended."""
-
-    SUCCEEDED = "succeeded"
-    TASK_FAILED = "task-failed"
-    REFUSED = "refused"
-    NODE_LOST = "node-lost"
-    START_TIMEOUT = "start-timeout"
-    DRAIN_TIMEOUT = "drain-timeout"
-    INTERRUPTED = "interrupted"
-    CHECKED = "checked"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What a gang has to know of the plan. Durations in seconds; 0 is for ever."""
-
-    nodes: Mapping[str, frozenset[TaskId]]
-    forming: frozenset[TaskId]
-    """The tasks that open a port when the cluster forms."""
-    start_s: float
-    drain_s: float
-    stop_grace_s: float
-    syncs: frozenset[str] = frozenset()
-    """The nodes that the program's folder is sent to."""
-    checks: bool = False
-    """Whether the nodes are checked before the start."""
-    only_checks: bool = False
-    """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
-
-    @property
-    def tasks(self) -> frozenset[TaskId]:
-        return frozenset().union(*self.nodes.values())
-
-
-@dataclass(frozen=True)
-class Gang:
-    """One attempt as far as it has come."""
-
-    rules: Rules
-    phase: Phase = Phase.CONNECTING
-    ready: frozenset[str] = frozenset()
-    ports: Mapping[TaskId, int] = field(default_factory=dict)
-    synced: frozenset[str] = frozenset()
-    prepared: frozenset[str] = frozenset()
-    inspected: frozenset[str] = frozenset()
-    started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
-    listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
-    told: Mapping[TaskId, TaskTold] = field(default_factory=dict)
-    halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
-    """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
-    exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
-    refusals: tuple[NodeRefused, ...] = ()
-    lost: Mapping[str, str] = field(default_factory=dict)
-    empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
-    reason: Reason | None = None
-    signal: int | None = None
-    """The signal for which the attempt is stopped, if it is for one."""
-    stopped: frozenset[TaskId] = frozenset()
-    """The tasks that were running when we began to stop them, or were just being started."""
-    deadline: float | None = None
-    """When a Tick is due at the latest, on the controller's monotonic clock."""
-
-    @property
-    def awaited(self) -> frozenset[str]:
-        """The nodes on which the start depends."""
-        nodes = frozenset(self.rules.nodes)
-        refused = {refusal.node for refusal in self.refusals}
-        return nodes - self.lost.keys() - refused if self.rules.only_checks else nodes
-
-    @property
-    def silent(self) -> frozenset[str]:
-        """The nodes that the start waits for: they have not answered what all were asked last."""
-        waited = self.awaited - self.lost.keys()
-        synced = self.synced | (waited - self.rules.syncs)
-        inspected = self.inspected if self.rules.checks else waited
-        steps = (waited - answered for answered in (self.ready, synced, self.prepared & inspected))
-        return next(filter(None, steps), frozenset())
-
-    @property
-    def missing(self) -> list[TaskId]:
-        """The tasks that still have to open their port before the cluster is up; once stopped, those that had to."""
-        ended = self.exits.keys() - self.stopped
-        return sorted(self.rules.forming - self.listening.keys() - ended)
+STACKS_S = 10.0
+"""How long all tasks may take to say what they are doing, before they are stopped for doing nothing."""
 
 
 Decision = tuple[Gang, tuple[Action, ...]]
@@ -165,6 +69,8 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
     if gang.phase is Phase.FINISHED or not _can_be(gang, event):
         return gang, ()
     gang = _record(gang, event)
+    if is_progress(gang, event):
+        gang = replace(gang, moved=now)
     if gang.phase is Phase.STOPPING:
         return _while_stopping(gang, event, now)
     if isinstance(event, Interrupted):
@@ -207,6 +113,10 @@ def _can_be(gang: Gang, event: Event) -> bool:
             return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
         case TaskExited(task):
             return task in gang.started and task not in gang.exits
+        case TaskWrote(task):
+            return task in gang.started and task not in gang.exits
+        case StacksTold():
+            return gang.suspicion is not None
         case StacksAsked():
             return False
     return True
@@ -235,6 +145,8 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, listening={**gang.listening, task: event})
         case TaskTold(task):
             return replace(gang, told={**gang.told, task: event})
+        case StacksTold(texts):
+            return replace(gang, stacks=texts)
         case TaskHalted(task, signum):
             others = {name: halt for name, halt in gang.halted.items() if name != task}
             return replace(gang, halted=others if signum is None else {**others, task: event})
@@ -289,17 +201,32 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     if gang.phase is Phase.FORMING:
         # A trainer that has ended well needed no cluster, or had it: nobody waits for ports any more.
         if gang.started.keys() == gang.rules.tasks and (ended or not gang.missing):
-            gang = replace(gang, phase=Phase.RUNNING, deadline=drained if ended else None)
-        elif _is_due(gang, now):
-            return _stop(gang, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
+            gang = replace(gang, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, moved=now)
+        elif gang.suspicion is not None or _is_due(gang, now):
+            return _suspect(gang, Reason.START_TIMEOUT, event, now)
     elif trainer_ended and (len(ended) == 1 or ended == trainers):
         gang = replace(gang, deadline=drained)
     if ended == trainers:
         # An evaluator may want to look at the last checkpoint; a task that has ended has nothing more to do.
         if gang.exits.keys() == gang.rules.tasks or _is_due(gang, now):
             return _stop(gang, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
-    elif gang.phase is Phase.RUNNING and _is_due(gang, now):
-        return _stop(gang, Reason.DRAIN_TIMEOUT, FAILURE_GRACE_S, now)
+    elif gang.phase is Phase.RUNNING:
+        if is_stalled(gang, now):
+            return _suspect(gang, Reason.STALLED, event, now)
+        if gang.suspicion is not None:  # it gets on
+            gang = replace(gang, suspicion=None, deadline=gang.deadline if ended else None)
+        if _is_due(gang, now):
+            return _stop(gang, Reason.DRAIN_TIMEOUT, FAILURE_GRACE_S, now)
+    return gang, ()
+
+
+def _suspect(gang: Gang, reason: Reason, event: Event, now: float) -> Decision:
+    """Has the tasks say what they are doing before they are stopped for it."""
+    if gang.suspicion is None:
+        stalled_s = now - gang.moved if gang.moved is not None else 0.0
+        return replace(gang, suspicion=reason, stalled_s=stalled_s, deadline=now + STACKS_S), (AskStacks(),)
+    if isinstance(event, StacksTold) or _is_due(gang, now):
+        return _stop(gang, reason, FAILURE_GRACE_S, now)
     return gang, ()
 
 

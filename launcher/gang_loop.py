@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from launcher.chaos import Fault, injections_of
 from launcher.console import Console
 from launcher.events import (
     Action,
+    AskStacks,
     Checked,
     CheckNodes,
     Event,
@@ -22,20 +24,24 @@ from launcher.events import (
     NodeRefused,
     PrepareNodes,
     StacksAsked,
+    StacksTold,
     StartTasks,
     StopNodes,
     SyncNodes,
+    TaskWrote,
     Tick,
     from_message,
 )
-from launcher.gang import Gang, Phase, Rules, decide, new_gang
+from launcher.gang import decide, new_gang
+from launcher.gang_state import Gang, Phase, Rules
 from launcher.news import Reminder, render_news
 from launcher.node_links import NodeLinks
+from launcher.pace import PaceWatch
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
 from launcher.preflight import Preflight
 from launcher.run_dir import RunDir
 from launcher.spec_parts import TimeoutsSpec
-from launcher.stacks import StackCollector
+from launcher.stacks import StackCollector, render_stacks
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
@@ -83,10 +89,12 @@ class Stage:
 class GangLoop:
     """One attempt, the `attempt`-th.
 
-    `plan` is what was started, `dialled` the addresses that the checks chose, as far as they are known.
+    `faults` are those to be done in it. `plan` is what was started, `dialled` the addresses that the checks chose, as
+    far as they are known.
     """
 
-    def __init__(self, stage: Stage, chosen: Cast, attempt: int) -> None:
+    def __init__(self, stage: Stage, chosen: Cast, attempt: int, faults: Sequence[Fault] = ()) -> None:
+        self._faults = faults
         self._stage = stage
         self._links = stage.links
         self._console = stage.console
@@ -98,6 +106,9 @@ class GangLoop:
         self.dialled = chosen.dialled
         self._unread = False
         self._collector: StackCollector | None = None
+        self._shows_stacks = False
+        self._sizes: dict[TaskId, int] = {}
+        self._looked = 0.0
 
     def run(self) -> Gang:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
@@ -106,18 +117,22 @@ class GangLoop:
         for node in gang.rules.nodes.keys() - gang.ready:
             self._links.connect(node, next(self._tasks_of(node)).directory)
         self._links.put(Tick())
-        reminder = Reminder(time.monotonic())
+        reminder, pace = Reminder(time.monotonic()), PaceWatch()
         while gang.phase is not Phase.FINISHED:
             until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
-            for event in self._next_events(until_due):
+            for event in (*self._next_events(until_due), *self._take_stacks(), *self._see_output(gang)):
                 earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
-                if news := render_news(earlier, gang, event) or reminder.remind(gang, time.monotonic(), time.time()):
+                now = time.monotonic()
+                news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
+                if news or (news := pace.note(event, now)):
                     self._console.note(news)
                 for action in actions:
                     self._perform(action, gang)
                 self._end_checks(gang)
-                self._show_stacks(gang, event)
+                if isinstance(event, StacksAsked):
+                    self._shows_stacks = True
+                    self._ask_stacks(gang)
         return gang
 
     def _new_gang(self) -> Gang:
@@ -164,12 +179,22 @@ class GangLoop:
                 self._links.send(node, *self._stage.bundle.read_piece(message))
             if isinstance(message, Stacks) and self._collector is not None:
                 self._collector.note(parse_task_id(message.task), message.text)
-                yield Tick()
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
             yield event
+
+    def _see_output(self, gang: Gang) -> Iterator[TaskWrote]:
+        """Looks at how the logs grow, where that matters."""
+        if not gang.rules.stall_s or gang.phase is not Phase.RUNNING or time.monotonic() < self._looked + IDLE_S:
+            return
+        self._looked = time.monotonic()
+        for task in gang.rules.tasks:
+            size = self._stage.run_dir.log_size(self._attempt, task)
+            if size != self._sizes.get(task, 0):
+                self._sizes[task] = size
+                yield TaskWrote(task)
 
     def _overdue(self) -> Iterator[Event]:
         if self._console.broken and not self._unread:  # `distlaunch … | head`
@@ -208,6 +233,8 @@ class GangLoop:
                     self._links.send(node, Start(self._attempt, starts))
                 for task in self.plan.tasks:
                     self._console.follow(task.task, self._stage.run_dir.log(self._attempt, task.task))
+            case AskStacks():
+                self._ask_stacks(gang)
             case StopNodes(grace_s):
                 for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
                     self._links.send(node, Stop(grace_s))
@@ -231,17 +258,24 @@ class GangLoop:
         for event in errors or [Checked()]:
             self._links.put(event)
 
-    def _show_stacks(self, gang: Gang, event: Event) -> None:
-        """Asks for them if the user does, and shows them once all tasks have answered."""
-        if isinstance(event, StacksAsked):
+    def _ask_stacks(self, gang: Gang) -> None:
+        """Asks for them, unless all are being asked already."""
+        if self._collector is None:
             self._collector = StackCollector(gang.started.keys() - gang.exits.keys(), time.monotonic())
             for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
                 self._links.send(node, ShowStacks())
-        text = self._collector.render(time.monotonic()) if self._collector is not None else None
-        if text is not None:
+
+    def _take_stacks(self) -> Iterator[StacksTold]:
+        """Hands them on once all tasks have answered, and shows them if the user has asked."""
+        texts = self._collector.texts(time.monotonic()) if self._collector is not None else None
+        if texts is not None:
             self._collector = None
+            text = render_stacks(texts)
             self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
-            self._console.note(text or "no task is running")
+            if self._shows_stacks:
+                self._console.note(text or "no task is running")
+            self._shows_stacks = False
+            yield StacksTold(texts)
 
     def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
         return (task for task in self.plan.tasks if task.node == node)
@@ -249,7 +283,14 @@ class GangLoop:
     def _start(self, task: TaskPlan) -> TaskStart:
         env = {**task.env, "DISTLAUNCH_RUN_ID": self._stage.run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
         return TaskStart(
-            str(task.task), task.program, env, ["TF_CONFIG"], task.mend_keras, self._stage.timeouts.lease_s
+            str(task.task),
+            task.program,
+            env,
+            ["TF_CONFIG"],
+            task.mend_keras,
+            self._stage.timeouts.lease_s,
+            task.progress,
+            injections_of(task.task, self._faults),
         )
 
     def _rules(self) -> Rules:
@@ -260,6 +301,7 @@ class GangLoop:
             start_s=self._stage.timeouts.start_s,
             drain_s=self._stage.timeouts.drain_s,
             stop_grace_s=self._stage.timeouts.stop_grace_s,
+            stall_s=self._stage.timeouts.stall_s,
             syncs=self._links.far & nodes.keys() if self._stage.bundle is not None else frozenset(),
             checks=self._preflight is not None,
             only_checks=self._stage.only_checks,

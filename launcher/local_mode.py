@@ -8,7 +8,7 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.spec import LOCAL, ClusterSpec, NodeSpec
 from launcher.spec_fields import PortRange
-from launcher.spec_parts import KerasSpec, ProgramSpec, TimeoutsSpec
+from launcher.spec_parts import ProgramSpec, TimeoutsSpec
 from worker_entry import kernel
 
 WORKERS_PER_CORE = 4
@@ -68,7 +68,6 @@ def make_spec(
     python: str | None,
     gpus_per_worker: int | None,
     start_s: float | None,
-    mend_keras: bool,
 ) -> ClusterSpec:
     """The spec that the command line stands for.
 
@@ -84,7 +83,6 @@ def make_spec(
         name=f"local-{workers}",
         nodes=[NodeSpec(host=LOCAL, tasks={"worker": workers}, python=python, gpus_per_worker=gpus_per_worker)],
         ports=PORTS,
-        keras=KerasSpec(mend=mend_keras),
         timeouts=TimeoutsSpec() if start_s is None else TimeoutsSpec(start_s=start_s),
         **given,
     )

@@ -6,8 +6,9 @@ import signal
 
 from launcher.causes import find_cause
 from launcher.events import Event, Interrupted, NodeSynced, TaskHalted
-from launcher.gang import BEFORE_START, Gang, Phase, Reason
+from launcher.gang_state import BEFORE_START, Gang, Phase, Reason
 from launcher.restarts import Restart
+from launcher.stalls import render_stall
 from launcher.waiting import render_waiting
 from worker_entry.values import TaskExit
 
@@ -31,6 +32,10 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         if event.signal is None:
             return f"{event.task} goes on"
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
+    if before.suspicion is None and after.suspicion is Reason.STALLED:
+        return f"{render_stall(after).capitalize()}; asking all tasks what they are doing"
+    if before.suspicion is Reason.STALLED and after.suspicion is None and after.phase is Phase.RUNNING:
+        return "The cluster gets on again"
     if isinstance(event, NodeSynced) and event.files:
         return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):

@@ -57,6 +57,7 @@ class TaskPlan:
     env: Mapping[str, str] = field(repr=False)
     secrets: frozenset[str]
     mend_keras: bool
+    progress: bool = True
 
     @property
     def opens_port(self) -> bool:
@@ -141,6 +142,7 @@ def make_plan(
                 env=env,
                 secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
                 mend_keras=spec.keras.mend,
+                progress=spec.progress,
             )
         )
     return LaunchPlan(

@@ -10,11 +10,11 @@ from importlib import metadata
 
 from launcher.causes import was_stopped
 from launcher.errors import error_lines
-from launcher.events import TaskExited
-from launcher.gang import Gang
+from launcher.events import TaskExited, TaskTold
+from launcher.gang_state import Gang
 from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
-from launcher.results import AttemptReport, CrashReport, RunReport, TaskReport, Verdict
+from launcher.results import AttemptReport, CrashReport, FaultReport, ProgressReport, RunReport, TaskReport, Verdict
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
 from launcher.verdict import exit_status, outcome
@@ -50,6 +50,7 @@ def make_run_report(
     left: Mapping[str, int | None],
     versions: Mapping[str, str],
     interrupted: int | None = None,
+    chaos: Sequence[FaultReport] = (),
 ) -> RunReport:
     """The report of a run that is over.
 
@@ -61,6 +62,7 @@ def make_run_report(
         left: how many processes are left on each node at the end, None where that is unknown.
         versions: of what took part.
         interrupted: the signal by which the user ended the pause after the last attempt.
+        chaos: what was done on purpose.
     """
     last = attempts[-1]
     return RunReport(
@@ -76,6 +78,7 @@ def make_run_report(
             *(_attempt_report(attempt, _left_after(attempt.gang)) for attempt in attempts[:-1]),
             _attempt_report(last, left),
         ],
+        chaos=list(chaos),
     )
 
 
@@ -129,7 +132,23 @@ def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
         finished=ended is not None and not ended.failed,
         stopped_by_us=ended is not None and was_stopped(gang, ended),
         crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
+        progress=_progress_report(gang.told.get(plan.task)),
         log=log,
+    )
+
+
+def _progress_report(told: TaskTold | None) -> ProgressReport | None:
+    progress = told.progress if told is not None else None
+    if progress is None or not progress.first_step:
+        return None
+    return ProgressReport(
+        epoch=progress.epoch,
+        first_epoch=progress.first_epoch,
+        step=progress.step,
+        first_step=progress.first_step,
+        step_s=progress.step_s,
+        own_s=progress.own_s,
+        metrics=progress.metrics,
     )
 
 
@@ -164,6 +183,7 @@ def render_summary(report: RunReport) -> str:
         lines += [
             f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]
         ]
+    lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")

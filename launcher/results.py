@@ -38,6 +38,25 @@ class CrashReport(_Result):
     """The thread that it ended, if that was not the main one."""
 
 
+class ProgressReport(_Result):
+    """How far training had come in one task."""
+
+    epoch: int | None = None
+    """The epoch that was under way, from 1; null if the program tells of none."""
+    first_epoch: int | None = None
+    """The one that this attempt began with."""
+    step: int
+    """Steps that were done: as the program counts them, or, by `model.fit`, in this attempt."""
+    first_step: int
+    """The first that was done."""
+    step_s: float | None = None
+    """Seconds that a step took at last; null if it was never measured."""
+    own_s: float | None = None
+    """The same without what the task waited for the others; null where that is not known."""
+    metrics: dict[str, float | None] = {}
+    """The last values that were told; null for what is no finite number."""
+
+
 class TaskReport(_Result):
     """One task of one attempt."""
 
@@ -67,6 +86,8 @@ class TaskReport(_Result):
     """Whether it was still running when distlaunch stopped the attempt."""
     crash: CrashReport | None = None
     """The exception that it failed with, if it was one of Python's."""
+    progress: ProgressReport | None = None
+    """How far it had come; null if it did no step, or told of none."""
     log: str
     """The log file, relative to the run's directory."""
 
@@ -189,6 +210,19 @@ class CheckReport(_Result):
     """Errors first."""
 
 
+class FaultReport(_Result):
+    """A fault of `--chaos`, and what came of it."""
+
+    fault: str
+    """`kill:worker:1@epoch=3`."""
+    attempt: int | None = None
+    """The attempt that it was done in; null if its moment never came."""
+    resumed: bool | None = None
+    """Whether an attempt after it went on where one before had been; null if there was none."""
+    message: str
+    """One sentence."""
+
+
 class RunReport(_Result):
     """The content of `report.json`."""
 
@@ -212,6 +246,8 @@ class RunReport(_Result):
     """The same, when nothing was left of the run."""
     attempts: list[AttemptReport]
     """Every start of the cluster; without restarts there is one."""
+    chaos: list[FaultReport] = []
+    """What was done on purpose."""
 
     @property
     def verdict(self) -> Verdict | None:

@@ -6,10 +6,11 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from launcher.casting import at_first, cast
+from launcher.chaos import Fault
 from launcher.check_report import make_check_report
 from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
@@ -27,7 +28,9 @@ from launcher.tasks import TaskId
 from launcher.ways import Ways, find_ways, make_transport
 
 
-def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool) -> RunReport:
+def run(
+    spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool, faults: Sequence[Fault] = ()
+) -> RunReport:
     """Runs the cluster to its end.
 
     Args:
@@ -35,6 +38,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
         run_dir: where the run's files go; without it, a new folder in the user's state directory.
         verbose: whether the console shows TensorFlow's chatter.
         checks: whether the nodes are checked before the start.
+        faults: what is done to it on purpose.
 
     Raises:
         DistlaunchError: it could not be started; nothing is left running.
@@ -53,7 +57,7 @@ def run(spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool)
         where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
         console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
         preflight = Preflight(at_first(spec), secrets.token_hex(8)) if checks else None
-        return _make_supervisor(spec, run_id, files, ways, console, preflight).run()
+        return _make_supervisor(spec, run_id, files, ways, console, preflight, faults=faults).run()
     finally:
         console.close()
 
@@ -91,6 +95,7 @@ def _make_supervisor(
     preflight: Preflight | None,
     *,
     only_checks: bool = False,
+    faults: Sequence[Fault] = (),
 ) -> Supervisor:
     """`preflight` is that of the first start."""
 
@@ -113,7 +118,7 @@ def _make_supervisor(
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
         only_checks,
     )
-    return Supervisor(stage, recast, spec.restart)
+    return Supervisor(stage, recast, spec.restart, faults)
 
 
 def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,11 +106,38 @@ class RunDir:
             time.sleep(0.05)
         return self.stacks.read_text(encoding="utf-8")
 
+    def ask_to_end(self, within_s: float = 120.0) -> bool:
+        """Has the run's distlaunch end it, and waits for that. Returns whether it was under way at all.
+
+        Raises:
+            RunDirectoryError: it has not ended within this time.
+        """
+        run_id, pid = self.read_run()
+        if pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + within_s
+        while self.read_run()[1] is not None:
+            if time.monotonic() > deadline:
+                raise RunDirectoryError(
+                    f"run {run_id} has not ended within {within_s:g} s", cure=f"look at its terminal, or at {self.root}"
+                )
+            time.sleep(0.05)
+        return True
+
     def _stacks_written(self) -> int:
         return self.stacks.stat().st_mtime_ns if self.stacks.exists() else 0
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
+
+    def log_size(self, attempt: int, task: TaskId) -> int:
+        """Bytes that the log of a task has; 0 if there is none."""
+        try:
+            return self.log(attempt, task).stat().st_size
+        except OSError:
+            return 0
 
     def make_checkpoints(self) -> Path:
         """The folder for what programs save to go on from; the same for all attempts."""

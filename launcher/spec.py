@@ -121,6 +121,8 @@ class ClusterSpec(Model):
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether the key of a host that is not in known_hosts is refused, or believed and written there."""
     keras: KerasSpec = KerasSpec()
+    progress: bool = True
+    """Whether the steps of `model.fit` are counted, which shows slow workers, and clusters that have stalled."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 

@@ -133,5 +133,8 @@ class TimeoutsSpec(Model):
     """From TERM to KILL when the user stops the run."""
     drain_s: Seconds = 300.0
     """How long the other training tasks may go on after the first has ended well; 0 waits for ever."""
+    stall_s: Seconds | None = None
+    """How long a cluster that is up may go without a step or, if it tells of none, without output; 0: for ever.
+    Without it, 20 times as long as its steps take, and at least 120; a cluster that tells of none is let be."""
     lease_s: Annotated[Seconds, Field(ge=1)] = 60.0
     """How long a node goes on without a word from distlaunch; a connection that breaks may come back until then."""

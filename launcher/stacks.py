@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from launcher.tasks import TaskId
+from launcher.tasks import TaskId, name_tasks
+from worker_entry.messages import CHILD
 
-GROUP_LIMIT = 8
-"""Tasks that are named one by one."""
+SHOWN_THREADS = 2
+"""Threads besides the main one that a task's line names."""
 PATIENCE_S = 5.0
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
-_OURS = re.compile(r"/worker_entry/\w+\.py$")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
+_OURS = re.compile(r"/worker_entry/\w+\.py$")  # not the demo, a folder below
 
 Frame = tuple[str, int, str]
 """File, line and function."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a task is: its main thread, innermost frame first, and those of its other threads that run its own code."""
+
+    main: tuple[Frame, ...] = ()
+    others: tuple[tuple[Frame, ...], ...] = ()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the program's own code that is running, and not a library's, which may wait for others."""
+        return bool(self.others) or (bool(self.main) and _own_frame(self.main) is self.main[0])
 
 
 class StackCollector:
@@ -32,50 +47,82 @@ class StackCollector:
         self._texts[task] = text
         self._missing.discard(task)
 
-    def render(self, now: float) -> str | None:
-        """The answer, once all tasks have given theirs, or have had their time."""
+    def texts(self, now: float) -> dict[TaskId, str] | None:
+        """The answers, once all tasks have given theirs, or have had their time: then they are empty."""
         if self._missing and now < self._deadline:
             return None
-        return render_stacks({**dict.fromkeys(self._missing, ""), **self._texts})
+        return {**dict.fromkeys(self._missing, ""), **self._texts}
 
 
-def render_stacks(texts: Mapping[TaskId, str]) -> str:
-    """A line for each group of tasks that are at the same place, and that place's stack below it.
+def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]]:
+    """The tasks that are at the same place, and the place; the largest group first.
 
     Args:
         texts: what faulthandler has written of each task; empty if it has written nothing.
     """
-    groups: dict[tuple[Frame, ...], list[TaskId]] = {}
+    groups: dict[Stack, list[TaskId]] = {}
     for task in sorted(texts):
-        groups.setdefault(parse_main_thread(texts[task]), []).append(task)
+        groups.setdefault(parse_stack(texts[task]), []).append(task)
+    return [(tasks, stack) for stack, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))]
+
+
+def render_places(texts: Mapping[TaskId, str]) -> list[str]:
+    """A line for each group of tasks."""
+    return [f"{name_tasks(tasks)} {_place(stack, len(tasks))}" for tasks, stack in group_stacks(texts)]
+
+
+def render_stacks(texts: Mapping[TaskId, str]) -> str:
+    """The same, each with its place's stack below it."""
     lines = []
-    for frames, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1])):
-        lines.append(f"{_names(tasks)} {_place(frames, len(tasks))}")
-        lines += [f"    {file}:{line} {function}" for file, line, function in frames]
+    for place, (_, stack) in zip(render_places(texts), group_stacks(texts), strict=True):
+        lines += [place, *_render_frames(stack.main)]
+        for frames in stack.others:
+            lines += ["    and in another thread", *_render_frames(frames)]
     return "\n".join(lines)
 
 
-def parse_main_thread(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread, innermost first, as faulthandler has written them last; ours left out."""
-    parts = _THREAD.split(text)
-    if len(parts) < 2:
-        return ()
+def parse_stack(text: str) -> Stack:
+    """What faulthandler has written last; our own frames are left out."""
+    first, *children = text.split(CHILD)
+    threads = _parse_threads(first)
+    if not threads:
+        return Stack()
     # A process lists its main thread last, which was its first.
-    frames = [(file, int(line), function) for file, line, function in _FRAME.findall(parts[-1])]
+    others = [*threads[:-1], *(frames for child in children for frames in _parse_threads(child))]
+    return Stack(threads[-1], tuple(sorted(frames for frames in others if _own_frame(frames) is not None)))
+
+
+def _parse_threads(text: str) -> list[tuple[Frame, ...]]:
+    return [_parse_frames(part) for part in _THREAD.split(text)[1:]]
+
+
+def _parse_frames(text: str) -> tuple[Frame, ...]:
+    frames = [(file, int(line), function) for file, line, function in _FRAME.findall(text)]
     while frames and (_OURS.search(frames[-1][0]) or frames[-1][0].startswith("<frozen")):
         frames.pop()
     return tuple(frames)
 
 
-def _place(frames: Sequence[Frame], tasks: int) -> str:
-    if not frames:
+def _own_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost of the program's own code."""
+    theirs = (frame for frame in frames if not _OURS.search(frame[0]))
+    return next((frame for frame in theirs if not any(part in frame[0] for part in _LIBRARIES)), None)
+
+
+def _place(stack: Stack, tasks: int) -> str:
+    if not stack.main:
         return f"{'has' if tasks == 1 else 'have'} no Python stack to show"
-    own = next((frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)), frames[0])
-    where = f"{'is' if tasks == 1 else 'are'} at {own[0]}:{own[1]} {own[2]}"
+    where = f"{'is' if tasks == 1 else 'are'} {_render_place(stack.main)}"
+    others = [f"; another thread {_render_place(frames)}" for frames in stack.others[:SHOWN_THREADS]]
+    return where + "".join(others)
+
+
+def _render_place(frames: Sequence[Frame]) -> str:
     inner = frames[0]
+    own = _own_frame(frames) or inner
+    where = f"at {own[0]}:{own[1]} {own[2]}"
     return where if inner is own else f"{where}, in {inner[2]} of {inner[0].rpartition('/')[2]}"
 
 
-def _names(tasks: Sequence[TaskId]) -> str:
-    more = f" and {len(tasks) - GROUP_LIMIT} more" if len(tasks) > GROUP_LIMIT else ""
-    return ", ".join(map(str, tasks[:GROUP_LIMIT])) + more
+def _render_frames(frames: Sequence[Frame]) -> list[str]:
+    return [f"    {file}:{line} {function}" for file, line, function in frames]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from launcher.chaos import Fault, pending, report_faults
 from launcher.events import Interrupted, StacksAsked
-from launcher.gang import Gang
 from launcher.gang_loop import IDLE_S, Cast, GangLoop, Stage
+from launcher.gang_state import Gang
 from launcher.interrupts import STACKS_SIGNAL, noting_signals
 from launcher.news import render_restart
 from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
@@ -28,9 +29,10 @@ Recast = Callable[[Collection[str]], Cast | None]
 
 
 class Supervisor:
-    """One run, by the spec's rules of `restart`."""
+    """One run, by the spec's rules of `restart`; `faults` are done in it on purpose."""
 
-    def __init__(self, stage: Stage, recast: Recast, restart: RestartSpec) -> None:
+    def __init__(self, stage: Stage, recast: Recast, restart: RestartSpec, faults: Sequence[Fault] = ()) -> None:
+        self._faults = faults
         self._stage = stage
         self._links = stage.links
         self._console = stage.console
@@ -73,7 +75,8 @@ class Supervisor:
     def _run_attempt(self, chosen: Cast) -> Cast:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
         started, number, files = time.time(), len(self._attempts) + 1, self._stage.run_dir
-        loop = GangLoop(self._stage, chosen, number)
+        faults = pending(self._faults, [attempt.gang for attempt in self._attempts])
+        loop = GangLoop(self._stage, chosen, number, faults)
         gang = loop.run()
         logs = {task: files.log(number, task) for task in gang.rules.tasks}
         verdict = judge(
@@ -82,6 +85,7 @@ class Supervisor:
             {task: str(path) for task, path in logs.items()},
             tails={task: last_lines(logs[task], JUDGED_LINES) for task, event in gang.exits.items() if event.failed},
             agents_said=last_lines(files.agent_errors, 3),
+            stacks=str(files.stacks),
         )
         self._console.end_logs()
         if outcome(gang) == "failed":
@@ -140,6 +144,7 @@ class Supervisor:
             left=left,
             versions=make_versions(self._links.ready.values()),
             interrupted=interrupted,
+            chaos=report_faults(self._faults, {attempt.number: attempt.gang for attempt in self._attempts}),
         )
         self._console.note(render_summary(report))
         self._stage.run_dir.write_json(self._stage.run_dir.report, report.model_dump(mode="json"))
@@ -151,7 +156,14 @@ def _ending(attempt: Attempt) -> Ending:
     reference = attempt.verdict.reference
     if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
         reference = "node-lost"
-    # Of a program that is not ours to run nothing is known.
+    return Ending(reference, attempt.started, attempt.ended, _trained(attempt))
+
+
+def _trained(attempt: Attempt) -> bool:
+    """Whether training had begun, as far as that is known."""
+    told = [told.progress for told in attempt.gang.told.values() if told.progress is not None]
+    if told:
+        return any(progress.first_step for progress in told)
+    # A program that tells of no steps may do them once the cluster is up; a command may at any time.
     foreign = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    trained = foreign or attempt.gang.rules.forming <= attempt.gang.listening.keys()
-    return Ending(reference, attempt.started, attempt.ended, trained)
+    return foreign or attempt.gang.rules.forming <= attempt.gang.listening.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,3 +39,10 @@ def parse_task_id(text: str) -> TaskId:
         if task_type == known and index.isascii() and index.isdigit():
             return TaskId(known, int(index))
     raise ValueError(f"{text!r} is no task; tasks are named like worker:0")
+
+
+def name_tasks(tasks: Iterable[TaskId], limit: int = 8) -> str:
+    """`worker:0, worker:1 and 6 more`."""
+    ordered = sorted(tasks)
+    more = f" and {len(ordered) - limit} more" if len(ordered) > limit else ""
+    return ", ".join(map(str, ordered[:limit])) + more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from launcher.causes import (
     COLLATERAL_SIGNATURES,
@@ -16,10 +16,13 @@ from launcher.causes import (
     was_stopped,
 )
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_TASK_FAILED, EXIT_USAGE
-from launcher.gang import SAVED_STATUS, Gang, Reason
+from launcher.gang import SAVED_STATUS
+from launcher.gang_state import Gang, Reason
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
-from launcher.tasks import TaskId
+from launcher.stacks import render_places
+from launcher.stalls import find_staller, render_stall, render_steps
+from launcher.tasks import TaskId, name_tasks
 from launcher.waiting import render_waiting
 from worker_entry.values import CrashRecord, Problem, TaskExit
 
@@ -40,6 +43,7 @@ def judge(
     *,
     tails: Mapping[TaskId, Sequence[str]] | None = None,
     agents_said: Sequence[str] = (),
+    stacks: str = "",
 ) -> Verdict:
     """The verdict on a finished attempt.
 
@@ -49,6 +53,7 @@ def judge(
         logs: the paths to show.
         tails: the last lines of the logs of tasks that failed.
         agents_said: the last lines that agents wrote to stderr.
+        stacks: the file of what all tasks were doing, if they were asked.
     """
     plans = {task.task: task for task in plan.tasks}
     tails = tails or {}
@@ -63,12 +68,16 @@ def judge(
             return _judge_loss(gang, agents_said)
         case Reason.START_TIMEOUT:
             verdict = _judge_start_timeout(gang)
+        case Reason.STALLED:
+            verdict = _judge_stall(gang)
         case Reason.DRAIN_TIMEOUT:
             verdict = _judge_drain_timeout(gang)
         case _:
             verdict = _judge_interruption(gang)
-    lost = [_render_loss(gang, node) for node in gang.lost]
-    return verdict.model_copy(update={"evidence": [*verdict.evidence, *lost]})
+    more = [_render_loss(gang, node) for node in gang.lost]
+    if gang.stacks:
+        more += [*render_places(gang.stacks), f"stacks: {stacks}"]
+    return verdict.model_copy(update={"evidence": [*verdict.evidence, *more]})
 
 
 def exit_status(gang: Gang, verdict: Verdict) -> int:
@@ -189,19 +198,12 @@ def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) 
     early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
     if early:
         first = when - min(map(ended_time, early))
-        lines.append(f"ended with status 0 up to {first:.1f} s before: {_names(event.task for event in early)}")
+        lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
     stopped = [event for event in gang.exits.values() if was_stopped(gang, event)]
     if stopped:
-        lines.append(f"stopped by distlaunch: {_names(event.task for event in stopped)}")
+        lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
     lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]
     return lines
-
-
-def _names(tasks: Iterable[TaskId]) -> str:
-    """`worker:0, worker:1 and 6 more`."""
-    ordered = sorted(tasks)
-    more = f" and {len(ordered) - SHOWN_LIMIT} more" if len(ordered) > SHOWN_LIMIT else ""
-    return ", ".join(map(str, ordered[:SHOWN_LIMIT])) + more
 
 
 def _judge_refusal(gang: Gang) -> Verdict:
@@ -239,7 +241,7 @@ def _judge_loss(gang: Gang, agents_said: Sequence[str]) -> Verdict:
         reference="node-lost" if node in gang.ready else "node-unreachable",
         message=_render_loss(gang, node),
         evidence=[
-            *([f"its tasks: {_names(running)}"] if running else []),
+            *([f"its tasks: {name_tasks(running)}"] if running else []),
             *(_render_loss(gang, other) for other in rest),
             *agents_said,
         ],
@@ -257,7 +259,7 @@ def _judge_start_timeout(gang: Gang) -> Verdict:
         return Verdict(reference="start-timeout", message=message)
     unborn = gang.rules.tasks - gang.started.keys()
     if unborn:
-        message = f"no cluster within {gang.rules.start_s:g} s: not started: {_names(unborn)}"
+        message = f"no cluster within {gang.rules.start_s:g} s: not started: {name_tasks(unborn)}"
         return Verdict(reference="start-timeout", message=message)
     missing = gang.missing
     due = max(event.time for event in gang.started.values()) + gang.rules.start_s
@@ -271,14 +273,32 @@ def _judge_start_timeout(gang: Gang) -> Verdict:
     )
 
 
+def _judge_stall(gang: Gang) -> Verdict:
+    task = find_staller(gang)
+    halt = gang.halted.get(task) if task is not None else None
+    place = None
+    if halt is not None:
+        place = f"{task} was stopped by {TaskExit(signal=halt.signal)} and did not go on"
+    elif task is not None and task in gang.stacks:
+        (place,) = render_places({task: gang.stacks[task]})
+    blame = f": {place}, and the others wait for it" if place is not None else ""
+    return Verdict(
+        reference="stalled",
+        message=f"{render_stall(gang)}{blame}",
+        task=str(task) if task is not None else None,
+        evidence=[*filter(None, [render_steps(gang)])],
+        cure="raise timeouts.stall_s (--stall-timeout) if it rightly takes longer; 0 turns this off",
+    )
+
+
 def _judge_drain_timeout(gang: Gang) -> Verdict:
     going = sorted(task for task in gang.stopped if task.trains)
     done = [task for task in gang.exits if task.trains and task not in gang.stopped]
     return Verdict(
         reference="drain-timeout",
-        message=f"{_names(going)} did not end within {gang.rules.drain_s:g} s of the first that did",
+        message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did",
         task=str(going[0]) if len(going) == 1 else None,
-        evidence=[f"ended with status 0: {_names(done)}"],
+        evidence=[f"ended with status 0: {name_tasks(done)}"],
         cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
     )
 

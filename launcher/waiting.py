@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.gang import Gang
-from launcher.tasks import TaskId
+from launcher.gang_state import Gang
+from launcher.tasks import TaskId, name_tasks
 
 SHOWN_TASKS = 4
 
@@ -19,10 +19,7 @@ def render_waiting(gang: Gang, now: float) -> str:
     shown = ", ".join(_render_task(gang, task, now) for task in missing[:SHOWN_TASKS])
     more = f" and {len(missing) - SHOWN_TASKS} more" if len(missing) > SHOWN_TASKS else ""
     ready = sorted(gang.rules.forming & gang.listening.keys())
-    names = ", ".join(map(str, ready[:SHOWN_TASKS])) + (
-        f" and {len(ready) - SHOWN_TASKS} more" if len(ready) > SHOWN_TASKS else ""
-    )
-    rest = f"; {names} {'is' if len(ready) == 1 else 'are'} ready" if ready else ""
+    rest = f"; {name_tasks(ready, SHOWN_TASKS)} {'is' if len(ready) == 1 else 'are'} ready" if ready else ""
     return f"waiting for {shown}{more}{rest}"
 
 

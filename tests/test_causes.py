@@ -9,7 +9,8 @@ import pytest
 
 from launcher.causes import classify, find_cause
 from launcher.events import TaskExited, TaskHalted
-from launcher.gang import SAVED_STATUS, Gang
+from launcher.gang import SAVED_STATUS
+from launcher.gang_state import Gang
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, W0, W1, W2
 from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.events import (
     Action,
+    AskStacks,
     Event,
     Finish,
     Interrupted,
@@ -19,16 +20,20 @@ from launcher.events import (
     NodeReady,
     NodeRefused,
     PrepareNodes,
+    StacksTold,
     StartTasks,
     StopNodes,
     TaskExited,
     TaskListening,
     TaskStarted,
+    TaskTold,
+    TaskWrote,
     Tick,
 )
-from launcher.gang import BEFORE_START, FAILURE_GRACE_S, STOP_MARGIN_S, Gang, Phase, Reason, Rules, decide, new_gang
+from launcher.gang import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_gang
+from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.tasks import TaskId, parse_task_id
-from worker_entry.values import Problem, TaskExit
+from worker_entry.values import Problem, Progress, TaskExit
 
 W0, W1, W2, EVALUATOR = (parse_task_id(text) for text in ("worker:0", "worker:1", "worker:2", "evaluator:0"))
 START_S, DRAIN_S, GRACE_S = 600.0, 300.0, 10.0
@@ -292,14 +297,16 @@ class TestStartTimeout:
     def test_names_the_tasks_whose_port_is_not_open(self) -> None:
         rules = make_rules({"a": [W0, W1, W2]})
 
-        gang, actions = play(rules, *preparing(rules), *started(W0, W1, W2), *listening(W1), START_S, Tick())
+        due = (*preparing(rules), *started(W0, W1, W2), *listening(W1), START_S, Tick())
+        gang, actions = play(rules, *due, StacksTold({W0: "at work"}))
 
-        assert actions[2:] == [FAILURE_STOP]
+        assert actions[2:] == [AskStacks(), FAILURE_STOP]
+        assert gang.stacks == {W0: "at work"}
         assert (gang.reason, gang.missing) == (Reason.START_TIMEOUT, [W0, W2])
 
     def test_still_names_them_when_all_were_stopped(self) -> None:
         rules = make_rules(ONE_NODE)
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
+        gang, _ = play(rules, *preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick(), StacksTold({}))
 
         gang, _ = play_on(gang, *(exited(task, signal=signal.SIGTERM) for task in (W0, W1)), NodeEmpty("a"))
 
@@ -308,9 +315,26 @@ class TestStartTimeout:
     def test_still_names_them_when_a_port_opens_too_late(self) -> None:
         rules = make_rules(ONE_NODE)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick(), *listening(W0))
+        due = (*preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
+        gang, _ = play(rules, *due, StacksTold({}), *listening(W0))
 
         assert gang.missing == [W0]
+
+    def test_is_called_off_by_a_port_that_opens_before_all_have_said_what_they_do(self) -> None:
+        rules = make_rules(ONE_NODE)
+
+        due = (*preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
+        gang, actions = play(rules, *due, *listening(W0), StacksTold({}), 1000.0, Tick())
+
+        assert (gang.phase, gang.suspicion, gang.deadline) == (Phase.RUNNING, None, None)
+        assert actions[2:] == [AskStacks()]
+
+    def test_does_not_wait_for_ever_for_what_tasks_do(self) -> None:
+        rules = make_rules(ONE_NODE)
+
+        gang, _ = play(rules, *preparing(rules), *started(W0, W1), START_S, Tick(), START_S + STACKS_S, Tick())
+
+        assert (gang.phase, gang.reason) == (Phase.STOPPING, Reason.START_TIMEOUT)
 
     def test_of_nodes_that_do_not_answer(self) -> None:
         gang, actions = play(make_rules(TWO_NODES), NodeReady("a"), START_S, Tick())
@@ -560,6 +584,8 @@ layouts = st.builds(
     timeouts,
     timeouts,
 )
+times = st.floats(1000, 1100)
+progresses = st.one_of(st.none(), st.builds(Progress, st.integers(0, 9), st.integers(0, 1), st.just(1), times, times))
 anything: st.SearchStrategy[Event] = st.one_of(
     nodes.map(NodeReady),
     st.builds(NodePrepared, nodes, st.dictionaries(tasks, st.integers(1, 65535), max_size=3)),
@@ -570,6 +596,9 @@ anything: st.SearchStrategy[Event] = st.one_of(
     st.builds(TaskListening, tasks, st.just(1001.0)),
     st.builds(TaskExited, tasks, exits, st.floats(1000, 1100)),
     st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]).map(Interrupted),
+    st.builds(TaskTold, tasks, st.just("is training"), st.just(1001.0), progresses),
+    st.builds(StacksTold, st.just({})),
+    tasks.map(TaskWrote),
     st.just(Tick()),
 )
 
@@ -607,9 +636,9 @@ class TestEveryHistory:
     def test_has_its_actions_in_the_one_possible_order(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
 
-        order = (PrepareNodes, StartTasks, StopNodes, Finish)
+        order = (PrepareNodes, StartTasks, AskStacks, StopNodes, Finish)
         assert kinds == sorted(kinds, key=order.index)
-        assert all(kinds.count(kind) <= 1 for kind in order if kind is not StopNodes)
+        assert all(kinds.count(kind) <= 1 for kind in order if kind not in (StopNodes, AskStacks))
 
     @settings(deadline=None)
     @given(histories())

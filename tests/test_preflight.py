@@ -31,7 +31,8 @@ from launcher.events import (
     SyncNodes,
     Tick,
 )
-from launcher.gang import BEFORE_START, FAILURE_GRACE_S, Gang, Phase, Reason, Rules
+from launcher.gang import FAILURE_GRACE_S
+from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
 from launcher.results import CheckReport, Finding
 from launcher.spec import ClusterSpec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
-from launcher.gang import Gang
+from launcher.gang_state import Gang
 from launcher.report import Attempt, make_run_report, render_error, render_summary
 from launcher.results import RunReport, Verdict
 from launcher.tasks import TaskId
@@ -186,6 +186,7 @@ class TestReport:
                 "line": 88,
                 "thread": None,
             },
+            "progress": None,
             "log": "attempt-1/worker-1.log",
         }
         assert attempt.tasks[0].port_opened == 1001.0
@@ -239,5 +240,13 @@ def test_schema_describes_every_field() -> None:
         if not described.get("description")
     ]
 
-    assert models.keys() == {"RunReport", "AttemptReport", "TaskReport", "CrashReport", "Verdict"}
+    assert models.keys() == {
+        "RunReport",
+        "AttemptReport",
+        "TaskReport",
+        "CrashReport",
+        "Verdict",
+        "ProgressReport",
+        "FaultReport",
+    }
     assert silent == []

@@ -18,12 +18,14 @@ from launcher.events import (
     NodeLost,
     NodeReady,
     NodeRefused,
+    StacksTold,
     TaskExited,
     TaskHalted,
     TaskTold,
     Tick,
 )
-from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S, Gang, Reason, Rules
+from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S
+from launcher.gang_state import Gang, Reason, Rules
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import Verdict
 from launcher.tasks import TaskId
@@ -416,7 +418,9 @@ class TestStartTimeout:
     def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> Gang:
         rules = make_rules(layout)
         ends = [ended(task, 1700.0, by=signal.SIGTERM) for task in rules.tasks]
-        gang, _ = play(rules, *preparing(rules), *events, START_S, Tick(), *ends, *map(NodeEmpty, rules.nodes))
+        gang, _ = play(
+            rules, *preparing(rules), *events, START_S, Tick(), StacksTold({}), *ends, *map(NodeEmpty, rules.nodes)
+        )
         assert gang.reason is Reason.START_TIMEOUT
         return gang
 
@@ -456,7 +460,7 @@ class TestStartTimeout:
     def test_names_the_tasks_that_were_never_started(self) -> None:
         rules = make_rules({"a": [W0, W2], "b": [W1, EVALUATOR]})
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W2), *listening(W0), START_S, Tick())
+        gang, _ = play(rules, *preparing(rules), *started(W0, W2), *listening(W0), START_S, Tick(), StacksTold({}))
 
         assert judged(gang).message == "no cluster within 600 s: not started: evaluator:0, worker:1"
 

@@ -34,7 +34,7 @@ from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.stacks import StackDump
 from worker_entry.started_task import StartedTask, start_problem
-from worker_entry.task_watch import watch_tasks
+from worker_entry.task_watch import TaskWatch
 from worker_entry.values import Problem, TaskExit
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Agent:
         self._prepared: set[str] = set()
         self._ports = HeldPorts()
         self._oom = OomWatch()
+        self._watch = TaskWatch()
         self._stacks = StackDump()
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
@@ -127,7 +128,7 @@ class Agent:
         self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
         for pid, status in self._tree.reap():
             self._note_exit(pid, status)
-        for seen in (*watch_tasks(self._tasks, self._ports, self._tree, now), *self._stacks.collect(now)):
+        for seen in (*self._watch.look(self._tasks, self._ports, self._tree, now), *self._stacks.collect(now)):
             self._send(seen)
         if self._streaming and self._connection.is_open:
             stream_logs(self._log_turns, self._attempt, self._connection)
@@ -201,7 +202,8 @@ class Agent:
             self._start(message, self._hello)
         elif isinstance(message, ShowStacks):
             files = {task.name: task.stacks_file for task in self._tasks.values()}
-            self._stacks.begin(files, self._tree.living(), time.monotonic())
+            running = [task.pid for task in self._tasks.values() if task.popen.returncode is None]
+            self._stacks.begin(files, running, self._tree.living())
         elif isinstance(message, Stop):
             self._stop(message.grace_s)
         elif isinstance(message, Goodbye):
@@ -282,8 +284,9 @@ class Agent:
             if task.pid == pid:
                 task.popen.returncode = status  # reaped here: Popen must not wait for it again
                 self._ports.forming.discard(task.name)
-                how = TaskExit.from_wait_status(status)
-                self._send(task.tell_end(how, ended, self._oom))
+                for told in task.new_status():  # the last word of one that was killed
+                    self._send(told)
+                self._send(task.tell_end(TaskExit.from_wait_status(status), ended, self._oom))
 
     def _finish_attempt(self) -> None:
         heard = self._connection.is_open or not self._closing

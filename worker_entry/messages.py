@@ -139,6 +139,10 @@ class Told:
     status: TaskStatus
 
 
+CHILD = "\n--- a child process ---\n"
+"""In Stacks, before what each process has written that the task has forked."""
+
+
 @dataclass(frozen=True)
 class Stacks:
     """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not."""

@@ -1,7 +1,7 @@
 """The Python stacks of running tasks, also of those that are blocked in C++, without stopping them.
 
 A task has faulthandler write them to a file of its own on a signal that every other process ignores, so that it can be
-sent to all that runs below a task. What faulthandler writes is read when the file has stopped growing.
+sent to all that runs below a task; so have those that it forks. What they write is read when no file grows any more.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import os
 from collections.abc import Iterable, Iterator
 
 from worker_entry.kernel import Process
-from worker_entry.messages import Stacks
+from worker_entry.messages import CHILD, Stacks
 from worker_entry.telling import STACKS_SIGNAL
 
 WAIT_S = 0.3
 """Without a new line for so long, a file is complete."""
+NEXT_S = 0.05
+"""Within so long, a process has mostly written its stacks."""
+ROUNDS = 20
+"""So many processes of one task are asked one after the other; more of them have to be asked at once."""
 LIMIT = 256 << 10
 
 
@@ -24,7 +28,9 @@ class StackDump:
 
     def __init__(self) -> None:
         self._files: dict[str, str] = {}
-        self._begins: dict[str, int] = {}
+        self._rounds: list[list[int]] = []
+        self._begins: list[dict[str, int]] = []
+        """The sizes of the files when each round began."""
         self._sizes: dict[str, int] = {}
         self._due = 0.0
 
@@ -32,31 +38,45 @@ class StackDump:
     def pending(self) -> bool:
         return bool(self._files)
 
-    def begin(self, files: dict[str, str], processes: Iterable[Process], now: float) -> None:
-        """Asks the processes; `files` are those of the tasks, by their names."""
+    def begin(self, files: dict[str, str], tasks: Iterable[int], processes: Iterable[Process]) -> None:
+        """Asks the processes of the tasks, then all below them; `files` are those of the tasks, by their names."""
+        own = set(tasks)
+        children = [process.pid for process in processes if process.pid not in own]
+        size = -(-len(children) // ROUNDS) or 1
         self._files = dict(files)
-        self._begins = {task: _size(file) for task, file in files.items()}
-        self._sizes = dict(self._begins)
-        self._due = now + WAIT_S
-        for process in processes:
-            with contextlib.suppress(OSError):  # it has just ended
-                os.kill(process.pid, STACKS_SIGNAL)
+        self._rounds = [[*own], *(children[first : first + size] for first in range(0, len(children), size))]
+        self._begins = []
+        self._due = 0.0
 
     def collect(self, now: float) -> Iterator[Stacks]:
         """The stacks of all tasks, once they are complete; those that have written nothing have none."""
         if not self.pending or now < self._due:
             return
-        sizes = {task: _size(file) for task, file in self._files.items()}
-        if sizes != self._sizes:
+        sizes = {file: _size(file) for file in self._files.values()}
+        if self._rounds:
+            # A task and those that it has forked write into one file: not at once, or it could not be read.
+            self._begins.append(sizes)
+            for pid in self._rounds.pop(0):
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(pid, STACKS_SIGNAL)
+            self._due = now + (NEXT_S if self._rounds else WAIT_S)
+        elif sizes != self._sizes:
             self._sizes, self._due = sizes, now + WAIT_S
-            return
-        files, self._files = self._files, {}
-        for task, file in files.items():
-            text = b""
-            with contextlib.suppress(OSError), open(file, "rb") as stream:
-                stream.seek(self._begins[task])
-                text = stream.read(LIMIT)
-            yield Stacks(task, text.decode(errors="replace"))
+        else:
+            files, self._files = self._files, {}
+            for task, file in files.items():
+                yield Stacks(task, _read(file, [begin[file] for begin in self._begins]))
+
+
+def _read(file: str, begins: list[int]) -> str:
+    """What was written since the first of these sizes; each but the first begins what a child wrote."""
+    text = b""
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        stream.seek(begins[0])
+        text = stream.read(LIMIT)
+    cuts = [size - begins[0] for size in begins]
+    parts = [text[cut:end].decode(errors="replace") for cut, end in zip(cuts, [*cuts[1:], len(text)])]  # noqa: B905 - Python 3.9 knows no `strict`
+    return CHILD.join([parts[0], *filter(None, parts[1:])])
 
 
 def _size(file: str) -> int:

@@ -7,22 +7,25 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Optional, Union
 
 from worker_entry import processes
-from worker_entry.messages import Exited
+from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.values import CrashRecord, Problem, TaskExit, TaskStart, TaskStatus
+from worker_entry.values import CrashRecord, Problem, TaskExit, TaskOrder, TaskStart, TaskStatus
 
 if TYPE_CHECKING:
     import subprocess
 
 LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
+
+STATUS_LIMIT = 64 << 10
 
 FULL = 64 << 10
 """Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
@@ -40,7 +43,7 @@ class StartedTask:
         self._log = log
         self._offset = 0
         self._files = files
-        self._status: Optional[TaskStatus] = None
+        self._told = b""
 
     @classmethod
     def start(cls, start: TaskStart, files: AttemptFiles, cwd: str) -> StartedTask:
@@ -55,18 +58,20 @@ class StartedTask:
         if program.kind == "command":
             argv = [find_command(program.target, env, cwd) or program.target, *program.args]
         else:
-            order = {
-                "program": asdict(program),
-                "crash_file": files.crash(start.task),
-                "finished_file": files.finished(start.task),
-                "status_file": files.status(start.task),
-                "stacks_file": files.stacks(start.task),
-                "mend_keras": start.mend_keras,
-                "heartbeat_s": start.heartbeat_s,
-            }
+            order = TaskOrder(
+                program,
+                crash_file=files.crash(start.task),
+                finished_file=files.finished(start.task),
+                status_file=files.status(start.task),
+                stacks_file=files.stacks(start.task),
+                mend_keras=start.mend_keras,
+                heartbeat_s=start.heartbeat_s,
+                progress=start.progress,
+                injections=start.injections,
+            )
             order_file = files.order(start.task)
             with os.fdopen(os.open(order_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-                json.dump(order, stream)
+                json.dump(asdict(order), stream)
             argv = [sys.executable, os.path.dirname(os.path.abspath(__file__)), "task", order_file]
         # Handed to the process directly: a slow reader never blocks training, and both streams keep their order.
         output = os.open(files.log(start.task), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -104,15 +109,14 @@ class StartedTask:
     def stacks_file(self) -> str:
         return self._files.stacks(self.name)
 
-    def new_status(self) -> Optional[TaskStatus]:
+    def new_status(self) -> Iterator[Told]:
         """How far the program has come, if that is news."""
-        try:
-            with open(self._files.status(self.name), encoding="utf-8") as stream:
-                status: TaskStatus = parse(TaskStatus, json.load(stream), "status")
-        except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
-            return None
-        known, self._status = self._status, status
-        return status if status != known else None
+        with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):  # something else wrote it
+            with open(self._files.status(self.name), "rb") as stream:
+                told = stream.read(STATUS_LIMIT)
+            if told != self._told:
+                self._told = told
+                yield Told(self.name, parse(TaskStatus, json.loads(told), "status"))
 
     def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""

@@ -31,43 +31,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry import heartbeat, keras_support, telling
-from worker_entry.values import CrashRecord, Program
+from worker_entry import collective_time, heartbeat, injecting, keras_progress, keras_support, progress, telling
+from worker_entry.values import CrashRecord, Injection, Program, Progress, TaskOrder
 
 MESSAGE_LIMIT = 4000
 """Characters of an exception's message that a crash record keeps; the log has all of it."""
 
 
-def run(
-    program: Program,
-    crash_file: Optional[str] = None,
-    finished_file: Optional[str] = None,
-    status_file: Optional[str] = None,
-    stacks_file: Optional[str] = None,
-    *,
-    mend_keras: bool = True,
-    heartbeat_s: float = 0.0,
-) -> None:
+def run(order: TaskOrder) -> None:
     """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
 
     Args:
-        program: a script or a module; a command is not run by Python.
-        crash_file: where to write the crash record, if the program fails.
-        finished_file: made when the program has come to its end; what fails after that is not the program.
-        status_file: says how far the program has come.
-        stacks_file: where the stacks are written on SIGURG.
-        mend_keras: whether Keras 3 is mended when the program is part of a cluster.
-        heartbeat_s: how long TensorFlow's workers wait for a sign of each other; 0 leaves it to TensorFlow.
+        order: a script or a module, and what comes with it; a command is not run by Python.
     """
-    faulthandler.enable(all_threads=True)
-    if status_file is not None:
-        telling.tell_phases(status_file)
-    if stacks_file is not None:
-        telling.dump_on_signal(stacks_file)
-    if heartbeat_s and "TF_CONFIG" in os.environ:
-        heartbeat.lengthen(heartbeat_s)
-    if mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log)
+    program = order.program
+    _prepare(order)
     process = os.getpid()
 
     threads: list[str] = []
@@ -77,13 +55,13 @@ def run(
             threads.append(thread)
         elif threads and isinstance(error, SystemExit):
             return  # the program has noticed what happened in its thread, and that says more
-        if crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            _write_crash(crash_file, error, thread)
+        if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
+            _write_crash(order.crash_file, error, thread)
 
     def finish() -> None:
-        if finished_file is not None and os.getpid() == process:
+        if order.finished_file is not None and os.getpid() == process:
             with contextlib.suppress(OSError):
-                os.close(os.open(finished_file, os.O_WRONLY | os.O_CREAT, 0o600))
+                os.close(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600))
 
     _watch_threads(record)
     main = types.ModuleType("__main__")
@@ -120,6 +98,27 @@ def run(
         raise SystemExit(1) from None
     else:
         finish()
+
+
+def _prepare(order: TaskOrder) -> None:
+    """What the program gets more than plain Python would give it, in so far as it has to be there first."""
+    faulthandler.enable(all_threads=True)
+    if order.stacks_file is not None:
+        telling.dump_on_signal(order.stacks_file)
+    if order.status_file is not None:
+        teller = telling.Teller(order.status_file)
+        telling.tell_phases(teller)
+        watchers: list[Callable[[Progress], None]] = []
+        if order.progress:
+            meter = progress.Meter(teller, collective_time.CollectiveClock().waited_s)
+            progress.install(meter)
+            keras_progress.install(meter)
+            watchers = meter.watchers
+        injecting.install(order.injections, teller, watchers)
+    if order.heartbeat_s and "TF_CONFIG" in os.environ:
+        heartbeat.lengthen(order.heartbeat_s)
+    if order.mend_keras and "TF_CONFIG" in os.environ:
+        keras_support.install(_log)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
@@ -253,16 +252,10 @@ def _log(text: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     """`task FILE`: the program is described in a JSON file, so that nothing of the user's is on a command line."""
     with open(arguments[0], encoding="utf-8") as stream:
-        order = json.load(stream)
-    run(
-        Program(**order["program"]),
-        order["crash_file"],
-        order["finished_file"],
-        order["status_file"],
-        order["stacks_file"],
-        mend_keras=order["mend_keras"],
-        heartbeat_s=order["heartbeat_s"],
-    )
+        values = json.load(stream)
+    program = Program(**values.pop("program"))
+    injections = [Injection(**injection) for injection in values.pop("injections", ())]
+    run(TaskOrder(program, injections=injections, **values))
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:
@@ -276,4 +269,4 @@ def main_by_hand(arguments: Sequence[str]) -> None:
         del rest[0]
     if not rest:
         raise SystemExit("usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]")
-    run(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend)
+    run(TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend))

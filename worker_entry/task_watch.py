@@ -1,4 +1,4 @@
-"""What is to be seen of running tasks from outside: ports that they open, signals that stop them."""
+"""What is to be seen of running tasks from outside: ports that they open, signals that stop them, what they tell."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from worker_entry.ports import HeldPorts
 from worker_entry.processes import Tree
 from worker_entry.started_task import StartedTask
 
+STATUS_S = 0.5
+"""How often it is looked at what tasks tell, once the cluster is up."""
 
-def watch_tasks(
-    tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
-) -> Iterator[Union[Listening, Halted, Told]]:
-    """What has changed since it was called last; `now`: monotonic seconds."""
-    halts, tree.halts = tree.halts, []
-    names = {task.pid: task.name for task in tasks.values()}
-    for pid, signum in halts:
-        if pid in names:
-            yield Halted(names[pid], signum, time.time())
-    for name in ports.newly_open(now):
-        yield Listening(name, time.time())
-    for task in tasks.values() if ports.forming else ():  # what matters while the cluster forms
-        status = task.new_status()
-        if status is not None:
-            yield Told(task.name, status)
+
+class TaskWatch:
+    """Looks at the tasks of an agent, again and again."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def look(
+        self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
+    ) -> Iterator[Union[Listening, Halted, Told]]:
+        """What has changed since it was called last; `now`: monotonic seconds."""
+        halts, tree.halts = tree.halts, []
+        names = {task.pid: task.name for task in tasks.values()}
+        for pid, signum in halts:
+            if pid in names:
+                yield Halted(names[pid], signum, time.time())
+        for name in ports.newly_open(now):
+            yield Listening(name, time.time())
+        if ports.forming or now >= self._due:
+            self._due = now + STATUS_S
+            for task in tasks.values():
+                yield from task.new_status()

@@ -12,11 +12,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
+from typing import Optional
 
 from worker_entry.after_import import after_import
-from worker_entry.values import TaskStatus
+from worker_entry.values import Progress, TaskStatus
 
 TENSORFLOW = "tensorflow"
 STACKS_SIGNAL = signal.SIGURG
@@ -25,36 +25,75 @@ OUT_OF_THE_WAY = 200
 """The program's own descriptors begin at 3, as they would without us."""
 
 
-def tell_phases(file: str) -> None:
-    """From now on, the file says how far the program of this process has come."""
-    tell = _writer(file)
-    tell("has not imported TensorFlow")
+class Teller:
+    """Keeps a file that says how far the program of this process has come.
+
+    It is written over in place, so that a step costs one small write; readers see what was written last.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._status = TaskStatus("has not imported TensorFlow", time.time())
+        self._process = os.getpid()
+        self._length = 0
+        self._descriptor = _open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._file = _identity(self._descriptor)
+        self._write()
+
+    def tell_phase(self, phase: str) -> None:
+        """A phrase that goes on from the task's name."""
+        self._status = replace(self._status, phase=phase, since=time.time())
+        self._write()
+
+    def tell_progress(self, progress: Progress) -> None:
+        self._status = replace(self._status, progress=progress)
+        self._write()
+
+    def tell_injection(self, injection: str) -> None:
+        self._status = replace(self._status, injected=[*self._status.injected, injection])
+        self._write()
+
+    def _write(self) -> None:
+        if os.getpid() != self._process:  # a child that the program has forked
+            return
+        text = json.dumps({**vars(self._status), "progress": self._status.progress and vars(self._status.progress)})
+        self._length = max(self._length, len(text))
+        # The descriptor may be another file's by now: some programs close all that they have not opened.
+        if self._descriptor is not None and _identity(self._descriptor) == self._file:
+            with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
+                os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
+
+
+def tell_phases(teller: Teller) -> None:
+    """From now on, it tells how far the import of TensorFlow is."""
     after_import(
         TENSORFLOW,
-        lambda _: tell("has imported TensorFlow"),
-        before=lambda: tell("is importing TensorFlow"),
+        lambda _: teller.tell_phase("has imported TensorFlow"),
+        before=lambda: teller.tell_phase("is importing TensorFlow"),
     )
 
 
 def dump_on_signal(file: str) -> None:
     """From now on, SIGURG has the stacks of all threads appended to the file, also while they are blocked in C++."""
+    descriptor = _open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if descriptor is not None:
+        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+def _open(file: str, flags: int) -> Optional[int]:
     with contextlib.suppress(OSError, ValueError):  # a full disk, or a low limit of descriptors
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
-        os.close(descriptor)
-        faulthandler.register(STACKS_SIGNAL, file=moved, all_threads=True)
+        descriptor = os.open(file, flags | os.O_CLOEXEC, 0o600)
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+        finally:
+            os.close(descriptor)
+    return None
 
 
-def _writer(file: str) -> Callable[[str], None]:
-    process = os.getpid()
-
-    def tell(phase: str) -> None:
-        if os.getpid() != process:  # a child that the program has forked
-            return
-        temporary = f"{file}.new"
-        with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-                json.dump(asdict(TaskStatus(phase, time.time())), stream)
-            os.replace(temporary, file)
-
-    return tell
+def _identity(descriptor: Optional[int]) -> Optional[tuple[int, int]]:
+    if descriptor is None:
+        return None
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

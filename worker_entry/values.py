@@ -33,11 +33,55 @@ class CrashRecord:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far training has come in one process; the last values that its program told.
+
+    `epoch` and `step` count from 1: what the program itself calls them, or, from `model.fit`, the steps since the
+    program began. `batches` counts those of validation and prediction, too. `began` is when the first of the steps was
+    done, and `time` when the last batch was. Before the first step is done, all of these are 0. `training`: whether the
+    program is in the middle of it. `step_s`: seconds that a step takes of late; `own_s`: the same without the
+    time in which the task waited for the others. A metric that is no finite number is None.
+    """
+
+    step: int
+    first_step: int
+    batches: int
+    began: float
+    time: float
+    training: bool = True
+    epoch: Optional[int] = None
+    first_epoch: Optional[int] = None
+    step_s: Optional[float] = None
+    own_s: Optional[float] = None
+    metrics: dict[str, Optional[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TaskStatus:
-    """How far a running program has come, as a phrase that goes on from its name, and since when."""
+    """How far a running program has come, as a phrase that goes on from its name, and since when.
+
+    `injected`: the faults of `--chaos` that were done to it.
+    """
 
     phase: str
     since: float
+    progress: Optional[Progress] = None
+    injected: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Injection:
+    """A fault to be done to a task, once: `what` is `kill`, `stop`, `exit` or `preempt`.
+
+    `at` is `epoch`, `step` or `seconds`, of which `value` is the one that counts; seconds are those since its start.
+    """
+
+    what: str
+    at: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.what}@{self.at}={self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +138,7 @@ class TaskStart:
     """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed.
 
     `heartbeat_s`: how long TensorFlow's workers wait for a sign of each other, 0 for as long as TensorFlow has it.
+    `progress`: whether it is to tell how far its training has come. `injections`: faults to be done to it.
     """
 
     task: str
@@ -102,6 +147,28 @@ class TaskStart:
     unset: list[str] = field(default_factory=list)
     mend_keras: bool = True
     heartbeat_s: float = 0.0
+    progress: bool = True
+    injections: list[Injection] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TaskOrder:
+    """What the task runner is told, by a file.
+
+    `crash_file`: where to write the crash record, if the program fails. `finished_file`: made when the program has
+    come to its end; what fails after that is not the program. `status_file`: says how far the program has come.
+    `stacks_file`: where the stacks are written on SIGURG. The rest is as in TaskStart.
+    """
+
+    program: Program
+    crash_file: Optional[str] = None
+    finished_file: Optional[str] = None
+    status_file: Optional[str] = None
+    stacks_file: Optional[str] = None
+    mend_keras: bool = True
+    heartbeat_s: float = 0.0
+    progress: bool = True
+    injections: list[Injection] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

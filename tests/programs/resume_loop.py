@@ -1,4 +1,4 @@
-"""A loop of its own with tf.train.CheckpointManager; worker:1 fails in epoch 3: EPOCHS (kill | term)."""
+"""A loop of its own with tf.train.CheckpointManager; worker:1 fails in epoch 3: EPOCHS (kill | term | handler)."""
 
 import os
 import signal
@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 
 import tensorflow as tf
+
+from worker_entry import progress
 
 epochs, how = int(sys.argv[1]), sys.argv[2]
 task, attempt = os.environ["DISTLAUNCH_TASK"], int(os.environ["DISTLAUNCH_ATTEMPT"])
@@ -20,7 +22,7 @@ chief = task == "worker:0"
 # As TensorFlow's guide has it: every worker saves, only the chief's is kept.
 manager = tf.train.CheckpointManager(checkpoint, str(shared) if chief else tempfile.mkdtemp(), max_to_keep=2)
 handler = None
-if how == "term":
+if how != "kill":
     handler = tf.distribute.experimental.PreemptionCheckpointHandler(
         strategy.cluster_resolver, checkpoint, checkpoint_dir=str(shared)
     )
@@ -38,12 +40,13 @@ def step() -> None:
 
 
 for number in range(int(done.numpy()), epochs * 10):
-    if attempt == 1 and task == "worker:1" and number == 25:
+    if attempt == 1 and task == "worker:1" and number == 25 and how != "handler":
         os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGTERM)
     if handler is not None:
         handler.run(step)
     else:
         step()
+    progress.report(step=number + 1, epoch=number // 10 + 1)
     if number % 10 == 9:
         epoch.assign_add(1)
         print(f"epoch {int(epoch.numpy())} done", flush=True)

@@ -1,0 +1,117 @@
+"""`--chaos`: faults that are done on purpose, to see whether a program goes on where it was. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.errors import UsageError
+from launcher.gang_state import Gang
+from launcher.results import FaultReport
+from launcher.spec import ClusterSpec
+from launcher.tasks import TaskId, parse_task_id
+from worker_entry.values import Injection
+
+_DONE = {"kill": "was killed", "stop": "was stopped by SIGSTOP", "exit": "was made to exit", "preempt": "was preempted"}
+_FAULT = re.compile(r"(?P<what>\w+):(?P<task>\w+:\d+)@(?P<at>\w+)=(?P<value>\d+(?:\.\d+)?)")
+_MOMENTS = ("epoch", "step", "seconds")
+_EXAMPLE = "write it like kill:worker:1@epoch=3"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault to be done once, to one task."""
+
+    task: TaskId
+    injection: Injection
+
+    def __str__(self) -> str:
+        return f"{self.injection.what}:{self.task}@{self.injection.at}={self.injection.value:g}"
+
+
+def parse_fault(text: str, spec: ClusterSpec) -> Fault:
+    """`kill:worker:1@epoch=3` → Fault.
+
+    Raises:
+        UsageError: it is none, or cannot be done to this cluster.
+    """
+    found = _FAULT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--chaos {text!r} is no fault", cure=_EXAMPLE)
+    what, at = found["what"], found["at"]
+    if what not in _DONE:
+        raise UsageError(f"--chaos cannot {what!r} a task", cure=f"use one of {', '.join(_DONE)}")
+    if at not in _MOMENTS:
+        raise UsageError(f"--chaos knows no moment {at!r}", cure=f"use one of {', '.join(_MOMENTS)}")
+    try:
+        task = parse_task_id(found["task"])
+    except ValueError as error:
+        raise UsageError(f"--chaos: {error}") from None
+    tasks = [placed for _, placed in spec.placements()]
+    if task not in tasks:
+        raise UsageError(f"--chaos: this cluster has no {task}", cure=f"it has {', '.join(map(str, tasks[:8]))}")
+    if spec.program.command is not None:
+        raise UsageError(
+            "--chaos needs a Python program, which distlaunch runs itself", cure="name the script, not a command"
+        )
+    if at != "seconds" and not spec.progress:
+        raise UsageError(f"--chaos counts {at}s, which needs `progress: true`", cure="use seconds=")
+    return Fault(task, Injection(what, at, float(found["value"])))
+
+
+def pending(faults: Iterable[Fault], gangs: Sequence[Gang]) -> list[Fault]:
+    """Those that none of these attempts has seen."""
+    return [fault for fault in faults if not any(_was_done(fault, gang) for gang in gangs)]
+
+
+def injections_of(task: TaskId, faults: Iterable[Fault]) -> list[Injection]:
+    return [fault.injection for fault in faults if fault.task == task]
+
+
+def report_faults(faults: Iterable[Fault], gangs: Mapping[int, Gang]) -> list[FaultReport]:
+    """What became of each.
+
+    Args:
+        faults: all that were asked for.
+        gangs: the last states of all attempts, by their numbers.
+    """
+    return [_report(fault, gangs) for fault in faults]
+
+
+def _report(fault: Fault, gangs: Mapping[int, Gang]) -> FaultReport:
+    number = next((number for number, gang in gangs.items() if _was_done(fault, gang)), None)
+    if number is None:
+        reached = _place_of(gangs[max(gangs)], fault.task)
+        return FaultReport(fault=str(fault), message=f"{fault} was not done: {fault.task} came to {reached}")
+    began = _beginning(gangs[number])
+    did = f"{fault.task} {_DONE[fault.injection.what]} in attempt {number}, at {_place_of(gangs[number], fault.task)}"
+    after = {later: _beginning(gang) for later, gang in gangs.items() if later > number}
+    trained = {later: beginning for later, beginning in after.items() if beginning is not None}
+    if not trained:
+        rest = "it was not started again" if not after else "no attempt after it did a step"
+        return FaultReport(fault=str(fault), attempt=number, message=f"{did}; {rest}")
+    later, beginning = min(trained.items())
+    first = _beginning(gangs[min(gangs)]) or began
+    resumed = first is not None and beginning > first
+    place = f"epoch {beginning[0]}" if beginning[0] else f"step {beginning[1]}"
+    how = f"went on in {place}" if resumed else f"began anew, in {place}: nothing was resumed"
+    return FaultReport(fault=str(fault), attempt=number, resumed=resumed, message=f"{did}; attempt {later} {how}")
+
+
+def _was_done(fault: Fault, gang: Gang) -> bool:
+    return fault.task in gang.told and str(fault.injection) in gang.told[fault.task].injected
+
+
+def _beginning(gang: Gang) -> tuple[int, int] | None:
+    """The epoch and step that an attempt began with; None if it did no step."""
+    told = [told.progress for told in gang.told.values() if told.progress is not None and told.progress.first_step]
+    return min(((progress.first_epoch or 0, progress.first_step) for progress in told), default=None)
+
+
+def _place_of(gang: Gang, task: TaskId) -> str:
+    progress = gang.told[task].progress if task in gang.told else None
+    if progress is None or not progress.first_step:
+        return "no step"
+    step = f"step {progress.step:,}"
+    return step if progress.epoch is None else f"epoch {progress.epoch}, {step}"

@@ -1,0 +1,66 @@
+"""Options that several commands share, and a command whose arguments end in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What can be said about any run."""
+    for option in reversed(
+        (
+            click.option(
+                "--run-dir",
+                type=click.Path(path_type=Path),
+                metavar="DIR",
+                help="Folder for this run's logs and report; new or empty.  [default: in the state directory]",
+            ),
+            click.option("--dry-run", is_flag=True, help="Show what would be started, as `plan` does."),
+            click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up chatter, too."),
+            click.option("--no-keras-mend", is_flag=True, help="Leave Keras 3 as it is."),
+            click.option(
+                "--max-restarts",
+                type=click.IntRange(min=0),
+                metavar="N",
+                help="Start the whole cluster again after a failure, up to N times.  [default: 0, or the spec's]",
+            ),
+            click.option(
+                "--stall-timeout",
+                type=click.FloatRange(min=0),
+                metavar="S",
+                help="Seconds that the cluster may go without a step, or output if it tells of none; 0: for ever."
+                "  [default: 20 steps, at least 120]",
+            ),
+            click.option("--no-progress", is_flag=True, help="Do not count the steps of `model.fit`."),
+            click.option(
+                "--chaos",
+                multiple=True,
+                metavar="FAULT",
+                help="Do a fault on purpose, once: (kill|stop|exit|preempt):TASK@(epoch|step|seconds)=N, as in "
+                "kill:worker:1@epoch=3; then start again. The last lines say whether training was resumed.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class ProgramCommand(click.Command):
+    """A command whose arguments end in a program; remembers whether `--` came before it, which click would drop."""
+
+    _MARK = "\0command"
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            position = args.index("--") + 1
+            args = [*args[:position], self._MARK, *args[position:]]
+        rest = super().parse_args(context, args)
+        program: tuple[str, ...] = context.params["program"]
+        context.meta["distlaunch.is_command"] = program[:1] == (self._MARK,)
+        # Behind a script, `--` is one of the script's arguments.
+        context.params["program"] = tuple(word for word in program if word != self._MARK)
+        return rest

@@ -1,0 +1,121 @@
+"""What is known of one attempt: a frozen value, which `gang.decide` makes anew with every event."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
+from launcher.tasks import TaskId
+
+
+class Phase(enum.Enum):
+    CONNECTING = "connecting"
+    SYNCING = "syncing"
+    PREPARING = "preparing"
+    CHECKING = "checking"
+    FORMING = "forming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
+
+
+class Reason(enum.Enum):
+    """Why the attempt is being stopped, or has ended."""
+
+    SUCCEEDED = "succeeded"
+    TASK_FAILED = "task-failed"
+    REFUSED = "refused"
+    NODE_LOST = "node-lost"
+    START_TIMEOUT = "start-timeout"
+    STALLED = "stalled"
+    DRAIN_TIMEOUT = "drain-timeout"
+    INTERRUPTED = "interrupted"
+    CHECKED = "checked"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a gang has to know of the plan. Durations in seconds; 0 is for ever."""
+
+    nodes: Mapping[str, frozenset[TaskId]]
+    forming: frozenset[TaskId]
+    """The tasks that open a port when the cluster forms."""
+    start_s: float
+    drain_s: float
+    stop_grace_s: float
+    stall_s: float | None = None
+    """How long a cluster that is up may go without progress; None: by how long its steps take."""
+    syncs: frozenset[str] = frozenset()
+    """The nodes that the program's folder is sent to."""
+    checks: bool = False
+    """Whether the nodes are checked before the start."""
+    only_checks: bool = False
+    """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
+
+    @property
+    def tasks(self) -> frozenset[TaskId]:
+        return frozenset().union(*self.nodes.values())
+
+
+@dataclass(frozen=True)
+class Gang:
+    """One attempt as far as it has come."""
+
+    rules: Rules
+    phase: Phase = Phase.CONNECTING
+    ready: frozenset[str] = frozenset()
+    ports: Mapping[TaskId, int] = field(default_factory=dict)
+    synced: frozenset[str] = frozenset()
+    prepared: frozenset[str] = frozenset()
+    inspected: frozenset[str] = frozenset()
+    started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
+    listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
+    told: Mapping[TaskId, TaskTold] = field(default_factory=dict)
+    halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
+    """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
+    moved: float | None = None
+    """When something showed last that the cluster gets on, on the controller's monotonic clock."""
+    suspicion: Reason | None = None
+    """What it will be stopped for, unless it gets on, as soon as all tasks have said what they are doing."""
+    stalled_s: float = 0.0
+    """How long nothing had shown that it gets on, when it was suspected."""
+    stacks: Mapping[TaskId, str] = field(default_factory=dict)
+    """What they have said."""
+    exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
+    refusals: tuple[NodeRefused, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
+    reason: Reason | None = None
+    signal: int | None = None
+    """The signal for which the attempt is stopped, if it is for one."""
+    stopped: frozenset[TaskId] = frozenset()
+    """The tasks that were running when we began to stop them, or were just being started."""
+    deadline: float | None = None
+    """When a Tick is due at the latest, on the controller's monotonic clock."""
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The nodes on which the start depends."""
+        nodes = frozenset(self.rules.nodes)
+        refused = {refusal.node for refusal in self.refusals}
+        return nodes - self.lost.keys() - refused if self.rules.only_checks else nodes
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The nodes that the start waits for: they have not answered what all were asked last."""
+        waited = self.awaited - self.lost.keys()
+        synced = self.synced | (waited - self.rules.syncs)
+        inspected = self.inspected if self.rules.checks else waited
+        steps = (waited - answered for answered in (self.ready, synced, self.prepared & inspected))
+        return next(filter(None, steps), frozenset())
+
+    @property
+    def missing(self) -> list[TaskId]:
+        """The tasks that still have to open their port before the cluster is up; once stopped, those that had to."""
+        ended = self.exits.keys() - self.stopped
+        return sorted(self.rules.forming - self.listening.keys() - ended)

@@ -1,0 +1,144 @@
+"""Faults on purpose: done once, at their moment, and it is told whether training went on where it was."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launcher.chaos import Fault, parse_fault, pending, report_faults
+from launcher.errors import UsageError
+from launcher.events import Event, TaskTold
+from launcher.gang_state import Gang
+from launcher.local_mode import make_spec
+from launcher.overrides import override
+from launcher.spec import ClusterSpec
+from launcher.spec_parts import ProgramSpec
+from tests.conftest import PROGRAMS, Distlaunch
+from tests.test_gang import W0, W1, make_rules, play, running
+from worker_entry.values import Injection, Progress
+
+
+def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
+    return make_spec(workers=2, program=program, python=None, gpus_per_worker=None, start_s=None)
+
+
+class TestParsing:
+    @pytest.mark.parametrize(
+        "text",
+        ["kill:worker:1@epoch=3", "stop:worker:0@step=120", "exit:worker:1@seconds=2.5", "preempt:worker:1@step=1"],
+    )
+    def test_reads_what_it_writes(self, text: str) -> None:
+        assert str(parse_fault(text, spec_of())) == text
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("kill", "is no fault"),
+            ("kill:worker:1@epoch=soon", "is no fault"),
+            ("maim:worker:1@epoch=3", "cannot 'maim' a task"),
+            ("kill:worker:1@moon=3", "knows no moment 'moon'"),
+            ("kill:worker:2@epoch=3", "has no worker:2"),
+            ("kill:walker:1@epoch=3", "is no task"),
+        ],
+    )
+    def test_refuses_the_rest_with_a_reason(self, text: str, why: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(why)):
+            parse_fault(text, spec_of())
+
+    def test_needs_a_program_that_it_runs_itself_and_steps_that_are_counted(self) -> None:
+        with pytest.raises(UsageError, match="needs a Python program"):
+            parse_fault("kill:worker:1@seconds=3", spec_of(ProgramSpec(command=["./train"])))
+        silent = override(spec_of(), progress=False)
+        with pytest.raises(UsageError, match="needs `progress: true`"):
+            parse_fault("kill:worker:1@epoch=3", silent)
+        assert parse_fault("kill:worker:1@seconds=3", silent)
+
+
+KILL = Fault(W1, Injection("kill", "epoch", 3.0))
+
+
+def attempt(*epochs: int, injected: bool = False, step: int = 21) -> Gang:
+    """One in which workers told of these epochs: the first, and the last."""
+    rules = make_rules({"a": [W0, W1]})
+    events: list[Event] = []
+    for task in (W0, W1) if epochs else ():
+        progress = Progress(step, 1, step, 1000.0, 1010.0, True, epochs[-1], epochs[0])
+        events.append(TaskTold(task, "is training", 990.0, progress, (str(KILL.injection),) if injected else ()))
+    return play(rules, *running(rules), *events)[0]
+
+
+class TestReport:
+    def message(self, *gangs: Gang) -> tuple[int | None, bool | None, str]:
+        [fault] = report_faults([KILL], dict(enumerate(gangs, 1)))
+        return fault.attempt, fault.resumed, fault.message
+
+    def test_says_that_training_went_on(self) -> None:
+        assert self.message(attempt(1, 3, injected=True), attempt(3, 6)) == (
+            1,
+            True,
+            "worker:1 was killed in attempt 1, at epoch 3, step 21; attempt 2 went on in epoch 3",
+        )
+
+    def test_says_that_it_began_anew(self) -> None:
+        assert self.message(attempt(1, 3, injected=True), attempt(1, 6))[1:] == (
+            False,
+            "worker:1 was killed in attempt 1, at epoch 3, step 21; "
+            "attempt 2 began anew, in epoch 1: nothing was resumed",
+        )
+
+    def test_says_what_else_can_be(self) -> None:
+        assert self.message(attempt(1, 2))[2] == "kill:worker:1@epoch=3 was not done: worker:1 came to epoch 2, step 21"
+        assert self.message(attempt())[2] == "kill:worker:1@epoch=3 was not done: worker:1 came to no step"
+        assert self.message(attempt(1, 3, injected=True))[2].endswith("; it was not started again")
+        assert self.message(attempt(1, 3, injected=True), attempt())[2].endswith("; no attempt after it did a step")
+
+    def test_a_fault_is_done_once(self) -> None:
+        other = Fault(W1, Injection("kill", "epoch", 5.0))
+        assert pending([KILL, other], []) == [KILL, other]
+        assert pending([KILL, other], [attempt(1, 3, injected=True), attempt(3, 4)]) == [other]
+
+
+@pytest.mark.tensorflow
+class TestRealFaults:
+    def test_a_killed_worker_and_a_script_that_resumes(self, distlaunch: Distlaunch) -> None:
+        program = (str(PROGRAMS / "train_keras.py"), "nobody", "resume", "5")
+        faults = ("--chaos", "kill:worker:1@epoch=3", "--chaos", "exit:worker:0@epoch=4")
+        ran = distlaunch("local", "-n", "2", *faults, *program)
+        assert ran.status == 0, ran.stderr
+        assert [fault["resumed"] for fault in ran.report["chaos"]] == [True, True]
+        assert [fault["attempt"] for fault in ran.report["chaos"]] == [1, 2]
+        assert (
+            "Chaos: worker:1 was killed in attempt 1, at epoch 3, step 41; attempt 2 went on in epoch 3" in ran.stderr
+        )
+        assert "Chaos: worker:0 was made to exit in attempt 2, at epoch 4, step 21; attempt 3 went on" in ran.stderr
+        references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
+        assert references == ["task-killed", "task-failed", "succeeded"]
+
+    def test_a_script_that_does_not_resume_is_told(self, distlaunch: Distlaunch) -> None:
+        program = (str(PROGRAMS / "train_keras.py"), "nobody", "forgets", "3")
+        ran = distlaunch("local", "-n", "2", "--chaos", "kill:worker:0@step=30", *program)
+        assert ran.status == 0, ran.stderr
+        [fault] = ran.report["chaos"]
+        assert (fault["resumed"], fault["attempt"]) == (False, 1)
+        assert fault["message"].endswith("at epoch 2, step 30; attempt 2 began anew, in epoch 1: nothing was resumed")
+
+    def test_a_preemption_that_is_heeded(self, distlaunch: Distlaunch) -> None:
+        program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
+        ran = distlaunch("local", "-n", "2", "--chaos", "preempt:worker:1@step=25", *program)
+        assert ran.status == 0, ran.stderr
+        [fault] = ran.report["chaos"]
+        assert fault["resumed"]
+        assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 went on in epoch 3", fault["message"])
+        assert ran.report["attempts"][0]["verdict"]["reference"] == "preempted"
+
+    def test_a_stop_by_the_clock_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "wait.py").write_text("import time\ntime.sleep(600)\n")
+        ran = distlaunch(
+            *("local", "-n", "2", "--start-timeout", "5", "--max-restarts", "0", "--chaos", "stop:worker:1@seconds=1"),
+            "wait.py",
+        )
+        assert ran.status == 3
+        assert "worker:1 was stopped by SIGSTOP (signal 19); the others wait for it" in ran.stderr
+        assert "Chaos: worker:1 was stopped by SIGSTOP in attempt 1, at no step; it was not started again" in ran.stderr

@@ -1,0 +1,178 @@
+"""A cluster that gets on no more: when it is found to be one, who is to blame, and what is done about it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from launcher.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
+from launcher.gang_state import Gang, Phase, Reason
+from launcher.stalls import find_staller, render_stall, render_steps
+from launcher.tasks import TaskId
+from tests.conftest import PROGRAMS, Distlaunch
+from tests.test_gang import FAILURE_STOP, W0, W1, W2, exited, make_rules, play, running
+from worker_entry.values import Progress
+
+THREE = {"a": [W0, W1, W2]}
+STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
+WAITING = STACK.format(file="/venv/lib/python3.11/site-packages/tensorflow/execute.py", line=53, function="execute")
+SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch")
+
+
+def told(task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training") -> Event:
+    """What a task tells after this step, of a training that began at 1000."""
+    time = 1000.0 + (step - 1) * step_s
+    progress = Progress(step, min(step, 1), step, 1000.0 if step else 0.0, time if step else 0.0, training)
+    return TaskTold(task, phase, 990.0, progress)
+
+
+def all_told(step: int, **how: float) -> list[Event]:
+    return [told(task, step, **how) for task in (W0, W1, W2)]  # type: ignore[arg-type]  # floats, all of them
+
+
+def stalled(*events: Event | float, stall_s: float | None = None) -> Gang:
+    rules = replace(make_rules(THREE), stall_s=stall_s)
+    return play(rules, *running(rules), *events)[0]
+
+
+class TestWhen:
+    def test_without_a_word_about_steps_a_cluster_is_let_be(self) -> None:
+        assert stalled(1e6, Tick()).phase is Phase.RUNNING
+
+    @pytest.mark.parametrize(("step_s", "limit_s"), [(0.5, 120.0), (10.0, 200.0)])
+    def test_twenty_steps_are_too_long_for_one_and_two_minutes_always_enough(
+        self, step_s: float, limit_s: float
+    ) -> None:
+        steps = (10.0, *all_told(50, step_s=step_s))
+        assert stalled(*steps, 10.0 + limit_s - 0.1, Tick()).suspicion is None
+        assert stalled(*steps, 10.0 + limit_s, Tick()).suspicion is Reason.STALLED
+
+    def test_before_two_steps_nothing_is_known_of_their_time(self) -> None:
+        assert stalled(*all_told(0), 1e4, Tick(), *all_told(1), 1e6, Tick()).suspicion is None
+
+    def test_once_training_is_over_the_program_may_take_its_time(self) -> None:
+        assert stalled(*all_told(50), *all_told(50, training=False), 1e6, Tick()).suspicion is None
+
+    def test_a_task_that_has_ended_leaves_it_to_the_rules_of_the_end(self) -> None:
+        gang = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick())
+        assert gang.reason is Reason.DRAIN_TIMEOUT
+
+    def test_a_limit_counts_from_when_the_cluster_is_up(self) -> None:
+        assert stalled(30.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
+        assert stalled(1e6, Tick(), stall_s=0.0).suspicion is None
+        assert stalled(*all_told(50), 1e6, Tick(), stall_s=0.0).suspicion is None
+
+    def test_output_counts_for_programs_that_tell_of_no_steps_only(self) -> None:
+        assert stalled(20.0, TaskWrote(W1), 49.0, Tick(), stall_s=30.0).suspicion is None
+        assert stalled(*all_told(5), 20.0, TaskWrote(W1), 31.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
+
+    def test_a_batch_of_anybody_counts(self) -> None:
+        gang = stalled(*all_told(5), 29.0, told(W2, 6), 58.0, Tick(), stall_s=30.0)
+        assert gang.suspicion is None
+
+
+class TestThen:
+    LATE = (*all_told(50), 120.0, Tick())
+
+    def test_all_say_what_they_do_before_they_are_stopped(self) -> None:
+        rules = make_rules(THREE)
+        gang, actions = play(rules, *running(rules), *self.LATE, StacksTold({W0: WAITING}))
+        assert actions[2:] == [AskStacks(), FAILURE_STOP]
+        assert (gang.reason, gang.stacks, gang.stalled_s) == (Reason.STALLED, {W0: WAITING}, 120.0)
+        assert render_stall(gang) == "no step for 120 s, where one takes 0.5 s"
+
+    def test_a_step_calls_it_off(self) -> None:
+        rules = make_rules(THREE)
+        gang, actions = play(rules, *running(rules), *self.LATE, 121.0, told(W1, 51), StacksTold({}), 200.0, Tick())
+        assert (gang.phase, gang.suspicion, gang.deadline) == (Phase.RUNNING, None, None)
+        assert actions[2:] == [AskStacks()]
+
+    def test_it_does_not_wait_for_ever_for_what_they_do(self) -> None:
+        assert stalled(*self.LATE, 130.0, Tick()).reason is Reason.STALLED
+
+    def test_a_failure_meanwhile_is_the_reason(self) -> None:
+        assert stalled(*self.LATE, exited(W1, 1)).reason is Reason.TASK_FAILED
+
+
+class TestWhom:
+    def staller(self, *events: Event | float, **stacks: str) -> TaskId | None:
+        texts = {task: stacks.get(name, WAITING) for name, task in (("w0", W0), ("w1", W1), ("w2", W2))}
+        return find_staller(stalled(*events, 300.0, Tick(), StacksTold(texts)))
+
+    def test_nobody_if_all_are_alike(self) -> None:
+        assert self.staller(*all_told(50)) is None
+
+    def test_the_one_that_a_signal_stopped(self) -> None:
+        assert self.staller(*all_told(50), TaskHalted(W2, signal.SIGSTOP, 1.0), w1=SLEEPING) == W2
+
+    def test_the_one_that_is_in_the_programs_own_code(self) -> None:
+        assert self.staller(*all_told(50), w1=SLEEPING) == W1
+
+    def test_the_one_whose_other_thread_is(self) -> None:
+        assert self.staller(*all_told(50), w1=SLEEPING + WAITING) == W1
+
+    def test_the_one_that_is_a_step_behind(self) -> None:
+        gang_events = (*all_told(50), told(W1, 49))
+        assert self.staller(*gang_events) == W1
+        assert render_steps(stalled(*gang_events)) == "steps done: 49 by worker:1, 50 by the others"
+
+    def test_the_one_that_is_elsewhere(self) -> None:
+        assert self.staller(*all_told(50), w1=WAITING.replace("53", "99")) == W1
+
+    def test_nobody_if_two_are_elsewhere(self) -> None:
+        assert self.staller(*all_told(50), w1=SLEEPING, w2=SLEEPING) is None
+
+
+def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
+    program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
+    ran = distlaunch("local", "-n", "1", "--stall-timeout", "2", "--", "sh", "-c", program, timeout=60)
+    assert ran.status == 3
+    assert ran.log() == b"1\n2\n3\n4\n5\n6\n"
+    assert "Error: no sign of progress for 2 s [stalled]\n" in ran.stderr
+
+
+KERAS = str(PROGRAMS / "train_keras.py")
+
+
+@pytest.mark.tensorflow
+class TestRealClusters:
+    def test_one_that_sleeps_in_the_input_pipeline_is_blamed_and_all_start_again(self, distlaunch: Distlaunch) -> None:
+        ran = distlaunch(
+            *("local", "-n", "3", "--stall-timeout", "5", "--max-restarts", "1", KERAS, "worker:1", "sleep-in-input"),
+            *("8",),
+        )
+        assert ran.status == 0, ran.stderr
+        first, second = ran.report["attempts"]
+        assert (first["verdict"]["reference"], first["verdict"]["task"]) == ("stalled", "worker:1")
+        assert f"another thread at {KERAS}:16 load_batch" in first["verdict"]["message"]
+        assert f"worker:0, worker:2 are at {KERAS}:" in first["verdict"]["evidence"][0]
+        assert [task["progress"]["step"] for task in second["tasks"]] == [160] * 3
+        assert "load_batch" in (ran.directory / "stacks.txt").read_text()
+
+    def test_one_that_a_signal_stopped(self, distlaunch: Distlaunch) -> None:
+        ran = distlaunch("local", "-n", "3", "--stall-timeout", "5", KERAS, "worker:2", "stop")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
+        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not go on" in verdict["message"]
+
+    def test_one_that_never_joins_keeps_the_cluster_from_forming(self, distlaunch: Distlaunch) -> None:
+        ran = distlaunch("local", "-n", "3", "--start-timeout", "15", KERAS, "worker:1", "never-joins")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
+        assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
+        assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
+
+    def test_collectives_that_wait_for_each_other(self, distlaunch: Distlaunch) -> None:
+        loop = str(PROGRAMS / "loop.py")
+        ran = distlaunch("local", "-n", "3", "--stall-timeout", "5", loop, "worker:1", "skip-a-step")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:1"), ran.stderr
+        assert "steps done: 200 by worker:1, 199 by the others" in verdict["evidence"]
+        assert f"worker:1 is at {loop}:24 wait_for_all" in verdict["message"]
+        assert any(f"worker:0, worker:2 are at {loop}:30 <module>" in line for line in verdict["evidence"])
+        told = ran.report["attempts"][0]["tasks"][1]["progress"]
+        assert (told["epoch"], told["first_epoch"], told["first_step"]) == (4, 1, 1)
+        assert told["metrics"]["nothing"] is None
+        assert 0 < told["metrics"]["loss"] <= 1
