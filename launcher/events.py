@@ -101,6 +101,13 @@ class TaskListening:
 
 
 @dataclass(frozen=True)
+class LeaderWaits:
+    """The tasks that the cluster's leader has not heard of yet, as it said last; None if it has said nothing."""
+
+    tasks: frozenset[TaskId] | None
+
+
+@dataclass(frozen=True)
 class TaskTold:
     """How far the task's program has come, as a phrase that goes on from its name, and since when.
 
@@ -188,6 +195,7 @@ Event = (
     | NodeEmpty
     | TaskStarted
     | TaskListening
+    | LeaderWaits
     | TaskHalted
     | TaskTold
     | TaskWrote

@@ -17,6 +17,7 @@ from launcher.events import (
     Event,
     Finish,
     Interrupted,
+    LeaderWaits,
     NodeEmpty,
     NodeInspected,
     NodeLost,
@@ -113,6 +114,8 @@ def _can_be(gang: Gang, event: Event) -> bool:
             return task in gang.started and task not in gang.exits and gang.phase is not Phase.STOPPING
         case TaskExited(task):
             return task in gang.started and task not in gang.exits
+        case LeaderWaits():
+            return gang.phase is Phase.FORMING
         case TaskWrote(task):
             return task in gang.started and task not in gang.exits
         case StacksTold():
@@ -143,6 +146,8 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, started={**gang.started, task: event}, stopped=stopped)
         case TaskListening(task):
             return replace(gang, listening={**gang.listening, task: event})
+        case LeaderWaits(tasks):
+            return replace(gang, unheard=tasks)
         case TaskTold(task):
             return replace(gang, told={**gang.told, task: event})
         case StacksTold(texts):
@@ -200,7 +205,7 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     drained = now + gang.rules.drain_s if gang.rules.drain_s else None
     if gang.phase is Phase.FORMING:
         # A trainer that has ended well needed no cluster, or had it: nobody waits for ports any more.
-        if gang.started.keys() == gang.rules.tasks and (ended or not gang.missing):
+        if gang.started.keys() == gang.rules.tasks and (ended or gang.is_up):
             gang = replace(gang, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, moved=now)
         elif gang.suspicion is not None or _is_due(gang, now):
             return _suspect(gang, Reason.START_TIMEOUT, event, now)

@@ -20,6 +20,7 @@ from launcher.events import (
     CheckNodes,
     Event,
     Interrupted,
+    LeaderWaits,
     NodeLost,
     NodeRefused,
     PrepareNodes,
@@ -42,6 +43,7 @@ from launcher.preflight import Preflight
 from launcher.run_dir import RunDir
 from launcher.spec_parts import TimeoutsSpec
 from launcher.stacks import StackCollector, render_stacks
+from launcher.stragglers import find_leader, parse_stragglers
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
@@ -51,6 +53,10 @@ from worker_entry.values import Problem, TaskStart
 
 IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
+LOOK_S = 0.2
+"""How often logs are looked at."""
+SILENCE_S = 1.0
+"""A leader that says nothing for so long after all ports have opened is one that is told to say little."""
 
 Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None, Mapping[str, str] | None], LaunchPlan]
 """Makes the plan from what the nodes said of themselves, the ports they hold, and the addresses they can dial."""
@@ -108,7 +114,7 @@ class GangLoop:
         self._collector: StackCollector | None = None
         self._shows_stacks = False
         self._sizes: dict[TaskId, int] = {}
-        self._looked = 0.0
+        self._looked = self._joined = 0.0
 
     def run(self) -> Gang:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
@@ -120,7 +126,7 @@ class GangLoop:
         reminder, pace = Reminder(time.monotonic()), PaceWatch()
         while gang.phase is not Phase.FINISHED:
             until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
-            for event in (*self._next_events(until_due), *self._take_stacks(), *self._see_output(gang)):
+            for event in (*self._next_events(until_due), *self._take_stacks(), *self._see_logs(gang)):
                 earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
                 now = time.monotonic()
@@ -185,13 +191,24 @@ class GangLoop:
         if event is not None:
             yield event
 
-    def _see_output(self, gang: Gang) -> Iterator[TaskWrote]:
-        """Looks at how the logs grow, where that matters."""
-        if not gang.rules.stall_s or gang.phase is not Phase.RUNNING or time.monotonic() < self._looked + IDLE_S:
+    def _see_logs(self, gang: Gang) -> Iterator[Event]:
+        """What the logs tell, where that matters: of a cluster that forms, or of one whose steps nobody tells."""
+        now = time.monotonic()
+        if now < self._looked + LOOK_S or gang.phase not in (Phase.FORMING, Phase.RUNNING):
             return
-        self._looked = time.monotonic()
-        for task in gang.rules.tasks:
-            size = self._stage.run_dir.log_size(self._attempt, task)
+        self._looked = now
+        files = self._stage.run_dir
+        if gang.phase is Phase.FORMING:
+            leader = find_leader(gang.started) if len(gang.rules.forming) > 1 else None
+            unheard = parse_stragglers(files.read_log(self._attempt, leader)) if leader is not None else frozenset()
+            if gang.missing:
+                self._joined = now
+            elif unheard is None and now - self._joined > SILENCE_S:
+                unheard = frozenset()
+            if unheard != gang.unheard:
+                yield LeaderWaits(unheard)
+        for task in gang.rules.tasks if gang.rules.stall_s else ():
+            size = files.log_size(self._attempt, task)
             if size != self._sizes.get(task, 0):
                 self._sizes[task] = size
                 yield TaskWrote(task)

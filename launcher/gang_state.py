@@ -75,6 +75,8 @@ class Gang:
     inspected: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
+    unheard: frozenset[TaskId] | None = None
+    """The tasks that the leader has not heard of yet, as far as it says so; None if it was not looked at."""
     told: Mapping[TaskId, TaskTold] = field(default_factory=dict)
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
     """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
@@ -115,7 +117,16 @@ class Gang:
         return next(filter(None, steps), frozenset())
 
     @property
+    def is_up(self) -> bool:
+        """Whether all have joined the cluster."""
+        return not self.missing and (self.unheard is not None or not self.rules.forming)
+
+    @property
     def missing(self) -> list[TaskId]:
-        """The tasks that still have to open their port before the cluster is up; once stopped, those that had to."""
+        """The tasks that the cluster waits for: their port is not open, or the leader has not heard of them.
+
+        Once stopped, those that it had to wait for.
+        """
         ended = self.exits.keys() - self.stopped
-        return sorted(self.rules.forming - self.listening.keys() - ended)
+        heard = self.listening.keys() - (self.unheard or ())
+        return sorted(self.rules.forming - heard - ended)

@@ -10,8 +10,8 @@ PARTIAL_LIMIT = 256 << 10
 """Bytes of an unfinished line that are kept; a longer line is shown cut before it ends."""
 
 _CHATTER = re.compile(
-    # TensorFlow's own C++ log, and absl's: information and warnings.
-    rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
+    # TensorFlow's own C++ log, and absl's: information and warnings, but for those that tell of trouble.
+    rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE(?!TROUBLE)"
     # Errors that a machine without GPUs, or with them, reports at each start.
     rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
     rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE))"
@@ -19,6 +19,9 @@ _CHATTER = re.compile(
         # Python programs that use absl's log name a .py file there.
         b"SOURCE",
         rb"[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ",
+    ).replace(
+        b"TROUBLE",
+        rb".*(?:ran out of memory|[Oo]ut of memory|No space left|Cannot dlopen some GPU libraries)",
     )
 )
 """What TensorFlow says at every start whatever happens. Errors are not among it, but for the known false ones."""

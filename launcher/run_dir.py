@@ -19,6 +19,8 @@ from launcher.log_lines import LogLines
 from launcher.tasks import TaskId
 from worker_entry.run_files import AttemptFiles, make_private_directory
 
+HEAD_BYTES = 1 << 20
+"""How much of a log's beginning is looked at while the cluster forms."""
 TAIL_BYTES = 16 << 10
 """How much of a log's end is looked at for its last lines."""
 
@@ -131,6 +133,14 @@ class RunDir:
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
+
+    def read_log(self, attempt: int, task: TaskId) -> bytes:
+        """The beginning of a task's log."""
+        try:
+            with self.log(attempt, task).open("rb") as file:
+                return file.read(HEAD_BYTES)
+        except OSError:
+            return b""
 
     def log_size(self, attempt: int, task: TaskId) -> int:
         """Bytes that the log of a task has; 0 if there is none."""

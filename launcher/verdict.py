@@ -22,6 +22,7 @@ from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.stacks import render_places
 from launcher.stalls import find_staller, render_stall, render_steps
+from launcher.stragglers import find_leader
 from launcher.tasks import TaskId, name_tasks
 from launcher.waiting import render_waiting
 from worker_entry.values import CrashRecord, Problem, TaskExit
@@ -123,7 +124,8 @@ def _judge_success(gang: Gang) -> Verdict:
     ]
     evidence += [f"{task} was still running and was stopped" for task in sorted(gang.stopped)]
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
-    return Verdict(reference="succeeded", message=f"{what} ended with status 0", evidence=evidence)
+    how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "came to the program's end"
+    return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
 
 
 def _judge_failure(
@@ -262,14 +264,19 @@ def _judge_start_timeout(gang: Gang) -> Verdict:
         message = f"no cluster within {gang.rules.start_s:g} s: not started: {name_tasks(unborn)}"
         return Verdict(reference="start-timeout", message=message)
     missing = gang.missing
+    cure = (
+        "a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
+        "(--start-timeout) if it needs longer, 0 turns this off"
+    )
+    if gang.unheard and gang.unheard.issuperset(missing):
+        cure = f"`distlaunch check` tells whether they can reach {find_leader(gang.rules.tasks)}"
     due = max(event.time for event in gang.started.values()) + gang.rules.start_s
     ended = min((event.time for event in gang.exits.values()), default=due)
     return Verdict(
         reference="start-timeout",
         message=f"no cluster within {gang.rules.start_s:g} s: {render_waiting(gang, ended)}",
         task=str(missing[0]) if len(missing) == 1 else None,
-        cure="a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
-        "(--start-timeout) if it needs longer, 0 turns this off",
+        cure=cure,
     )
 
 

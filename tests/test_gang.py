@@ -14,6 +14,7 @@ from launcher.events import (
     Event,
     Finish,
     Interrupted,
+    LeaderWaits,
     NodeEmpty,
     NodeLost,
     NodePrepared,
@@ -56,6 +57,7 @@ def make_rules(
     return Rules(tasks, forming, start_s=start_s, drain_s=drain_s, stop_grace_s=stop_grace_s)
 
 
+ALL_HEARD = LeaderWaits(frozenset())
 ONE_NODE = {"a": [W0, W1]}
 TWO_NODES = {"a": [W0], "b": [W1]}
 WITH_EVALUATOR = {"a": [W0, W1, EVALUATOR]}
@@ -84,7 +86,7 @@ def preparing(rules: Rules) -> list[Event]:
 
 def running(rules: Rules) -> list[Event]:
     """All that is heard until the cluster is up."""
-    return [*preparing(rules), *started(*sorted(rules.tasks)), *listening(*sorted(rules.forming))]
+    return [*preparing(rules), *started(*sorted(rules.tasks)), *listening(*sorted(rules.forming)), ALL_HEARD]
 
 
 def play(rules: Rules, *events: Event | float) -> tuple[Gang, list[Action]]:
@@ -196,7 +198,7 @@ class TestEvaluator:
     def test_is_not_waited_for_when_the_cluster_forms(self) -> None:
         rules = make_rules(WITH_EVALUATOR)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1, EVALUATOR), *listening(W0, W1))
+        gang, _ = play(rules, *preparing(rules), *started(W0, W1, EVALUATOR), *listening(W0, W1), ALL_HEARD)
 
         assert gang.phase is Phase.RUNNING
 
@@ -324,10 +326,20 @@ class TestStartTimeout:
         rules = make_rules(ONE_NODE)
 
         due = (*preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
-        gang, actions = play(rules, *due, *listening(W0), StacksTold({}), 1000.0, Tick())
+        gang, actions = play(rules, *due, *listening(W0), ALL_HEARD, StacksTold({}), 1000.0, Tick())
 
         assert (gang.phase, gang.suspicion, gang.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
+
+    def test_waits_for_a_task_that_the_leader_has_not_heard_of(self) -> None:
+        rules = make_rules(ONE_NODE)
+        waits = (*preparing(rules), *started(W0, W1), LeaderWaits(frozenset({W1})), *listening(W0, W1))
+
+        gang, _ = play(rules, *waits, START_S, Tick(), StacksTold({}))
+        assert (gang.reason, gang.missing) == (Reason.START_TIMEOUT, [W1])
+
+        gang, _ = play(rules, *waits, LeaderWaits(frozenset()))
+        assert (gang.phase, gang.missing) == (Phase.RUNNING, [])
 
     def test_does_not_wait_for_ever_for_what_tasks_do(self) -> None:
         rules = make_rules(ONE_NODE)

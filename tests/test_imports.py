@@ -20,7 +20,8 @@ LAUNCHER_LAYERS = """
     events spec tf_config terminal run_dir
     marked_yaml
     spec_file local_mode plan gang_state console sync casting stacks overrides
-    stalls pace waiting restarts chaos
+    stalls pace stragglers restarts chaos
+    waiting
     gang
     causes
     verdict

@@ -302,6 +302,15 @@ class TestChatter:
             b'  File "/usr/lib/python3/tensorflow/util/port.cc.py", line 1, in <module>',
             b"tensorflow.python.framework.errors_impl.UnavailableError: /job:worker/replica:0/task:1 failed",
             b"Fatal Python error: Segmentation fault",
+            # Warnings of trouble.
+            (
+                b"W0000 00:00:1795226239.513345   28543 bfc_allocator.cc:310] Allocator (GPU_0_bfc) ran out of memory "
+                b"trying to allocate 2.00GiB"
+            ),
+            (
+                b"2024-03-11 09:14:02.123456: W tensorflow/core/common_runtime/gpu/gpu_device.cc:2348] Cannot dlopen "
+                b"some GPU libraries. Skipping registering GPU devices..."
+            ),
             # A user's own.
             b"I1121 01:57:12.644315 140735 train.py:153] step 100, loss 0.5",
             b"W1121 01:57:12.644315 140735 train.py:153] loss is NaN",

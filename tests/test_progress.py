@@ -64,8 +64,9 @@ class TestMeter:
         assert self.read(file)["progress"]["training"] is True
         meter.begin_epoch(3)
         meter.count_step(1, {"loss": 0.5, "text": "no number"})
-        meter.count_step(2, {"loss": 9.0})  # read once a second
+        meter.count_step(2)
         meter.count_batch()
+        meter.tell()
         told = self.read(file)["progress"]
         assert (told["step"], told["first_step"], told["batches"]) == (2, 1, 3)
         assert (told["epoch"], told["first_epoch"]) == (3, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from launcher.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
 from launcher.gang_state import Gang, Phase, Reason
 from launcher.stalls import find_staller, render_stall, render_steps
+from launcher.stragglers import find_leader, parse_stragglers
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import FAILURE_STOP, W0, W1, W2, exited, make_rules, play, running
@@ -125,6 +127,18 @@ class TestWhom:
         assert self.staller(*all_told(50), w1=SLEEPING, w2=SLEEPING) is None
 
 
+def test_what_the_leader_says_of_those_that_it_waits_for() -> None:
+    first = b"I0000 coordination_service.cc:502] Waiting for 2/3 tasks to connect.\nI0000 Example stragglers:\n"
+    first += b"/job:worker/replica:0/task:1\n/job:worker/replica:0/task:2\n"
+    then = first + b"I0000 Waiting for 1/3 tasks to connect.\nExample stragglers:\n/job:worker/replica:0/task:2\n"
+    assert parse_stragglers(b"") is None
+    assert parse_stragglers(first) == frozenset({W1, W2})
+    assert parse_stragglers(then) == frozenset({W2})
+    assert parse_stragglers(then + b"I0000 Waiting for 0/3 tasks to connect.\n") == frozenset()
+    chief = TaskId("chief", 0)
+    assert (find_leader([W1, W0]), find_leader([W0, chief]), find_leader([W1])) == (W0, chief, None)
+
+
 def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
     program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
     ran = distlaunch("local", "-n", "1", "--stall-timeout", "2", "--", "sh", "-c", program, timeout=60)
@@ -163,6 +177,13 @@ class TestRealClusters:
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         assert any(f"worker:1 is at {KERAS}:23 <module>" in line for line in verdict["evidence"])
         assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
+
+    def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, distlaunch: Distlaunch) -> None:
+        ran = distlaunch("local", "-n", "3", "--start-timeout", "15", str(PROGRAMS / "lost_leader.py"), "worker:1")
+        verdict = ran.report["attempts"][0]["verdict"]
+        assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
+        waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard of it\)"
+        assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
 
     def test_collectives_that_wait_for_each_other(self, distlaunch: Distlaunch) -> None:
         loop = str(PROGRAMS / "loop.py")

@@ -58,6 +58,17 @@ def test_a_worker_that_a_signal_stopped_is_named_at_once_and_in_the_end(distlaun
     assert "Error: worker:1 on local was stopped by SIGSTOP (signal 19) after" in ran.stderr
 
 
+def test_who_fails_only_because_the_leader_has_finished_does_not_fail_the_run(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "--workers", "2", str(PROGRAMS / "late.py"), "worker:1")
+    assert ran.status == 0, ran.stderr
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert "UnavailableError" in ran.log("worker-1").decode()
+    assert [task["exit_code"] for task in ran.report["attempts"][0]["tasks"]] == [0, 1]
+    assert verdict["message"] == "all 2 training tasks came to the program's end"
+    note = "worker:1 had come to its end when exit status 1 ended its interpreter, which does not fail the run"
+    assert verdict["evidence"] == [note]
+
+
 def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
     with memory_limit(2 << 30) as enter:
         command = distlaunch_command("local", "--workers", "2", "--run-dir", "run", FAIL, "worker:1", "out-of-memory")

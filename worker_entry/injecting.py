@@ -37,6 +37,7 @@ class _Moment:
         reached = progress.epoch if self._injection.at == "epoch" else progress.step
         if not self._done and reached is not None and reached >= self._injection.value:
             self._done = True
+            self._teller.tell_progress(progress)
             _inject(self._injection, self._teller)
 
 

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
@@ -20,8 +22,12 @@ from typing import Any, Optional
 from worker_entry.telling import Teller
 from worker_entry.values import Progress
 
-REFRESH_S = 1.0
-"""How often metrics are read and step times are measured: to read a value may have to wait for its device."""
+TELL_S = 0.5
+"""How often it is told."""
+MEASURE_S = 1.0
+"""How often step times are measured and metrics read: to read a value may have to wait for its device."""
+PATIENCE_S = 0.2
+"""How long a program is held up at most by one who tells already, who may wait for a device that never answers."""
 METRICS_LIMIT = 20
 NAME_LIMIT = 60
 
@@ -29,7 +35,9 @@ Watcher = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts the steps of this process, and tells them.
+    """Counts the steps of this process, and tells them from a thread of its own.
+
+    A step only counts up: to write a file would hand Python's lock to whoever waits for it, a tenth of a short step.
 
     `waited`: seconds that this process has waited for the others so far, None where that is not known.
     """
@@ -44,8 +52,11 @@ class Meter:
         self._began = self._time = 0.0
         self._step_s: Optional[float] = None
         self._own_s: Optional[float] = None
+        self._latest: Mapping[str, Any] = {}
         self._metrics: dict[str, Optional[float]] = {}
         self._mark: tuple[float, int, Optional[float]] = (0.0, 0, None)
+        self._telling = threading.Lock()
+        self._thread: Optional[threading.Thread] = None
         self.watchers: list[Watcher] = []
 
     @property
@@ -54,16 +65,21 @@ class Meter:
 
     def begin(self) -> None:
         """Training begins: from now on steps are expected."""
-        if not self._training:
-            self._training = True
-            self._teller.tell_phase("is training")
-            self._tell()
+        if self._training:
+            return
+        self._training = True
+        self._teller.tell_phase("is training")
+        self.tell()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._tell_on, name="distlaunch progress", daemon=True)
+            self._thread.start()
+            atexit.register(self.tell)
 
     def end(self) -> None:
         """Training is over; the program may have other things to do."""
         self._training = False
         self._teller.tell_phase("has trained")
-        self._tell()
+        self.tell()
 
     def begin_epoch(self, epoch: int) -> None:
         """`epoch` counts from 1."""
@@ -73,44 +89,64 @@ class Meter:
 
     def count_step(self, step: int, metrics: Optional[Mapping[str, Any]] = None) -> None:
         """All steps up to this one are done."""
-        now = time.time()
         self._batches += 1
-        self._step, self._time = step, now
+        self._step, self._time = step, time.time()
+        if metrics:
+            self._latest = metrics
         if not self._began:
-            self._began, self._first_step = now, step
-            self._mark = (now, step, self._waited())
-            self._read(metrics)
-        elif now - self._mark[0] >= REFRESH_S and step > self._mark[1]:
-            self._measure(now)
-            self._read(metrics)
-        self._tell()
+            self._first_step, self._began = step, self._time
+        for watch in self.watchers:
+            watch(self._progress())
 
     def count_batch(self) -> None:
         """A batch of something else than training is done."""
         self._batches += 1
         self._time = time.time()
-        self._tell()
 
     def end_epoch(self, metrics: Optional[Mapping[str, Any]]) -> None:
-        self._read(metrics)
-        self._tell()
+        self._latest = metrics or self._latest
+        self._read()
 
-    def _measure(self, now: float) -> None:
-        then, step, waited = self._mark
-        self._mark = (now, self._step, self._waited())
-        self._step_s = (now - then) / (self._step - step)
-        now_waited = self._mark[2]
-        if waited is not None and now_waited is not None:
-            self._own_s = max(now - then - (now_waited - waited), 0.0) / (self._step - step)
+    def tell(self) -> None:
+        """Tells now what has been counted."""
+        if not self._telling.acquire(timeout=PATIENCE_S):
+            return
+        try:
+            self._teller.tell_progress(self._progress())
+            if self._began and time.time() - self._mark[0] >= MEASURE_S:
+                self._measure()
+                self._read()
+                self._teller.tell_progress(self._progress())
+        finally:
+            self._telling.release()
 
-    def _read(self, metrics: Optional[Mapping[str, Any]]) -> None:
-        for name, value in list((metrics or {}).items())[:METRICS_LIMIT]:
+    def _tell_on(self) -> None:
+        told = -1
+        while True:
+            time.sleep(TELL_S)
+            if told != self._batches:
+                told = self._batches
+                self.tell()
+
+    def _measure(self) -> None:
+        (then, step, waited), mark = self._mark, (self._time, self._step, self._waited())
+        if mark[1] <= step:
+            return
+        self._mark = mark
+        if not then:
+            return
+        self._step_s = (mark[0] - then) / (mark[1] - step)
+        if waited is not None and mark[2] is not None:
+            self._own_s = max(mark[0] - then - (mark[2] - waited), 0.0) / (mark[1] - step)
+
+    def _read(self) -> None:
+        for name, value in list(self._latest.items())[:METRICS_LIMIT]:
             with contextlib.suppress(Exception):  # it is the program's: no number, or one that cannot be had now
                 number = float(value)
                 self._metrics[str(name)[:NAME_LIMIT]] = number if math.isfinite(number) else None
 
-    def _tell(self) -> None:
-        progress = Progress(
+    def _progress(self) -> Progress:
+        return Progress(
             self._step,
             self._first_step,
             self._batches,
@@ -121,11 +157,8 @@ class Meter:
             self._first_epoch,
             self._step_s,
             self._own_s,
-            self._metrics,
+            dict(self._metrics),
         )
-        self._teller.tell_progress(progress)
-        for watch in self.watchers:
-            watch(progress)
 
 
 _meter: Optional[Meter] = None
@@ -138,7 +171,7 @@ def install(meter: Meter) -> None:
 
 
 def report(step: Optional[int] = None, epoch: Optional[int] = None, **metrics: Any) -> None:
-    """Says that training has come so far. It costs about 10 µs, and does nothing where no launcher listens.
+    """Says that training has come so far. It costs about 2 µs, and nothing where no launcher listens.
 
     Args:
         step: how many steps are done, as the program counts them; without it, one more than before.

@@ -11,9 +11,10 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
-from typing import Optional
+from typing import Any, Optional
 
 from worker_entry.after_import import after_import
 from worker_entry.values import Progress, TaskStatus
@@ -28,39 +29,40 @@ OUT_OF_THE_WAY = 200
 class Teller:
     """Keeps a file that says how far the program of this process has come.
 
-    It is written over in place, so that a step costs one small write; readers see what was written last.
+    It is written over in place, by one small write; readers see what was written last.
     """
 
     def __init__(self, file: str) -> None:
         self._status = TaskStatus("has not imported TensorFlow", time.time())
         self._process = os.getpid()
         self._length = 0
+        self._writing = threading.Lock()
         self._descriptor = _open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = _identity(self._descriptor)
         self._write()
 
     def tell_phase(self, phase: str) -> None:
         """A phrase that goes on from the task's name."""
-        self._status = replace(self._status, phase=phase, since=time.time())
-        self._write()
+        self._write(phase=phase, since=time.time())
 
     def tell_progress(self, progress: Progress) -> None:
-        self._status = replace(self._status, progress=progress)
-        self._write()
+        self._write(progress=progress)
 
     def tell_injection(self, injection: str) -> None:
-        self._status = replace(self._status, injected=[*self._status.injected, injection])
-        self._write()
+        self._write(injected=[*self._status.injected, injection])
 
-    def _write(self) -> None:
+    def _write(self, **changes: Any) -> None:
         if os.getpid() != self._process:  # a child that the program has forked
             return
-        text = json.dumps({**vars(self._status), "progress": self._status.progress and vars(self._status.progress)})
-        self._length = max(self._length, len(text))
-        # The descriptor may be another file's by now: some programs close all that they have not opened.
-        if self._descriptor is not None and _identity(self._descriptor) == self._file:
-            with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
-                os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
+        with self._writing:
+            self._status = replace(self._status, **changes)
+            progress = self._status.progress
+            text = json.dumps({**vars(self._status), "progress": progress and vars(progress)})
+            self._length = max(self._length, len(text))
+            # The descriptor may be another file's by now: some programs close all that they have not opened.
+            if self._descriptor is not None and _identity(self._descriptor) == self._file:
+                with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
+                    os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
 
 
 def tell_phases(teller: Teller) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, stop_time, verdicts
+from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, step_time, stop_time, verdicts
 
 BENCHMARKS = {
     "fanout": fan_out.measure,
@@ -10,6 +10,7 @@ BENCHMARKS = {
     "logs": log_throughput.measure,
     "ssh-logs": ssh_logs.measure,
     "start": start_time.measure,
+    "step": step_time.measure,
     "stop": stop_time.measure,
     "verdicts": verdicts.measure,
 }

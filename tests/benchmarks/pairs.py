@@ -27,7 +27,7 @@ def print_pair(title: str, ours: Sequence[float], rival: Sequence[float], unit: 
     difference = statistics.median(one - other for one, other in zip(ours, rival, strict=True))
     print(
         f"  {title:<24} {_show(ours)} {unit}   rival {_show(rival)} {unit}   "
-        f"ratio {ratio:.2f}   difference {difference:+.2f} {unit}",
+        f"ratio {ratio:.3f}   difference {difference:+.2f} {unit}",
         flush=True,
     )
 

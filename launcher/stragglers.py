@@ -1,0 +1,35 @@
+"""Which tasks the leader of a cluster has not heard of yet, by what TensorFlow writes into its log. Pure.
+
+A task whose port is open need not have found the leader: the way there may be barred. TensorFlow tells at the level of
+INFO only; with TF_CPP_MIN_LOG_LEVEL above 0 nothing is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from launcher.tasks import TASK_TYPES, TaskId
+
+_WAITING = re.compile(rb"Waiting for (\d+)/\d+ tasks to connect")
+_TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
+
+
+def find_leader(tasks: Iterable[TaskId]) -> TaskId | None:
+    """The task whose coordination service all others connect to."""
+    trainers = [task for task in tasks if task.trains and task.index == 0]
+    return min(trainers, key=lambda task: TASK_TYPES.index(task.type), default=None)
+
+
+def parse_stragglers(log: bytes) -> frozenset[TaskId] | None:
+    """Those that the leader named last, of many only some; None if it has said nothing."""
+    last = None
+    for last in _WAITING.finditer(log):  # noqa: B007 - the last one counts
+        pass
+    if last is None:
+        return None
+    if int(last[1]) == 0:
+        return frozenset()
+    named = _TASK.findall(log, last.end())
+    known = {name.encode(): name for name in TASK_TYPES}
+    return frozenset(TaskId(known[job], int(index)) for job, index in named if job in known)
