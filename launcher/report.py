@@ -146,6 +146,7 @@ def _progress_report(told: TaskTold | None) -> ProgressReport | None:
         first_epoch=progress.first_epoch,
         step=progress.step,
         first_step=progress.first_step,
+        began=progress.began,
         step_s=progress.step_s,
         own_s=progress.own_s,
         metrics=progress.metrics,

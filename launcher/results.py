@@ -49,6 +49,8 @@ class ProgressReport(_Result):
     """Steps that were done: as the program counts them, or, by `model.fit`, in this attempt."""
     first_step: int
     """The first that was done."""
+    began: float
+    """When that was, in Unix seconds."""
     step_s: float | None = None
     """Seconds that a step took at last; null if it was never measured."""
     own_s: float | None = None

@@ -140,6 +140,30 @@ def test_fit_is_counted_by_itself(distlaunch: Distlaunch, tmp_path: Path, which:
     assert report["attempts"][0]["tasks"][0]["progress"] is None
 
 
+FAIL_IN_FIT = """
+import time, keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+def fail(*_):
+    time.sleep(2)
+    raise ValueError("no batch")
+model.fit(np.ones((8, 4)), np.ones((8, 1)), callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=fail)])
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_program_that_fails_before_its_first_step_is_not_started_again_although_the_cluster_was_up(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    (tmp_path / "fit.py").write_text(FAIL_IN_FIT)
+    ran = distlaunch("local", "-n", "2", "--max-restarts", "3", "fit.py")
+    assert (ran.status, len(ran.report["attempts"])) == (1, 1), ran.stderr
+    assert "The cluster is up" in ran.stderr
+    assert "not started again: the program failed before its first training step" in ran.stderr
+
+
 @pytest.mark.tensorflow
 def test_a_slow_worker_is_named_although_all_take_as_long_for_a_step(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "3", str(PROGRAMS / "train_keras.py"), "worker:1", "slow", "15")

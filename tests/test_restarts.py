@@ -173,8 +173,8 @@ def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaun
     assert ran.status == 0, ran.stderr + ran.stdout
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, signum: int) -> None:
+@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM, "down"])
+def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, way: int | str) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("nodes: [{host: local}]\nrestart: {max_restarts: 3, pause_s: 500}\nprogram: {command: ['false']}\n")
     with (tmp_path / "stderr").open("wb") as stderr:
@@ -183,10 +183,36 @@ def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, signum:
         try:
             wait_until(lambda: "Starting again" in (tmp_path / "stderr").read_text(), "it pauses")
             asked = time.monotonic()
-            process.send_signal(signum)
-            assert process.wait(timeout=20) == 128 + signum
+            if isinstance(way, int):
+                process.send_signal(way)
+            else:
+                assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+            assert process.wait(timeout=20) == 128 + (way if isinstance(way, int) else signal.SIGTERM)
             assert time.monotonic() - asked < 5
         finally:
             process.kill()
     assert os.path.exists(tmp_path / "run" / "report.json")
     assert "Interrupted after" in (tmp_path / "stderr").read_text()
+
+
+def end(folder: Path) -> tuple[int, str]:
+    asked = subprocess.run(
+        distlaunch_command("down", "run"), cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+    return asked.returncode, asked.stdout
+
+
+def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path) -> None:
+    mark = make_mark()
+    with (tmp_path / "stderr").open("wb") as stderr:
+        command = distlaunch_command("local", "-n", "2", "--run-dir", "run", "--", "sleep", "600")
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=stderr, env={**os.environ, **mark})
+    with process:
+        try:
+            wait_until(lambda: len(marked(mark)) > 4, "the tasks run")
+            assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+            assert marked(mark) in ([], [process.pid])
+            assert process.wait(timeout=20) == 143
+        finally:
+            process.kill()
+    assert end(tmp_path) == (0, f"Was over: {tmp_path}/run\n")

@@ -114,6 +114,29 @@ def test_stacks_of_a_running_run_are_shown_and_nothing_is_stopped(tmp_path: Path
     assert os.stat(tmp_path / "run" / "stacks.txt").st_mode & 0o777 == 0o600
 
 
+FORK = """
+import os, time
+def dream():
+    time.sleep(600)
+def wait_for_child():
+    os.wait()
+if os.fork() == 0:
+    dream()
+print("ready", flush=True)
+wait_for_child()
+"""
+
+
+def test_stacks_of_children_are_shown_with_their_task(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORK)
+    with running(tmp_path, "-n", "1", "train.py"):
+        wait_for_logs(tmp_path, b"ready", 1)
+        said = ask(tmp_path)
+        where = f"worker:0 is at {tmp_path}/train.py:6 wait_for_child; another thread at {tmp_path}/train.py:4 dream\n"
+        assert where in said
+        assert "    and in another thread\n" in said
+
+
 def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo ready; sleep 600") as process:
         wait_for_logs(tmp_path, b"ready", 2)

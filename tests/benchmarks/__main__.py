@@ -2,12 +2,23 @@
 
 import argparse
 
-from tests.benchmarks import fan_out, help_time, log_throughput, ssh_logs, start_time, step_time, stop_time, verdicts
+from tests.benchmarks import (
+    fan_out,
+    help_time,
+    log_throughput,
+    restart_time,
+    ssh_logs,
+    start_time,
+    step_time,
+    stop_time,
+    verdicts,
+)
 
 BENCHMARKS = {
     "fanout": fan_out.measure,
     "help": help_time.measure,
     "logs": log_throughput.measure,
+    "restart": restart_time.measure,
     "ssh-logs": ssh_logs.measure,
     "start": start_time.measure,
     "step": step_time.measure,
