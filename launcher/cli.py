@@ -286,6 +286,7 @@ def _run(
     max_restarts: int | None,
     stall_timeout: float | None,
     no_progress: bool,
+    no_preload: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec with what the command line says about it; the options of `run_options`."""
@@ -299,6 +300,7 @@ def _run(
         max_restarts=max_restarts,
         stall_s=stall_timeout,
         progress=False if no_progress else None,
+        preload=False if no_preload else None,
     )
     if dry_run:
         _show_plan(_plan_ahead(spec), as_json=False)

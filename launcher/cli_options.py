@@ -35,6 +35,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Seconds that the cluster may go without a step, or output if it tells of none; 0: for ever."
                 "  [default: 20 steps, at least 120]",
             ),
+            click.option("--no-preload", is_flag=True, help="Let every task import TensorFlow by itself."),
             click.option("--no-progress", is_flag=True, help="Do not count the steps of `model.fit`."),
             click.option(
                 "--chaos",

@@ -41,7 +41,7 @@ from launcher.events import (
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.stalls import is_progress, is_stalled
 
-FAILURE_GRACE_S = 2.0
+FAILURE_GRACE_S = 1.0
 """From TERM to KILL after a failure: the others cannot go on, and TensorFlow does not heed TERM."""
 SAVED_STATUS = 42
 """With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""

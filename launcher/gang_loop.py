@@ -22,6 +22,7 @@ from launcher.events import (
     Interrupted,
     LeaderWaits,
     NodeLost,
+    NodeReady,
     NodeRefused,
     PrepareNodes,
     StacksAsked,
@@ -38,16 +39,17 @@ from launcher.gang_state import Gang, Phase, Rules
 from launcher.news import Reminder, render_news
 from launcher.node_links import NodeLinks
 from launcher.pace import PaceWatch
-from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, render_json
+from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_preload, render_json
 from launcher.preflight import Preflight
 from launcher.run_dir import RunDir
+from launcher.spec import LOCAL
 from launcher.spec_parts import TimeoutsSpec
 from launcher.stacks import StackCollector, render_stacks
 from launcher.stragglers import find_leader, parse_stragglers
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
-from worker_entry.messages import Dialled, Fetch, Inspected, Message, Ready, Stacks
+from worker_entry.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
 from worker_entry.orders import Prepare, ShowStacks, Start, Stop
 from worker_entry.values import Problem, TaskStart
 
@@ -79,7 +81,7 @@ class Cast:
 class Stage:
     """What all attempts of a run share. `timeouts` and `port_range` are the spec's.
 
-    With `only_checks`, nothing is started.
+    `restarts`: whether there may be more than one. With `only_checks`, nothing is started.
     """
 
     run_id: str
@@ -88,6 +90,7 @@ class Stage:
     console: Console
     timeouts: TimeoutsSpec
     port_range: tuple[int, int]
+    restarts: bool
     bundle: Bundle | None = None
     only_checks: bool = False
 
@@ -133,6 +136,8 @@ class GangLoop:
                 news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
                 if news or (news := pace.note(event, now)):
                     self._console.note(news)
+                if isinstance(event, NodeReady) and gang is not earlier:
+                    self._preload(event.node)
                 for action in actions:
                     self._perform(action, gang)
                 self._end_checks(gang)
@@ -183,6 +188,8 @@ class GangLoop:
         try:
             if isinstance(message, Fetch) and self._stage.bundle is not None:
                 self._links.send(node, *self._stage.bundle.read_piece(message))
+            if isinstance(message, Noted):
+                self._console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
             if isinstance(message, Stacks) and self._collector is not None:
                 self._collector.note(parse_task_id(message.task), message.text)
             event = from_message(node, message, offset_s)
@@ -255,6 +262,13 @@ class GangLoop:
             case StopNodes(grace_s):
                 for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
                     self._links.send(node, Stop(grace_s))
+
+    def _preload(self, node: str) -> None:
+        """Has the node begin with what takes longest, while the others are still on their way."""
+        plan = self._replan(self._links.facts(), None, None)
+        preload = make_preload(plan, node, keep=self._stage.restarts)
+        if preload is not None and not self._stage.only_checks:
+            self._links.send(node, preload)
 
     def _end_checks(self, gang: Gang) -> None:
         """Once all nodes have answered, the gang is told what came of it."""

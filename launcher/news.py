@@ -48,7 +48,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
 def render_restart(restart: Restart, attempt: int, limit: int) -> str:
     """What the user is told before the pause."""
     cost = "not counted" if restart.free else f"restart {restart.count} of {limit}"
-    return f"Starting again in {restart.pause_s:g} s: attempt {attempt} ({cost})"
+    when = f" in {restart.pause_s:g} s" if restart.pause_s else ""
+    return f"Starting again{when}: attempt {attempt} ({cost})"
 
 
 def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str | None:

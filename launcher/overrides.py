@@ -18,6 +18,7 @@ def override(
     max_restarts: int | None = None,
     stall_s: float | None = None,
     progress: bool | None = None,
+    preload: bool | None = None,
 ) -> ClusterSpec:
     """The spec with these values where they are given."""
     return _with(
@@ -26,6 +27,7 @@ def override(
         restart=_with(spec.restart, max_restarts=max_restarts),
         timeouts=_with(spec.timeouts, stall_s=stall_s),
         progress=progress,
+        preload=preload,
     )
 
 

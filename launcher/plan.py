@@ -18,6 +18,7 @@ from launcher.errors import UsageError
 from launcher.spec import ClusterSpec, NodeSpec
 from launcher.tasks import TaskId
 from launcher.tf_config import TfConfig, format_address, make_tf_configs
+from worker_entry.orders import Preload
 from worker_entry.values import Program, TaskRequest
 
 _SECRET_NAME = re.compile(
@@ -83,6 +84,8 @@ class LaunchPlan:
     directory: str
     tasks: tuple[TaskPlan, ...]
     warnings: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
+    """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -151,7 +154,29 @@ def make_plan(
         directory=_directory(spec, None, directory),
         tasks=tuple(plans),
         warnings=tuple(warnings),
+        preload=_preloaded(spec),
     )
+
+
+def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:
+    if spec.program.command is not None or spec.preload is False:
+        return None
+    return () if spec.preload is True else tuple(spec.preload)
+
+
+def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
+    """What a node has to import before its tasks can be forked there; None: nothing.
+
+    Args:
+        plan: made with the node's facts.
+        node: its host.
+        keep: whether another attempt may follow.
+    """
+    tasks = [task for task in plan.tasks if task.node == node]
+    if plan.preload is None or not tasks:
+        return None
+    common = set.intersection(*(set(task.env.items()) for task in tasks))
+    return Preload(tasks[0].program, dict(common), ["TF_CONFIG"], list(plan.preload), keep)
 
 
 def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:

@@ -73,10 +73,12 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
 
 
 def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
-    """Twice as long after each attempt that failed soon."""
+    """None before the first restart; then twice as long after each attempt that failed soon."""
     in_a_row = 0
     for ending in reversed(endings):
         if ending.ended - ending.started >= LONG_S:
             break
         in_a_row += 1
-    return min(spec.pause_s * 2.0 ** max(in_a_row - 1, 0), max(LONGEST_PAUSE_S, spec.pause_s))
+    if in_a_row < 2:
+        return 0.0
+    return min(spec.pause_s * 2.0 ** (in_a_row - 2), max(LONGEST_PAUSE_S, spec.pause_s))

@@ -115,6 +115,7 @@ def _make_supervisor(
         console,
         spec.timeouts,
         (spec.ports.first, spec.ports.last),
+        spec.restart.max_restarts > 0,
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
         only_checks,
     )

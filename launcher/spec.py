@@ -18,6 +18,7 @@ from launcher.spec_fields import (
     FilledText,
     GpuName,
     HostName,
+    ModuleName,
     Port,
     PortRange,
     Ports,
@@ -123,6 +124,8 @@ class ClusterSpec(Model):
     keras: KerasSpec = KerasSpec()
     progress: bool = True
     """Whether the steps of `model.fit` are counted, which shows slow workers, and clusters that have stalled."""
+    preload: bool | list[ModuleName] = True
+    """Whether each node imports TensorFlow once, and forks its Python tasks from there; or what it imports besides."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 

@@ -85,3 +85,7 @@ Ports = Annotated[
         {"type": ["string", "integer"], "pattern": "^[0-9]{1,5}( *- *[0-9]{1,5})?$", "examples": ["20000-20999"]}
     ),
 ]
+
+
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
+"""A Python module, as `import` names it."""

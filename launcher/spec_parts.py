@@ -107,7 +107,7 @@ class RestartSpec(Model):
     period_s: Seconds = 0.0
     """Restarts are counted within so many seconds; 0: within the whole run."""
     pause_s: Seconds = 1.0
-    """Before the first restart; before each that follows soon it doubles, up to a minute."""
+    """Before the second of restarts that follow each other soon, the first being at once; then it doubles, up to 60."""
     min_workers: Annotated[int, Field(ge=0)] = 0
     """When a node is lost and no spare is left, go on without it if so many workers remain; 0: do not."""
     on: list[FailureName] = [

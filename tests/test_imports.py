@@ -51,8 +51,10 @@ WORKER_LAYERS = """
     progress injecting
     keras_progress
     task
+    nursery
+    preloading
     started_task outbox meeting inspection
-    connection dialling task_watch stacks
+    connection dialling task_watch stacks running_tasks
     node_checks cleaning log_stream replica
     agent
     guardian

@@ -33,8 +33,7 @@ class Task:
     def __init__(self, tree: Tree, *argv: str) -> None:
         with tempfile.NamedTemporaryFile(delete=False) as log:
             self._log = Path(log.name)
-            self._popen = spawn(argv, env=dict(os.environ), cwd="/", output=log.fileno())
-        self.pid = self._popen.pid
+            self.pid = spawn(argv, env=dict(os.environ), cwd="/", output=log.fileno())
         tree.add(self.pid)
 
     def lines(self) -> list[str]:
@@ -51,7 +50,6 @@ class Task:
         return {name: int(pid) for name, _, pid in (line.partition(" ") for line in eventually(standing))}
 
     def close(self) -> None:
-        self._popen.returncode = 0  # the tree has waited for it
         self._log.unlink()
 
 
@@ -296,7 +294,7 @@ def test_a_task_dies_with_the_process_that_started_it() -> None:
     code = """if True:
         import os, time
         from worker_entry.processes import spawn
-        print(spawn(["sleep", "60"], env=dict(os.environ), cwd="/", output=2).pid, flush=True)
+        print(spawn(["sleep", "60"], env=dict(os.environ), cwd="/", output=2), flush=True)
         time.sleep(60)
     """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

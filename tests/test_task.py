@@ -76,10 +76,12 @@ def run(
         check=False,
     )
 
-    def text(data: bytes) -> str:
-        return re.sub(r"0x[0-9a-f]{6,}|\bpid=\d+", "…", data.decode(errors="backslashreplace"))
+    return Ended(done.returncode, readable(done.stdout), readable(done.stderr or b""))
 
-    return Ended(done.returncode, text(done.stdout), text(done.stderr or b""))
+
+def readable(data: bytes) -> str:
+    """What a program has written, without what differs from one process to the next."""
+    return re.sub(r"0x[0-9a-f]{6,}|\bpid=\d+", "…", data.decode(errors="backslashreplace"))
 
 
 def write(folder: Path, source: str | bytes) -> None:

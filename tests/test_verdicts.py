@@ -32,9 +32,11 @@ WAYS = {
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("culprit", ["worker:0", "worker:1"])
-def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, culprit: str, how: str) -> None:
+@pytest.mark.parametrize("start", ["forked", "one by one"])
+def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, start: str, culprit: str, how: str) -> None:
     mark = make_mark()
-    ran = distlaunch("local", "--workers", "3", FAIL, culprit, how, env=mark, timeout=120)
+    flags = [] if start == "forked" else ["--no-preload"]
+    ran = distlaunch("local", "--workers", "3", *flags, FAIL, culprit, how, env=mark, timeout=120)
     reference, words = WAYS[how]
     verdict = ran.report["attempts"][0]["verdict"]
     assert (ran.status, verdict["task"], verdict["reference"]) == (1, culprit, reference), ran.stderr

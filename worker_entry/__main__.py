@@ -1,7 +1,7 @@
-"""`python …/worker_entry (agent | node | attach | clean | task FILE | run …)`: started as a path, or by -m.
+"""`python …/worker_entry (agent | node | attach | clean | nursery | task FILE | run …)`: started as a path, or by -m.
 
 An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
-`clean` ends what is left of runs that have no controller any more.
+A `nursery` imports TensorFlow, and forks tasks from there. `clean` ends what is left of runs whose controller is gone.
 """
 
 import os
@@ -30,10 +30,16 @@ def main() -> None:
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
     from worker_entry import task
 
+    if verb == "nursery":
+        from worker_entry import nursery
     if not (__package__ and getattr(sys.flags, "safe_path", False)):  # -P and `-m`: Python has put nothing there
         del sys.path[0]
     if verb == "task":
         task.main(rest)
+    elif verb == "nursery":
+        order = nursery.serve()
+        if order is not None:
+            task.run(order)
     elif verb == "run":
         task.main_by_hand(rest)
     else:

@@ -14,7 +14,6 @@ import os
 import selectors
 import signal
 import time
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
@@ -23,19 +22,33 @@ from worker_entry.connection import Connection
 from worker_entry.inspection import introduce
 from worker_entry.log_stream import stream_logs
 from worker_entry.meeting import Meeting, Newcomer
-from worker_entry.messages import Broken, Empty, Message, Prepared, Refused, Started
+from worker_entry.messages import Broken, Empty, Message, Prepared, Refused
 from worker_entry.node_checks import NodeChecks
-from worker_entry.oom import OomWatch
-from worker_entry.orders import VERSION, Dial, Goodbye, Hello, Inspect, Offer, Piece, Prepare, ShowStacks, Start, Stop
+from worker_entry.orders import (
+    VERSION,
+    Dial,
+    Goodbye,
+    Hello,
+    Inspect,
+    Offer,
+    Piece,
+    Preload,
+    Prepare,
+    ShowStacks,
+    Start,
+    Stop,
+)
 from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_port
-from worker_entry.programs import find_problems
+from worker_entry.preloading import TENSORFLOW_PACKAGES, Nursery
+from worker_entry.programs import find_problems, may_import
 from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
+from worker_entry.running_tasks import RunningTasks
 from worker_entry.stacks import StackDump
-from worker_entry.started_task import StartedTask, start_problem
+from worker_entry.started_task import TaskStartError
 from worker_entry.task_watch import TaskWatch
-from worker_entry.values import Problem, TaskExit
+from worker_entry.values import Problem
 
 if TYPE_CHECKING:
     from worker_entry.replica import Replica
@@ -47,6 +60,7 @@ IDLE_TICK_S = 0.5
 LOST_GRACE_S = 2.0
 """Between TERM and KILL when the controller is gone."""
 FIRST_LEASE_S = 60.0
+NURSERY_LOG = "nursery.log"
 
 
 class Agent:
@@ -61,17 +75,18 @@ class Agent:
         self._meeting = meeting
         self._hello: Optional[Hello] = None
         self._patience = Patience(FIRST_LEASE_S)
-        self._tree = processes.Tree()
-        self._tasks: dict[str, StartedTask] = {}
+        self._nursery = Nursery(self._selector)
+        self._tree = processes.Tree(self._nursery.pids)
+        self._ports = HeldPorts()
+        self._tasks = RunningTasks(self._send, self._ports)
         self._finished: Optional[processes.Tree] = None
         """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
-        self._log_turns: deque[StartedTask] = deque()
         self._attempt = 0
         self._prepared: set[str] = set()
-        self._ports = HeldPorts()
-        self._oom = OomWatch()
         self._watch = TaskWatch()
         self._stacks = StackDump()
+        self._waiting: Optional[Start] = None
+        """A Start that has to wait until TensorFlow is imported."""
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
         self._closing = self._garbled = self._controller_gone = self._failed = False
@@ -97,6 +112,7 @@ class Agent:
                         key.data()
                 self._step()
         self._checks.close()
+        self._nursery.end()
         if self._replica is not None:
             self._replica.abandon()
         with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started
@@ -111,7 +127,7 @@ class Agent:
     def _tick(self) -> float:
         if self._replica is not None and not self._replica.waits:
             return 0.0
-        busy = self._tree.stopping or self._ports.forming or self._stacks.pending
+        busy = self._tree.stopping or self._ports.forming or self._stacks.pending or self._waiting is not None
         return TICK_S if busy or (self._streaming and self._tasks) else IDLE_TICK_S
 
     @property
@@ -125,13 +141,16 @@ class Agent:
         if self._replica is not None and not self._closing and self._hello is not None:
             self._replica.step()
             self._hello = replace(self._hello, cwd=self._replica.directory or self._hello.cwd)
-        self._patience.look(task.pid for task in self._tasks.values() if task.popen.returncode is None)
+        self._patience.look(self._tasks.pids)
+        if self._waiting is not None and self._hello is not None and self._nursery.settled(now):
+            order, self._waiting = self._waiting, None
+            self._start(order, self._hello)
         for pid, status in self._tree.reap():
-            self._note_exit(pid, status)
-        for seen in (*self._watch.look(self._tasks, self._ports, self._tree, now), *self._stacks.collect(now)):
+            self._tasks.note_exit(pid, status)
+        for seen in (*self._watch.look(self._tasks.by_name, self._ports, self._tree, now), *self._stacks.collect(now)):
             self._send(seen)
         if self._streaming and self._connection.is_open:
-            stream_logs(self._log_turns, self._attempt, self._connection)
+            stream_logs(self._tasks.turns, self._attempt, self._connection)
         if self._tree.stopping and self._tree.sweep() == 0:
             self._finish_attempt()
 
@@ -168,8 +187,7 @@ class Agent:
             return
         if self._replica is not None:
             self._replica.resume()
-        for task in self._tasks.values():
-            task.rewind(attach.offsets.get(task.name, 0) if attach.attempt == self._attempt else 0)
+        self._tasks.rewind(attach, self._attempt)
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
@@ -198,12 +216,13 @@ class Agent:
             self._checks.inspect(message, self._hello)
         elif isinstance(message, Dial):
             self._checks.dial(message)
+        elif isinstance(message, Preload):
+            self._preload(message, self._hello)
         elif isinstance(message, Start):
-            self._start(message, self._hello)
+            self._accept(message)
         elif isinstance(message, ShowStacks):
-            files = {task.name: task.stacks_file for task in self._tasks.values()}
-            running = [task.pid for task in self._tasks.values() if task.popen.returncode is None]
-            self._stacks.begin(files, running, self._tree.living())
+            files = {task.name: task.stacks_file for task in self._tasks.by_name.values()}
+            self._stacks.begin(files, self._tasks.pids, self._tree.living())
         elif isinstance(message, Stop):
             self._stop(message.grace_s)
         elif isinstance(message, Goodbye):
@@ -238,6 +257,7 @@ class Agent:
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
             raise ProtocolError("Prepare with a port that cannot be")
         self._release_ports()
+        self._nursery.revive(hello.cwd, os.path.join(hello.directory, NURSERY_LOG))
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
         self._attempt = order.attempt
@@ -250,50 +270,42 @@ class Agent:
         else:
             self._send(Prepared(order.attempt, dict(self._ports.numbers)))
 
-    def _start(self, order: Start, hello: Hello) -> None:
+    def _preload(self, order: Preload, hello: Hello) -> None:
+        if may_import(order.program, hello.cwd, TENSORFLOW_PACKAGES):
+            self._nursery.begin(order, hello.cwd, os.path.join(hello.directory, NURSERY_LOG))
+
+    def _accept(self, order: Start) -> None:
         names = {start.task for start in order.tasks}
-        if self._tasks or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
+        busy = self._tasks or self._waiting is not None
+        if busy or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
-        files = AttemptFiles(hello.directory, order.attempt)
         self._checks.close()
-        self._tree = processes.Tree()
-        for start in order.tasks:
-            try:
-                task = StartedTask.start(start, files, hello.cwd)
-            except (OSError, ValueError) as error:
-                self._break(start_problem(start, error))
-                return
-            self._tasks[start.task] = task
-            self._ports.forming |= {start.task} & self._ports.numbers.keys()
-            self._log_turns.append(task)
-            self._tree.add(task.pid)
-            self._send(Started(start.task, task.pid, time.time()))
+        self._waiting = order
+
+    def _start(self, order: Start, hello: Hello) -> None:
+        files = AttemptFiles(hello.directory, order.attempt)
+        self._tree = processes.Tree(self._nursery.pids)
+        try:
+            self._tasks.start(order, files, hello.cwd, self._tree, self._nursery)
+        except TaskStartError as error:
+            self._break(error.problem)
 
     def _stop(self, grace_s: float) -> None:
         if self._finished is not None:
             return
+        self._waiting = None
         self._ports.forming.clear()
         self._checks.mute()
         self._tree.stop(grace_s)
 
     # --- what happens by itself ---
 
-    def _note_exit(self, pid: int, status: int) -> None:
-        ended = time.time()
-        for task in self._tasks.values():
-            if task.pid == pid:
-                task.popen.returncode = status  # reaped here: Popen must not wait for it again
-                self._ports.forming.discard(task.name)
-                for told in task.new_status():  # the last word of one that was killed
-                    self._send(told)
-                self._send(task.tell_end(TaskExit.from_wait_status(status), ended, self._oom))
-
     def _finish_attempt(self) -> None:
         heard = self._connection.is_open or not self._closing
-        if self._streaming and heard and any(task.unsent() for task in self._tasks.values()):
+        if self._streaming and heard and any(task.unsent() for task in self._tasks.by_name.values()):
             return  # the rest of the logs goes first
         self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
-        self._finished, self._tree = self._tree, processes.Tree()
+        self._finished, self._tree = self._tree, processes.Tree(self._nursery.pids)
         self._prepared = set()
         self._release_ports()
 
@@ -305,10 +317,7 @@ class Agent:
         """The controller has heard of the end of the last attempt."""
         if self._finished is None:
             return
-        for task in self._tasks.values():
-            task.close()
-        self._tasks = {}
-        self._log_turns.clear()
+        self._tasks.forget()
         self._finished = None
 
     def _ask_to_end(self, *_: object) -> None:

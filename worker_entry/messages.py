@@ -18,6 +18,7 @@ from worker_entry.orders import (
     Inspect,
     Offer,
     Piece,
+    Preload,
     Prepare,
     ShowStacks,
     Start,
@@ -124,6 +125,13 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """Something that the user may want to know, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Listening:
     """The task has opened its port: TensorFlow's server is up."""
 
@@ -211,7 +219,9 @@ class Broken:
     problem: Problem
 
 
-ToAgent = Union[Hello, Attach, Offer, Piece, Prepare, Inspect, Dial, Start, ShowStacks, Stop, Beat, Goodbye, Clean]
+ToAgent = Union[
+    Hello, Attach, Offer, Piece, Preload, Prepare, Inspect, Dial, Start, ShowStacks, Stop, Beat, Goodbye, Clean
+]
 ToController = Union[
     Ready,
     Attached,
@@ -222,6 +232,7 @@ ToController = Union[
     Inspected,
     Dialled,
     Started,
+    Noted,
     Listening,
     Halted,
     Told,

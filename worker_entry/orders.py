@@ -10,7 +10,7 @@ from typing import Optional
 
 from worker_entry.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 3
+VERSION = 4
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when there is no agent any more."""
@@ -84,6 +84,22 @@ class Dial:
     nonce: str
     shared: str = ""
     marks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Import TensorFlow and these `modules` now, so that tasks can be forked from there.
+
+    `env` is laid over the agent's own environment, from which `unset` was removed: what all tasks will have in common.
+    A `program` that does not import TensorFlow, as far as can be seen, needs none of it. `keep`: whether another
+    attempt may follow.
+    """
+
+    program: Program
+    env: dict[str, str]
+    unset: list[str]
+    modules: list[str]
+    keep: bool
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,18 @@ import os
 import signal
 import time
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from worker_entry import kernel
-
-if TYPE_CHECKING:
-    import subprocess
 
 KILL_ROUNDS = 50
 """How often we kill at sight what respawns faster than we can look at all processes."""
 
 
-def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> subprocess.Popen[bytes]:
+def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, stdin: Optional[int] = None) -> int:
     """Starts a process in a session of its own, which dies with this one; stdout and stderr go to `output`.
+
+    Returns its pid; it is for the caller to wait for it.
 
     Raises:
         OSError: it could not be started (not found, not executable, arguments or environment too long).
@@ -31,23 +30,29 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) ->
     import subprocess
 
     parent = os.getpid()
-    return subprocess.Popen(
+    process = subprocess.Popen(
         list(argv),
         env=env,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=output,
         stderr=output,
         start_new_session=True,
         # Safe: this process has one thread, and the C library is loaded already.
         preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL, parent),
     )
+    process.returncode = 0  # Popen must not wait for it
+    return process.pid
 
 
 class Tree:
-    """All processes below this one, and the end of them; it is told the leaders of the tasks' sessions."""
+    """All processes below this one, and the end of them; it is told the leaders of the tasks' sessions.
 
-    def __init__(self) -> None:
+    Children in `spare` are no part of it; one that has ended is taken out of there.
+    """
+
+    def __init__(self, spare: Optional[set[int]] = None) -> None:
+        self._spare = set[int]() if spare is None else spare
         self.killed: set[int] = set()
         self.left_behind: set[int] = set()
         self.halts: list[tuple[int, int]] = []
@@ -73,12 +78,14 @@ class Tree:
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 if pid in self._leaders:
                     self.halts.append((pid, os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0))
+            elif pid in self._spare:
+                self._spare.discard(pid)
             elif pid in self._leaders and pid not in self._reaped:
                 self._reaped.add(pid)
                 dead.append((pid, status))
 
     def living(self) -> list[kernel.Process]:
-        return kernel.descendants(os.getpid(), self._leaders)
+        return kernel.descendants(os.getpid(), self._leaders, spare=self._spare)
 
     @property
     def stopping(self) -> bool:
@@ -104,11 +111,11 @@ class Tree:
         left = self._left()
         if left and time.monotonic() >= self._deadline:
             self._kill(left)
-            self.killed |= _kill_what_respawns(self._untouchable)
+            self.killed |= _kill_what_respawns(self._untouchable | self._spare)
         return len(left)
 
     def _left(self) -> list[kernel.Process]:
-        found = kernel.descendants(os.getpid(), self._leaders, unreaped=True)
+        found = kernel.descendants(os.getpid(), self._leaders, spare=self._spare, unreaped=True)
         return [process for process in found if process.pid not in self._untouchable]
 
     def _kill(self, left: list[kernel.Process]) -> None:

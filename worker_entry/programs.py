@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from dataclasses import replace
 from typing import Optional
 
 from worker_entry.values import Problem, Program, TaskRequest
+
+MODULES_LIMIT = 1000
+SOURCE_LIMIT = 1 << 20
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)", re.MULTILINE | re.ASCII)
 
 
 def find_problems(requests: list[TaskRequest], cwd: str) -> list[Problem]:
@@ -73,6 +78,35 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
     if not os.path.exists(path):
         return Problem("no-program", f"there is no program {path}", "")
     return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")
+
+
+def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
+    """Whether a Python program may import one of these packages: itself, or by modules in its own folder.
+
+    Only what can be read is judged, and only by its words: True where nothing is known.
+    """
+    words = re.compile(rb"\b(?:" + "|".join(packages).encode() + rb")\b")
+    if program.kind == "module":
+        folder, queue = cwd, [os.path.join(*program.target.split("."))]
+        queue += [os.path.join(queue[0], "__main__")]
+    else:
+        path = os.path.realpath(os.path.join(cwd, program.target))
+        folder, queue = os.path.dirname(path), [os.path.basename(path)]
+    seen: set[str] = set()
+    found = False
+    while queue and len(seen) < MODULES_LIMIT:
+        name = queue.pop()
+        seen.add(name)
+        source = b""
+        for file in (name, f"{name}.py", os.path.join(name, "__init__.py")):
+            with contextlib.suppress(OSError), open(os.path.join(folder, file), "rb") as stream:
+                source += stream.read(SOURCE_LIMIT)
+                found = True
+        if words.search(source):
+            return True
+        for module in _IMPORT.findall(source):
+            queue += [path for path in [os.path.join(*module.decode("ascii").split("."))] if path not in seen]
+    return not found or bool(queue)
 
 
 def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:

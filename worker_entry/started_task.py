@@ -9,18 +9,16 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
 from worker_entry import processes
 from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
+from worker_entry.preloading import Nursery, NurseryError
 from worker_entry.programs import find_command
 from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.values import CrashRecord, Problem, TaskExit, TaskOrder, TaskStart, TaskStatus
-
-if TYPE_CHECKING:
-    import subprocess
 
 LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
@@ -33,53 +31,63 @@ FULL = 64 << 10
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
+class TaskStartError(Exception):
+    """A task could not be started: why, and what to do about it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
 class StartedTask:
     """One started task: its process, and its log as far as it has been sent."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: int, files: AttemptFiles) -> None:
+    def __init__(self, name: str, pid: int, log: int, files: AttemptFiles, not_forked: str = "") -> None:
         self.name = name
-        self.popen = popen
-        self.pid = popen.pid
+        self.pid = pid
+        self.running = True
+        self.not_forked = not_forked
+        """Why it was started by itself, if it might have been forked."""
         self._log = log
         self._offset = 0
         self._files = files
         self._told = b""
 
     @classmethod
-    def start(cls, start: TaskStart, files: AttemptFiles, cwd: str) -> StartedTask:
+    def start(cls, start: TaskStart, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
-            OSError, ValueError: it could not be started; `start_problem` says why.
+            TaskStartError: it could not be started.
         """
-        env = _environment(start)
-        program = start.program
-        make_private_directory(files.directory)
-        if program.kind == "command":
-            argv = [find_command(program.target, env, cwd) or program.target, *program.args]
-        else:
-            order = TaskOrder(
-                program,
-                crash_file=files.crash(start.task),
-                finished_file=files.finished(start.task),
-                status_file=files.status(start.task),
-                stacks_file=files.stacks(start.task),
-                mend_keras=start.mend_keras,
-                heartbeat_s=start.heartbeat_s,
-                progress=start.progress,
-                injections=start.injections,
-            )
-            order_file = files.order(start.task)
-            with os.fdopen(os.open(order_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-                json.dump(asdict(order), stream)
-            argv = [sys.executable, os.path.dirname(os.path.abspath(__file__)), "task", order_file]
-        # Handed to the process directly: a slow reader never blocks training, and both streams keep their order.
-        output = os.open(files.log(start.task), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            popen = processes.spawn(argv, env=env, cwd=cwd, output=output)
+            return cls._start(start, files, cwd, nursery)
+        except (OSError, ValueError) as error:
+            raise TaskStartError(_find_problem(start, error)) from error
+
+    @classmethod
+    def _start(cls, start: TaskStart, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
+        env = _environment(start)
+        make_private_directory(files.directory)
+        # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
+        log = files.log(start.task)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        not_forked = ""
+        try:
+            if start.program.kind == "command":
+                program = start.program
+                argv = [find_command(program.target, env, cwd) or program.target, *program.args]
+                pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
+            else:
+                order = _make_order(start, files)
+                try:
+                    pid = nursery.fork(order, env, cwd, os.path.abspath(log))
+                except NurseryError as error:
+                    not_forked = str(error)
+                    pid = _start_runner(order, files.order(start.task), env, cwd, output)
         finally:
             os.close(output)
-        return cls(start.task, popen, os.open(files.log(start.task), os.O_RDONLY), files)
+        return cls(start.task, pid, os.open(log, os.O_RDONLY), files, not_forked)
 
     def read_log(self) -> tuple[int, bytes]:
         """The next piece of the log with its offset; empty when all of it has been read."""
@@ -138,8 +146,28 @@ class StartedTask:
         os.close(self._log)
 
 
-def start_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:
-    """What `StartedTask.start` failed on, and what to do about it."""
+def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
+    return TaskOrder(
+        start.program,
+        crash_file=files.crash(start.task),
+        finished_file=files.finished(start.task),
+        status_file=files.status(start.task),
+        stacks_file=files.stacks(start.task),
+        mend_keras=start.mend_keras,
+        heartbeat_s=start.heartbeat_s,
+        progress=start.progress,
+        injections=start.injections,
+    )
+
+
+def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int) -> int:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump(asdict(order), stream)
+    here = os.path.dirname(os.path.abspath(__file__))
+    return processes.spawn([sys.executable, here, "task", file], env=env, cwd=cwd, output=output)
+
+
+def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:
     if isinstance(error, ValueError):
         return Problem("start-failed", f"its arguments or environment cannot be passed on: {error}", "", start.task)
     if error.errno == errno.E2BIG:

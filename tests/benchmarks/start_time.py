@@ -1,18 +1,22 @@
-"""From the command to the first training step of the last worker, against plain `TF_CONFIG=… python train.py &`."""
+"""From the command to the first all-reduce of the last worker, and what each worker needs of memory; against shells."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.pairs import print_pair
 
 PROGRAM = """
 import os, sys, time
@@ -32,28 +36,83 @@ def step():
     return strategy.run(one)
 
 step()
+first = time.time()
+for _ in range(10):
+    step()
+with open("/proc/self/smaps_rollup") as file:
+    private = sum(int(line.split()[1]) for line in file if line.startswith("Private"))
+step()  # nobody leaves before all have looked
 with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
-    file.write(str(time.time()))
+    file.write(f"{first} {private / 1024}")
+"""
+
+TORCH = """
+import os, sys, time
+import torch.distributed as dist, torch
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+with open(os.path.join(sys.argv[1], str(os.getpid())), "w") as file:
+    file.write(f"{time.time()} 0")
+dist.destroy_process_group()
 """
 
 
+@dataclass(frozen=True)
+class Start:
+    """Seconds until all workers had done their first all-reduce, and MiB that a worker has of its own, on average."""
+
+    seconds: float
+    private: float
+
+
 def measure(runs: int) -> None:
-    print("start to first step; rival: N plain `TF_CONFIG=… python train.py &` (goal: difference at most 1 s)")
-    for workers in (1, 2, 4):
-        ours, rival = time_pairs(lambda n=workers: _ours(n), lambda n=workers: _plain(n), runs)  # type: ignore[misc]
-        print_pair(f"{workers} workers", ours, rival)
+    print("start to the first all-reduce of the last worker; rival: N plain `TF_CONFIG=… python train.py &`")
+    alone = 0.0
+    for workers in (1, 2, 4, 8):
+        ours, rival = [], []
+        for _ in range(runs):
+            ours.append(_ours(workers))
+            rival.append(_plain(workers))
+        print_pair(f"{workers} worker{'s'[: workers > 1]}", _seconds(ours), _seconds(rival))
+        alone = alone or statistics.median(_seconds(ours))
+        print(f"    {statistics.median(_seconds(ours)) / alone:.2f} × our single worker", flush=True)
+        private = [[start.private for start in side] for side in (ours, rival)]
+        print_pair("    private memory", private[0], private[1], "MiB")
+    _measure_torch(runs)
 
 
-def _ours(workers: int) -> float:
+def _measure_torch(runs: int) -> None:
+    if importlib.util.find_spec("torch") is None:
+        print("  torchrun: torch is not installed")
+        return
+    for workers in (2, 4, 8):
+        seconds = [_torchrun(workers).seconds for _ in range(runs)]
+        print(f"  torchrun, gloo, {workers:>2} workers  {statistics.median(seconds):.2f} s", flush=True)
+
+
+def _torchrun(workers: int) -> Start:
+    with tempfile.TemporaryDirectory() as folder:
+        program, steps = _write(Path(folder), TORCH)
+        started = time.time()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+        subprocess.run([*command, str(program), str(steps)], check=True, capture_output=True)
+        return _last_step(steps, workers, started)
+
+
+def _seconds(starts: Sequence[Start]) -> list[float]:
+    return [start.seconds for start in starts]
+
+
+def _ours(workers: int) -> Start:
     with tempfile.TemporaryDirectory() as folder:
         program, steps = _write(Path(folder))
         started = time.time()
         command = [sys.executable, "-m", "launcher", "local", "-n", str(workers), "--run-dir", f"{folder}/run"]
         subprocess.run([*command, str(program), str(steps)], check=True, capture_output=True)
-        return _last_step(steps, workers) - started
+        return _last_step(steps, workers, started)
 
 
-def _plain(workers: int) -> float:
+def _plain(workers: int) -> Start:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         program, steps = _write(Path(folder))
         addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
@@ -66,20 +125,20 @@ def _plain(workers: int) -> float:
             argv = [sys.executable, str(program), str(steps)]
             processes.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log))
         assert [process.wait() for process in processes] == [0] * workers
-        return _last_step(steps, workers) - started
+        return _last_step(steps, workers, started)
 
 
-def _write(folder: Path) -> tuple[Path, Path]:
+def _write(folder: Path, source: str = PROGRAM) -> tuple[Path, Path]:
     program, steps = folder / "train.py", folder / "steps"
-    program.write_text(PROGRAM)
+    program.write_text(source)
     steps.mkdir()
     return program, steps
 
 
-def _last_step(steps: Path, workers: int) -> float:
-    times = [float(path.read_text()) for path in steps.iterdir()]
-    assert len(times) == workers
-    return max(times)
+def _last_step(steps: Path, workers: int, started: float) -> Start:
+    told = [[float(word) for word in path.read_text().split()] for path in steps.iterdir()]
+    assert len(told) == workers
+    return Start(max(first for first, _ in told) - started, statistics.mean(private for _, private in told))
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,0 +1,32 @@
+"""Plays an agent with a nursery: forks a task for each order on stdin, and says how it ended: PRELOAD (as JSON) LOG."""
+
+import json
+import os
+import selectors
+import sys
+import time
+
+from worker_entry import kernel
+from worker_entry.orders import Preload
+from worker_entry.preloading import Nursery, NurseryError
+from worker_entry.values import Program, TaskOrder
+
+kernel.become_subreaper()
+selector = selectors.DefaultSelector()
+nursery = Nursery(selector)
+preload = json.loads(sys.argv[1])
+program = Program("script", "program.py")
+nursery.begin(Preload(program, preload["env"], [], preload["modules"], keep=True), os.getcwd(), sys.argv[2])
+while not nursery.settled(time.monotonic()):
+    for key, _ in selector.select(0.1):
+        key.data()
+print(json.dumps({"problem": nursery.problem, "pids": sorted(nursery.pids)}), flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    task = TaskOrder(Program(**order["program"]), mend_keras=False)
+    try:
+        pid = nursery.fork(task, {**os.environ, **preload["env"], **order["env"]}, order["cwd"], order["log"])
+        said: dict[str, object] = {"status": os.waitpid(pid, 0)[1]}
+    except NurseryError as error:
+        said = {"problem": str(error)}
+    print(json.dumps(said), flush=True)

@@ -1,0 +1,283 @@
+"""Forked tasks are like those that were started by themselves, but for being early; and when they cannot be, are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.apart import linux
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
+from tests.witness import make_mark, marked, wait_until
+from worker_entry.programs import may_import
+from worker_entry.values import Program, TaskExit
+
+pytestmark = linux
+KERAS = str(PROGRAMS / "train_keras.py")
+
+
+class Forker:
+    """A nursery with a TensorFlow of the test's own, and the one who asks it for tasks."""
+
+    def __init__(self, folder: Path, tensorflow: str = "", modules: tuple[str, ...] = ()) -> None:
+        self._folder = folder
+        folder.mkdir()
+        (folder / "tensorflow.py").write_text(tensorflow)
+        self.env = {"PYTHONPATH": str(folder)}
+        arguments = [json.dumps({"env": self.env, "modules": modules}), str(folder / "nursery.log")]
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "fork_tasks.py"), *arguments],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        said = self._hear()
+        self.problem: str = said["problem"]
+        self.nursery = psutil.Process(said["pids"][0]) if said["pids"] else None
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        heard: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return heard
+
+    def ask(self, cwd: Path, arguments: list[str], **env: str) -> tuple[dict[str, Any], str]:
+        """How a program ended, as the forker says, and what it has written."""
+        is_module = arguments[0] == "-m"
+        target, *rest = arguments[is_module:]
+        log = self._folder / "task.log"
+        log.write_bytes(b"")
+        program = {"kind": "module" if is_module else "script", "target": target, "args": rest}
+        assert self._process.stdin is not None
+        print(json.dumps({"program": program, "env": env, "cwd": str(cwd), "log": str(log)}), file=self._process.stdin)
+        self._process.stdin.flush()
+        return self._hear(), readable(log.read_bytes())
+
+    def run(self, cwd: Path, arguments: list[str], **env: str) -> Ended:
+        said, text = self.ask(cwd, arguments, **env)
+        how = TaskExit.from_wait_status(said["status"])
+        return Ended(how.code if how.code is not None else -(how.signal or 0), text, "")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    forker = Forker(tmp_path_factory.mktemp("forker") / "early")
+    yield forker
+    forker.close()
+
+
+class TestLikePlainPython:
+    @pytest.mark.parametrize("name", PROGRAMS_TO_COMPARE)
+    def test_a_script_says_and_ends_alike(self, forker: Forker, tmp_path: Path, name: str) -> None:
+        write(tmp_path, PROGRAMS_TO_COMPARE[name])
+        plain = run(tmp_path, ["program.py"], together=True, env=forker.env)
+        assert forker.run(tmp_path, ["program.py"]) == plain
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_program_knows_of_itself_the_same(self, forker: Forker, tmp_path: Path, way: str) -> None:
+        write(tmp_path, IDENTITY)
+        arguments = [word.replace("{here}", str(tmp_path)) for word in WAYS[way]] + ["a", "b c", "-m", "--help", "é"]
+        assert forker.run(tmp_path, arguments) == run(tmp_path, arguments, together=True, env=forker.env)
+
+    def test_a_process_has_what_is_its_own(self, forker: Forker, tmp_path: Path) -> None:
+        source = """
+            import os, signal, threading, gc
+            print(os.getpid() == os.getsid(0) == os.getpgrp())
+            print(sorted(int(n) for n in os.listdir("/proc/self/fd"))[:4], os.readlink("/proc/self/fd/0"))
+            print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            print([signal.getsignal(n) for n in range(1, 32)])
+            print([t.name for t in threading.enumerate()], os.environ["DISTLAUNCH_WHO"], os.getcwd())
+            print(os.popen("echo $DISTLAUNCH_WHO").read())
+        """
+        write(tmp_path, source)
+        plain = run(tmp_path, ["program.py"], together=True, env={**forker.env, "DISTLAUNCH_WHO": "me"})
+        ours = forker.run(tmp_path, ["program.py"], DISTLAUNCH_WHO="me") if not forker.problem else None
+        assert ours is not None
+        assert ours.stdout.splitlines()[1:] == plain.stdout.splitlines()[1:]
+        assert ours.stdout.splitlines()[0] == "True"
+
+    def test_random_numbers_are_not_those_of_the_one_before(self, forker: Forker, tmp_path: Path) -> None:
+        write(tmp_path, "import random, uuid; print(random.random(), uuid.uuid4())")
+        assert len({forker.run(tmp_path, ["program.py"]).stdout for _ in range(5)}) == 5
+
+    def test_two_hundred_in_a_row_leave_nothing_behind(self, forker: Forker, tmp_path: Path) -> None:
+        write(tmp_path, "print('done')")
+        assert forker.nursery is not None
+        for _ in range(20):
+            forker.run(tmp_path, ["program.py"])
+        descriptors, memory = forker.nursery.num_fds(), forker.nursery.memory_info().rss
+        for _ in range(200):
+            assert forker.run(tmp_path, ["program.py"]) == Ended(0, "done\n", "")
+        assert forker.nursery.num_fds() == descriptors
+        assert forker.nursery.memory_info().rss < memory + (1 << 20)
+        assert forker.nursery.children(recursive=True) == []
+        others = psutil.Process(forker.nursery.ppid()).children()
+        assert [each for each in others if each.status() != psutil.STATUS_ZOMBIE] == [forker.nursery]
+
+
+class TestWhenNotTo:
+    @pytest.mark.parametrize(
+        ("tensorflow", "why"),
+        [
+            ("1 / 0", "ZeroDivisionError: division by zero"),
+            ("import sys; sys.exit(3)", "SystemExit: 3"),
+            ("import os; os._exit(3)", "the process that imported TensorFlow has ended"),
+            ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "threads"),
+        ],
+    )
+    def test_an_import_that_went_wrong_is_told(self, tmp_path: Path, tensorflow: str, why: str) -> None:
+        forker = Forker(tmp_path / "early", tensorflow)
+        assert why in forker.problem
+        (tmp_path / "program.py").write_text("")
+        assert why in forker.ask(tmp_path, ["program.py"])[0]["problem"]
+        forker.close()
+
+    def test_more_modules_are_imported_and_their_absence_is_told(self, tmp_path: Path) -> None:
+        good = Forker(tmp_path / "good", modules=("colorsys",))
+        (tmp_path / "program.py").write_text("import sys; print('colorsys' in sys.modules)")
+        assert good.run(tmp_path, ["program.py"]).stdout == "True\n"
+        good.close()
+        bad = Forker(tmp_path / "bad", modules=("no_such_module",))
+        assert bad.problem == "ModuleNotFoundError: No module named 'no_such_module'"
+        bad.close()
+
+    def test_an_environment_that_an_import_may_have_read(self, forker: Forker, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text("")
+        said, _ = forker.ask(tmp_path, ["program.py"], KERAS_BACKEND="jax")
+        assert said["problem"].startswith("KERAS_BACKEND of its environment is another one than when")
+        said, _ = forker.ask(tmp_path, ["program.py"], CUDA_VISIBLE_DEVICES="1", TF_CONFIG="{}", DISTLAUNCH_TASK="w")
+        assert said == {"status": 0}
+
+    def test_a_module_beside_the_program_that_hides_one_that_is_imported(self, forker: Forker, tmp_path: Path) -> None:
+        (tmp_path / "program.py").write_text("")
+        (tmp_path / "tensorflow").mkdir()
+        assert forker.ask(tmp_path, ["program.py"])[0] == {"status": 0}  # no module, just a folder
+        (tmp_path / "tensorflow" / "__init__.py").touch()
+        said, _ = forker.ask(tmp_path, ["program.py"])
+        assert said["problem"] == f"{tmp_path}/tensorflow hides a module of that name, which is imported already"
+
+    @pytest.mark.parametrize(
+        ("files", "may"),
+        [
+            ({"program.py": "import tensorflow as tf"}, True),
+            ({"program.py": "print(1)"}, False),
+            ({"program.py": "import model", "model.py": "from keras import layers"}, True),
+            ({"program.py": "import model", "model.py": "import json"}, False),
+            ({"program.py": "import a.b", "a/__init__.py": "", "a/b.py": "import tf_keras"}, True),
+            ({"other.py": ""}, True),  # it may come yet
+        ],
+    )
+    def test_a_program_that_does_not_import_it(self, tmp_path: Path, files: dict[str, str], may: bool) -> None:
+        for name, source in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(source)
+        packages = ("tensorflow", "keras", "tf_keras")
+        assert may_import(Program("script", "program.py"), str(tmp_path), packages) is may
+        assert may_import(Program("module", "program"), str(tmp_path), packages) is may
+
+
+@pytest.mark.tensorflow
+class TestRealClusters:
+    def test_the_same_seeds_give_the_same_numbers(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        program = tmp_path / "seeded.py"
+        program.write_text(
+            "import keras, sys, worker_entry.demo.train as demo\n"
+            "keras.utils.set_random_seed(7)\nsys.argv[1:] = ['--epochs', '3']\ndemo.main()\n"
+        )
+        said = []
+        for number, option in enumerate(([], ["--no-preload"])):
+            directory = tmp_path / str(number)
+            ran = distlaunch("local", "-n", "2", *option, "--run-dir", str(directory), str(program))
+            assert ran.status == 0, ran.stderr
+            assert (directory / "nursery.log").exists() is not bool(option)
+            log = (directory / "attempt-1" / "worker-0.log").read_text()
+            said.append(re.findall(r"(?:accuracy|loss): [\d.]+|validation accuracy [\d.]+", log))
+        assert len(said[0]) > 6
+        assert said[0] == said[1]
+
+    def test_workers_do_not_share_random_numbers_and_know_of_no_one_else(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "draw.py").write_text(
+            "import sys; early = 'tensorflow' in sys.modules\n"
+            "import random, threading, numpy as np, tensorflow as tf, keras\n"
+            "numbers = [random.random(), np.random.rand(), tf.random.uniform([]), keras.random.uniform([])]\n"
+            "print('drawn', early, threading.active_count(), *map(float, numbers))\n"
+        )
+        ran = distlaunch("local", "-n", "2", "draw.py", "--start-timeout", "60")
+        assert ran.status == 0, ran.stderr
+        logs = [ran.log(f"worker-{number}").decode() for number in range(2)]
+        drawn = [re.findall(r"^drawn True 1 (.*) (.*) (.*) (.*)$", log, re.MULTILINE)[0] for log in logs]
+        assert all(one != other for one, other in zip(*drawn, strict=True))
+
+    def test_a_node_with_64_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "trivial.py").write_text("import tensorflow\nprint(tensorflow.__version__)\n")
+        mark = make_mark()
+        ran = distlaunch("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
+        assert ran.status == 0, ran.stderr
+        assert ran.stderr.count("exit status 0") == 64
+        assert marked(mark) == []
+
+    def test_a_nursery_serves_all_attempts_and_comes_back_if_it_dies(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        mark = make_mark()
+        faults = ("--chaos", "kill:worker:1@step=30", "--chaos", "kill:worker:0@step=50")
+        ran = distlaunch("local", "-n", "2", *faults, KERAS, "nobody", "resume", "5", env=mark)
+        assert ran.status == 0, ran.stderr
+        assert len(ran.report["attempts"]) == 3
+        assert "one by one" not in ran.stderr
+        assert marked(mark) == []
+        starts = (ran.directory / "nursery.log").read_text().count("oneDNN custom operations")
+        assert starts in (0, 1, 2)  # lines of one import, not of three
+
+    def test_one_that_is_killed_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
+        mark = make_mark()
+        command = distlaunch_command(
+            "local", "-n", "2", "--run-dir", "run", "--max-restarts", "1", KERAS, "nobody", "x"
+        )
+        with (tmp_path / "stderr").open("wb") as stderr:
+            process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **mark}, stderr=stderr)
+        with process:
+            try:
+                status = tmp_path / "run" / "attempt-1" / "worker-1.status.json"
+                wait_until(lambda: status.exists() and '"first_step": 1' in status.read_text(), "it trains", 60)
+                below = psutil.Process(process.pid).children(recursive=True)
+                [nursery] = [
+                    each for each in below if each.cmdline()[-1:] == ["nursery"] and _is_session_of(each, below)
+                ]
+                nursery.kill()
+                worker = json.loads((tmp_path / "run" / "plan.json").read_text())["tasks"][1]["task"]
+                assert worker == "worker:1"
+                time.sleep(1)
+                tasks = [each for each in below if each.is_running() and each.cmdline()[-1:] == ["nursery"]]
+                tasks[-1].send_signal(signal.SIGKILL)
+                second = tmp_path / "run" / "attempt-2" / "worker-1.status.json"
+                wait_until(lambda: second.exists() and '"first_step": 1' in second.read_text(), "it trains again", 60)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 130
+            finally:
+                process.kill()
+        assert "one by one" not in (tmp_path / "stderr").read_text()
+        assert marked(mark) == []
+
+
+def _is_session_of(process: psutil.Process, others: list[psutil.Process]) -> bool:
+    """Whether it is the nursery, which is older than the tasks that it has forked."""
+    return process.pid == min(each.pid for each in others if each.cmdline()[-1:] == ["nursery"])
