@@ -191,7 +191,7 @@ def _refused(gang: Gang) -> frozenset[str]:
 
 def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     trainer_ended = isinstance(event, TaskExited) and event.task.trains
-    trainers = {task for task in gang.rules.tasks if task.trains}
+    trainers = gang.rules.trainers
     ended = trainers & gang.exits.keys()
     failed = any(gang.exits[task].failed for task in ended)
     if isinstance(event, TaskExited) and trainer_ended and event.failed:

@@ -253,8 +253,7 @@ class GangLoop:
                 self.plan = self._replan(self._links.facts(), ports, self.dialled)
                 self._write_plan()
                 for node in gang.rules.nodes:
-                    starts = [self._start(task) for task in self._tasks_of(node)]
-                    self._links.send(node, Start(self._attempt, starts))
+                    self._links.send(node, self._make_start([*self._tasks_of(node)]))
                 for task in self.plan.tasks:
                     self._console.follow(task.task, self._stage.run_dir.log(self._attempt, task.task))
             case AskStacks():
@@ -311,8 +310,15 @@ class GangLoop:
     def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
         return (task for task in self.plan.tasks if task.node == node)
 
-    def _start(self, task: TaskPlan) -> TaskStart:
+    def _make_start(self, tasks: Sequence[TaskPlan]) -> Start:
+        cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
+        return Start(self._attempt, [self._make_task_start(task, cluster) for task in tasks], cluster)
+
+    def _make_task_start(self, task: TaskPlan, cluster: Mapping[str, Sequence[str]]) -> TaskStart:
         env = {**task.env, "DISTLAUNCH_RUN_ID": self._stage.run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
+        joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees another one
+        if joins:
+            del env["TF_CONFIG"]
         return TaskStart(
             str(task.task),
             task.program,
@@ -322,6 +328,7 @@ class GangLoop:
             self._stage.timeouts.lease_s,
             task.progress,
             injections_of(task.task, self._faults),
+            joins,
         )
 
     def _rules(self) -> Rules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from launcher.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
 from launcher.tasks import TaskId
@@ -57,9 +58,13 @@ class Rules:
     only_checks: bool = False
     """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
 
-    @property
+    @cached_property
     def tasks(self) -> frozenset[TaskId]:
         return frozenset().union(*self.nodes.values())
+
+    @cached_property
+    def trainers(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self.tasks if task.trains)
 
 
 @dataclass(frozen=True)

@@ -91,4 +91,4 @@ def usual_step_s(gang: Gang) -> float | None:
 
 def _tells_steps(gang: Gang) -> bool:
     """Whether all that train are in the middle of it, and tell of each step."""
-    return all(task in gang.told and gang.told[task].stepping for task in gang.rules.tasks if task.trains)
+    return all(task in gang.told and gang.told[task].stepping for task in gang.rules.trainers)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
@@ -13,12 +12,11 @@ TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
 """The types whose tasks train: they make up the world size, and their exits decide the run's outcome."""
 
 
-@dataclass(frozen=True, order=True)
-class TaskId:
+class TaskId(NamedTuple):
     """One process of the cluster; unique in a run."""
 
     type: TaskType
-    index: int
+    index: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs here
 
     @property
     def trains(self) -> bool:

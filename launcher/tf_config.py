@@ -33,14 +33,16 @@ def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | 
     """
     if len(addresses) == 1:
         return dict.fromkeys(addresses)
-    configs: dict[TaskId, TfConfig | None] = {}
-    for task in addresses:
-        seen = [other for other in addresses if other.type != "evaluator" or task.type == "evaluator"]
-        configs[task] = {
-            "cluster": _cluster(seen, addresses),
+    # Made once: a thousand tasks that know of each other are a million addresses.
+    everyone = _cluster([*addresses], addresses)
+    others = _cluster([task for task in addresses if task.type != "evaluator"], addresses)
+    return {
+        task: {
+            "cluster": everyone if task.type == "evaluator" else others,
             "task": {"type": task.type, "index": task.index},
         }
-    return configs
+        for task in addresses
+    }
 
 
 def format_address(host: str, port: int) -> str:

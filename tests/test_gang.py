@@ -216,7 +216,7 @@ class TestFailure:
 
         gang, actions = play(rules, *running(rules), exited(W1, 3))
 
-        assert actions[2:] == [StopNodes(2.0)]
+        assert actions[2:] == [StopNodes(1.0)]
         assert (gang.reason, gang.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
 
     def test_ends_when_every_node_is_empty(self) -> None:

@@ -104,10 +104,11 @@ class Preload:
 
 @dataclass(frozen=True)
 class Start:
-    """Start these tasks, all of them prepared before."""
+    """Start these tasks, all of them prepared before; `cluster` is that of TF_CONFIG, addresses by type of task."""
 
     attempt: int
     tasks: list[TaskStart]
+    cluster: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

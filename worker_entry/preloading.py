@@ -152,7 +152,8 @@ class Nursery:
         except OSError:
             data = b""
         if not data:
-            self._fail("the process that imported TensorFlow has ended")
+            # One that has been of use is started again for the next attempt.
+            self._fail("" if self._ready else "the process that imported TensorFlow has ended")
         elif problem := json.loads(data)["problem"]:
             self._fail(problem)
         else:

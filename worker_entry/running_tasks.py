@@ -45,7 +45,7 @@ class RunningTasks:
         """
         reasons = set()
         for start in order.tasks:
-            task = StartedTask.start(start, files, cwd, nursery)
+            task = StartedTask.start(start, order.cluster, files, cwd, nursery)
             self.by_name[start.task] = task
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.turns.append(task)

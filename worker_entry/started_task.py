@@ -28,6 +28,9 @@ STATUS_LIMIT = 64 << 10
 FULL = 64 << 10
 """Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
 
+Cluster = dict[str, list[str]]
+"""The addresses of TF_CONFIG by types of tasks."""
+
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -54,20 +57,21 @@ class StartedTask:
         self._told = b""
 
     @classmethod
-    def start(cls, start: TaskStart, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
+    def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
             TaskStartError: it could not be started.
         """
         try:
-            return cls._start(start, files, cwd, nursery)
+            return cls._start(start, _environment(start, cluster), files, cwd, nursery)
         except (OSError, ValueError) as error:
             raise TaskStartError(_find_problem(start, error)) from error
 
     @classmethod
-    def _start(cls, start: TaskStart, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
-        env = _environment(start)
+    def _start(
+        cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, nursery: Nursery
+    ) -> StartedTask:
         make_private_directory(files.directory)
         # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
         log = files.log(start.task)
@@ -187,12 +191,16 @@ def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Proble
     return Problem("start-failed", message, cure, start.task)
 
 
-def _environment(start: TaskStart) -> dict[str, str]:
+def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in start.unset}
     env.update(start.env)
+    if start.joins:
+        task_type, _, index = start.task.partition(":")
+        config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}
+        env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
     # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
-    if "TF_CONFIG" in start.env and any(env.get(name) for name in _PROXIES):
-        cluster = json.loads(start.env["TF_CONFIG"])["cluster"]
+    if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in _PROXIES):
+        cluster = json.loads(env["TF_CONFIG"])["cluster"]
         hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
         known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
         env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])

@@ -137,6 +137,8 @@ class TaskRequest:
 class TaskStart:
     """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed.
 
+    `joins`: whether TF_CONFIG is made here, of the cluster that all tasks of a Start have in common: a thousand tasks
+    that know of each other are a million addresses.
     `heartbeat_s`: how long TensorFlow's workers wait for a sign of each other, 0 for as long as TensorFlow has it.
     `progress`: whether it is to tell how far its training has come. `injections`: faults to be done to it.
     """
@@ -149,6 +151,7 @@ class TaskStart:
     heartbeat_s: float = 0.0
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
+    joins: bool = False
 
 
 @dataclass(frozen=True)
