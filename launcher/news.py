@@ -78,9 +78,11 @@ class Reminder:
         if now < self._due:
             return None
         if gang.phase is Phase.FORMING and gang.missing and gang.started:
+            forming_s = time - min(event.time for event in gang.started.values())
+            if forming_s < REMIND_S:
+                return None
             self._due = now + FORMING_REMIND_S
-            since = min(event.time for event in gang.started.values())
-            return f"Forming, {time - since:.0f} s: {render_waiting(gang, time)}" if time - since >= REMIND_S else None
+            return f"Forming, {forming_s:.0f} s: {render_waiting(gang, time)}"
         if gang.phase not in BEFORE_START:
             return None
         self._due = now + REMIND_S

@@ -281,6 +281,20 @@ def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
     assert float(accuracies[0]) >= 0.95
 
 
+@pytest.mark.tensorflow
+def test_each_node_imports_tensorflow_once_and_forks(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
+    program = tmp_path / "early.py"
+    program.write_text("import os, sys; print('early', 'tensorflow' in sys.modules, os.getppid())\nimport tensorflow\n")
+    spec = hosts.write_spec(f"program: {{script: {program}}}\n")
+    ran = distlaunch("up", spec, env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    assert "one by one" not in ran.stderr
+    assert ran.stdout.count("early True") == 2
+    alone = distlaunch("up", "--no-preload", "--run-dir", str(tmp_path / "alone"), spec, env=hosts.env)
+    assert alone.status == 0, alone.stderr
+    assert alone.stdout.count("early False") == 2
+
+
 def start(hosts: Hosts, spec: str, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
     """Starts `distlaunch up` and returns at once."""
     return subprocess.Popen(
