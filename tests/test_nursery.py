@@ -149,12 +149,18 @@ class TestWhenNotTo:
         forker.close()
 
     def test_more_modules_are_imported_and_their_absence_is_told(self, tmp_path: Path) -> None:
-        good = Forker(tmp_path / "good", modules=("colorsys",))
-        (tmp_path / "program.py").write_text("import sys; print('colorsys' in sys.modules)")
-        assert good.run(tmp_path, ["program.py"]).stdout == "True\n"
+        good = Forker(tmp_path / "good", modules=("colorsys", "beside"))
+        (tmp_path / "beside.py").write_text("print('imported once')\n")
+        (tmp_path / "program.py").write_text(
+            "import sys; print(*({'colorsys', 'beside'} - {*sys.modules}), sys.path[1])"
+        )
+        for _ in range(2):  # what the import says is in the log of the nursery
+            assert good.run(tmp_path, ["program.py"]).stdout == f" {tmp_path}/good\n".lstrip()
+        assert (tmp_path / "good" / "nursery.log").read_text().count("imported once") == 1
         good.close()
         bad = Forker(tmp_path / "bad", modules=("no_such_module",))
-        assert bad.problem == "ModuleNotFoundError: No module named 'no_such_module'"
+        said, _ = bad.ask(tmp_path, ["program.py"])
+        assert said["problem"] == "ModuleNotFoundError: No module named 'no_such_module'"
         bad.close()
 
     def test_an_environment_that_an_import_may_have_read(self, forker: Forker, tmp_path: Path) -> None:

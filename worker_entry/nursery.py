@@ -44,16 +44,20 @@ def serve() -> Optional[TaskOrder]:
     if first is None:
         return None
     gc.disable()  # an import makes many objects and little garbage: it takes a fifth less without a collector
-    problem = _import(first[0]["modules"])
+    problem = _import([TENSORFLOW])
     gc.freeze()  # what a collector never looks at stays shared with the tasks
     gc.enable()
     _answer(control, problem=problem)
+    modules: Optional[list[str]] = first[0]["modules"]
     while True:
         message = _receive(control)
         if message is None:
             return None
         request, [gate] = message
-        problem = _find_problem(request)
+        if modules is not None:  # which may be the program's own, whose folder may not have been there before
+            problem, modules = _import(modules, _folder_of(request)), None
+            gc.freeze()
+        problem = problem or _find_problem(request)
         if problem:
             _answer(gate, problem=problem)
         elif _fork_away(agent):
@@ -66,17 +70,23 @@ def serve() -> Optional[TaskOrder]:
         gate.close()
 
 
-def _import(modules: Sequence[str]) -> str:
-    """Imports TensorFlow, and these; returns why nothing may be forked from here, if something speaks against it."""
+def _import(modules: Sequence[str], folder: Optional[str] = None) -> str:
+    """Imports them, first of all from that folder; returns why nothing may be forked from here, if something is."""
+    before = sys.path[:]
     try:
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy")  # whose library for matrices has threads, and forks well
-        before = _count_threads()
-        for module in (TENSORFLOW, *modules):
+        threads = _count_threads()
+        sys.path[:0] = [] if folder is None else [folder]
+        for module in modules:
             importlib.import_module(module)
     except BaseException as error:  # noqa: BLE001 - the import runs anything, and the tasks will tell of it themselves
         return f"{type(error).__name__}: {error}"[:200]
-    if threading.active_count() > 1 or _count_threads() > before + IMPORT_THREADS:
+    finally:
+        sys.path[:] = before
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else each task would say it again
+    if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
         return "an import has started threads, which a fork would lose"
     if any(name.startswith("/dev/nvidia") for name in _open_files()):
         return "an import has initialised CUDA, which does not survive a fork"
@@ -85,9 +95,7 @@ def _import(modules: Sequence[str]) -> str:
 
 def _find_problem(request: dict[str, Any]) -> str:
     """Why a plain start would find another module than what is imported here."""
-    program = request["order"]["program"]
-    path = os.path.join(request["cwd"], program["target"])
-    folder = os.path.dirname(os.path.realpath(path)) if program["kind"] == "script" else request["cwd"]
+    folder = _folder_of(request)
     ours = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
@@ -96,6 +104,13 @@ def _find_problem(request: dict[str, Any]) -> str:
             if name in ours and is_module and not _is_at(sys.modules.get(name), entry.path):
                 return f"{entry.path} hides a module of that name, which is imported already"
     return ""
+
+
+def _folder_of(request: dict[str, Any]) -> str:
+    """Where the program looks for its modules first."""
+    program = request["order"]["program"]
+    path = os.path.join(request["cwd"], program["target"])
+    return os.path.dirname(os.path.realpath(path)) if program["kind"] == "script" else str(request["cwd"])
 
 
 def _is_at(module: Any, path: str) -> bool:

@@ -88,7 +88,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import TensorFlow and these `modules` now, so that tasks can be forked from there.
+    """Import TensorFlow now, so that tasks can be forked from there; and these `modules` before the first one is.
 
     `env` is laid over the agent's own environment, from which `unset` was removed: what all tasks will have in common.
     A `program` that does not import TensorFlow, as far as can be seen, needs none of it. `keep`: whether another
