@@ -20,7 +20,6 @@ from launcher.events import (
     CheckNodes,
     Event,
     Interrupted,
-    LeaderWaits,
     NodeLost,
     NodeReady,
     NodeRefused,
@@ -30,12 +29,12 @@ from launcher.events import (
     StartTasks,
     StopNodes,
     SyncNodes,
-    TaskWrote,
     Tick,
     from_message,
 )
 from launcher.gang import decide, new_gang
 from launcher.gang_state import Gang, Phase, Rules
+from launcher.log_watch import LogWatch
 from launcher.news import Reminder, render_news
 from launcher.node_links import NodeLinks
 from launcher.pace import PaceWatch
@@ -45,7 +44,6 @@ from launcher.run_dir import RunDir
 from launcher.spec import LOCAL
 from launcher.spec_parts import TimeoutsSpec
 from launcher.stacks import StackCollector, render_stacks
-from launcher.stragglers import find_leader, parse_stragglers
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
@@ -55,10 +53,6 @@ from worker_entry.values import Problem, TaskStart
 
 IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
-LOOK_S = 0.2
-"""How often logs are looked at."""
-SILENCE_S = 1.0
-"""A leader that says nothing for so long after all ports have opened is one that is told to say little."""
 
 Replan = Callable[[Mapping[str, NodeFacts], Mapping[TaskId, int] | None, Mapping[str, str] | None], LaunchPlan]
 """Makes the plan from what the nodes said of themselves, the ports they hold, and the addresses they can dial."""
@@ -116,8 +110,7 @@ class GangLoop:
         self._unread = False
         self._collector: StackCollector | None = None
         self._shows_stacks = False
-        self._sizes: dict[TaskId, int] = {}
-        self._looked = self._joined = 0.0
+        self._logs = LogWatch(stage.run_dir, attempt)
 
     def run(self) -> Gang:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
@@ -129,7 +122,11 @@ class GangLoop:
         reminder, pace = Reminder(time.monotonic()), PaceWatch()
         while gang.phase is not Phase.FINISHED:
             until_due = IDLE_S if gang.deadline is None else min(gang.deadline - time.monotonic(), IDLE_S)
-            for event in (*self._next_events(until_due), *self._take_stacks(), *self._see_logs(gang)):
+            for event in (
+                *self._next_events(until_due),
+                *self._take_stacks(),
+                *self._logs.look(gang, time.monotonic()),
+            ):
                 earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
                 now = time.monotonic()
@@ -197,28 +194,6 @@ class GangLoop:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
             yield event
-
-    def _see_logs(self, gang: Gang) -> Iterator[Event]:
-        """What the logs tell, where that matters: of a cluster that forms, or of one whose steps nobody tells."""
-        now = time.monotonic()
-        if now < self._looked + LOOK_S or gang.phase not in (Phase.FORMING, Phase.RUNNING):
-            return
-        self._looked = now
-        files = self._stage.run_dir
-        if gang.phase is Phase.FORMING:
-            leader = find_leader(gang.started) if len(gang.rules.forming) > 1 else None
-            unheard = parse_stragglers(files.read_log(self._attempt, leader)) if leader is not None else frozenset()
-            if gang.missing:
-                self._joined = now
-            elif unheard is None and now - self._joined > SILENCE_S:
-                unheard = frozenset()
-            if unheard != gang.unheard:
-                yield LeaderWaits(unheard)
-        for task in gang.rules.tasks if gang.rules.stall_s else ():
-            size = files.log_size(self._attempt, task)
-            if size != self._sizes.get(task, 0):
-                self._sizes[task] = size
-                yield TaskWrote(task)
 
     def _overdue(self) -> Iterator[Event]:
         if self._console.broken and not self._unread:  # `distlaunch … | head`

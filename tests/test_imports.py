@@ -25,7 +25,7 @@ LAUNCHER_LAYERS = """
     gang
     causes
     verdict
-    report news preflight
+    report news preflight log_watch
     check_report
     transports.base transports.payload
     transports.streams

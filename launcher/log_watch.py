@@ -1,0 +1,56 @@
+"""What the logs of running tasks tell where nobody else does: who has found the leader, and that something goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.events import Event, LeaderWaits, TaskWrote
+from launcher.gang_state import Gang, Phase
+from launcher.run_dir import RunDir
+from launcher.stragglers import find_leader, parse_stragglers
+from launcher.tasks import TaskId
+
+LOOK_S = 0.2
+"""How often logs are looked at."""
+SILENCE_S = 1.0
+"""A leader that says nothing for so long after all ports have opened is one that is told to say little."""
+
+
+class LogWatch:
+    """Looks at the logs of one attempt, again and again."""
+
+    def __init__(self, files: RunDir, attempt: int) -> None:
+        self._files = files
+        self._attempt = attempt
+        self._sizes: dict[TaskId, int] = {}
+        self._looked = self._joined = 0.0
+
+    def look(self, gang: Gang, now: float) -> Iterator[Event]:
+        """What is new, of a cluster that forms, or of one whose steps nobody tells; `now`: monotonic seconds."""
+        if now < self._looked + LOOK_S:
+            return
+        if gang.phase is Phase.FORMING:
+            self._looked = now
+            yield from self._see_leader(gang, now)
+        elif gang.phase is Phase.RUNNING and gang.rules.stall_s:
+            self._looked = now
+            yield from self._see_output(gang)
+
+    def _see_leader(self, gang: Gang, now: float) -> Iterator[Event]:
+        unheard: frozenset[TaskId] | None = frozenset()
+        leader = find_leader(gang.started) if len(gang.rules.forming) > 1 else None
+        if leader is not None:
+            unheard = parse_stragglers(self._files.read_log(self._attempt, leader))
+        if gang.missing:
+            self._joined = now
+        elif unheard is None and now - self._joined > SILENCE_S:
+            unheard = frozenset()
+        if unheard != gang.unheard:
+            yield LeaderWaits(unheard)
+
+    def _see_output(self, gang: Gang) -> Iterator[Event]:
+        for task in gang.rules.tasks:
+            size = self._files.log_size(self._attempt, task)
+            if size != self._sizes.get(task, 0):
+                self._sizes[task] = size
+                yield TaskWrote(task)
