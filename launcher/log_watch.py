@@ -41,7 +41,7 @@ class LogWatch:
         leader = find_leader(gang.started) if len(gang.rules.forming) > 1 else None
         if leader is not None:
             unheard = parse_stragglers(self._files.read_log(self._attempt, leader))
-        if gang.missing:
+        if gang.missing or not self._joined:
             self._joined = now
         elif unheard is None and now - self._joined > SILENCE_S:
             unheard = frozenset()

@@ -283,6 +283,8 @@ class Agent:
         self._waiting = order
 
     def _start(self, order: Start, hello: Hello) -> None:
+        if not any(may_import(start.program, hello.cwd, TENSORFLOW_PACKAGES) for start in order.tasks[:1]):
+            self._nursery.dismiss()  # the program was not there yet when it began
         files = AttemptFiles(hello.directory, order.attempt)
         self._tree = processes.Tree(self._nursery.pids)
         try:

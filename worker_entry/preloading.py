@@ -127,8 +127,12 @@ class Nursery:
     def rest(self) -> None:
         """All tasks have been forked: it is kept only for another attempt."""
         if self._order is not None and not self._order.keep:
-            self.end()
-            self._order = None
+            self.dismiss()
+
+    def dismiss(self) -> None:
+        """Nothing will be forked any more."""
+        self.end()
+        self._order = None
 
     def revive(self, cwd: str, log: str) -> None:
         """Starts it anew if it has died since."""
