@@ -104,8 +104,8 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
         "task-failed",
         "succeeded",
     ]
-    assert "Starting again in 1 s: attempt 2 (restart 1 of 2)" in ran.stderr
-    assert "Starting again in 2 s: attempt 3 (restart 2 of 2)" in ran.stderr
+    assert "Starting again: attempt 2 (restart 1 of 2)" in ran.stderr
+    assert "Starting again in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
     assert "    1: worker:1 on local exited with status 7 after" in ran.stderr
     assert "0 processes left on this machine" in ran.stderr
     assert marked(mark) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import fnmatch
 import functools
 import hmac
@@ -101,10 +102,11 @@ def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
     """Adds a host's key to a file, which is made if missing; raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "r+b") as file:
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two hosts at once must not mix
         size = os.fstat(descriptor).st_size
         is_whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-        # One write, so that two hosts at once do not mix.
         line = f"{name} {key.get_name()} {key.get_base64()}\n"
         file.write((line if is_whole else f"\n{line}").encode())
 
