@@ -38,8 +38,10 @@ class LogWatch:
 
     def _see_leader(self, gang: Gang, now: float) -> Iterator[Event]:
         unheard: frozenset[TaskId] | None = frozenset()
-        leader = find_leader(gang.started) if len(gang.rules.forming) > 1 else None
-        if leader is not None:
+        if len(gang.rules.forming) > 1:
+            leader = find_leader(gang.rules.forming)
+            if leader is None or leader not in gang.started:
+                return
             unheard = parse_stragglers(self._files.read_log(self._attempt, leader))
         if gang.missing or not self._joined:
             self._joined = now
