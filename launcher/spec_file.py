@@ -191,7 +191,7 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
     if path == ("checkpoint_directory",):
         return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
-    if path[-1] in ("user", "proxy_jump"):
+    if path[-1] in ("user", "proxy_jump", "hostname"):
         return f"{shown} cannot be the value of `{path[-1]}`; write it as `ssh` takes it"
     return f"{shown} is no host name or address; write it without a scheme, spaces or a path"
 

@@ -32,10 +32,14 @@ class SshSpec(Model):
 
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.$-]*$")] | None = None
     """Whom to log in as."""
+    hostname: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:%-]+$", max_length=255)] | None = None
+    """Where to connect, when `host` is but a name for the node."""
     port: Port | None = None
     """The port of sshd."""
     identity_file: FilledText | None = None
-    """A private key."""
+    """A private key; the agent's others are not tried then."""
+    known_hosts_file: FilledText | None = None
+    """The one file in which the keys of hosts are looked up, in place of those of the ssh configuration."""
     proxy_jump: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$")] | None = None
     """Machines to go through, as `ssh -J` takes them."""
 

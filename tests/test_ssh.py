@@ -121,7 +121,7 @@ def test_unknown_host_keys_are_refused_with_the_line_that_cures_it(distlaunch: D
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
     assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # both nodes are told
-    assert f"ssh-keyscan -p {PORT} 127.0.0.2 >> ~/.ssh/known_hosts" in ran.stderr
+    assert f"ssh-keyscan -p {PORT} 127.0.0.2 >> {hosts.known_hosts}" in ran.stderr
     assert "0 processes left on 2 nodes" in ran.stderr
 
 
@@ -190,6 +190,26 @@ def test_what_the_spec_says_goes_before_the_configuration(distlaunch: Distlaunch
     right = f"ssh: {{user: root, port: {PORT}, identity_file: {hosts.folder}/user_key}}\n"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: ['true']}}\n{right}"), env=hosts.env)
     assert ran.status == 0, ran.stderr
+
+
+def test_a_spec_can_say_all_that_an_ssh_configuration_would(
+    distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts.known_hosts.rename(hosts.folder / "other known hosts")
+    (hosts.folder / "config").write_text("Host *\n  IdentityFile none\n")
+    nodes = "".join(
+        f"  - {{host: node-{index}, python: {sys.executable}, ssh: {{hostname: {address}}}}}\n"
+        for index, address in enumerate(HOSTS.values())
+    )
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"nodes:\n{nodes}program: {{command: [sh, -c, 'echo $TF_CONFIG']}}\nssh: {{user: root, port: {PORT}, "
+        f"identity_file: {hosts.folder}/user_key, known_hosts_file: {hosts.folder}/other known hosts}}\n"
+    )
+    ran = distlaunch("up", str(spec), env=hosts.env)
+    assert ran.status == 0, ran.stderr
+    assert [task["node"] for task in ran.report["attempts"][0]["tasks"]] == ["node-0", "node-1"]
+    assert b"127.0.0.3:" in ran.log()
 
 
 def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:

@@ -10,8 +10,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import paramiko
@@ -49,16 +49,21 @@ class Wishes:
     """What is to be so whatever the configuration says; None leaves it to that."""
 
     user: str | None = None
+    hostname: str | None = None
     port: int | None = None
     identity_file: str | None = None
+    known_hosts_file: str | None = None
     proxy_jump: str | None = None
 
     def options(self) -> list[str]:
         """As options of `ssh`, which go before its configuration."""
         given = {
             "User": self.user,
+            "HostName": self.hostname,
             "Port": self.port,
             "IdentityFile": self.identity_file,
+            # An agent with many keys would use up the attempts that sshd allows, before this one's turn.
+            "IdentitiesOnly": None if self.identity_file is None else "yes",
             "ProxyJump": self.proxy_jump,
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]
@@ -70,7 +75,15 @@ def load_target(host: str, wishes: Wishes | None = None) -> SshTarget:
     Raises:
         LinkError: the configuration cannot be read.
     """
-    options = wishes.options() if wishes is not None else []
+    wishes = wishes or Wishes()
+    target = _load_configured(host, wishes.options())
+    if wishes.known_hosts_file is None:
+        return target
+    # Not by an option: OpenSSH prints several names without saying where one with a space in it ends.
+    return replace(target, known_hosts=(_path(wishes.known_hosts_file, target.hostname, target.user),))
+
+
+def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
     if shutil.which("ssh") is not None:
         return parse_target(host, _ask_openssh(host, options))
     path = Path.home() / ".ssh" / "config"
