@@ -54,7 +54,7 @@ def clean(what: str) -> Iterator[CleanedNode]:
     """
     spec, run_ids = _find(what)
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        yield from pool.map(lambda node: _clean_node(spec, node, run_ids), spec.nodes)
+        yield from pool.map(lambda node: clean_node(spec, node, run_ids), spec.nodes)
 
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
@@ -80,16 +80,18 @@ def _ended_runs(runs: Path) -> Iterator[str]:
             yield run_id
 
 
-def _clean_node(spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str]) -> CleanedNode:
+def clean_node(spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str], meeting: str | None = None) -> CleanedNode:
+    """Cleans one node of the spec of what is left there of these runs, or of the agent of this meeting place."""
     if node.is_local:
-        answer = cleaning.clean(run_ids)
+        # The one agent here is a child of ours, and was seen to its end when its link was closed.
+        answer = cleaning.clean(run_ids) if meeting is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
     from launcher.transports.ssh import open_stream
     from launcher.transports.streams import ask
 
     try:
         stream = open_stream(find_target(spec, node), node.python or "python3", "clean")
-        message = ask(stream, Clean(VERSION, list(run_ids)), ANSWER_S)
+        message = ask(stream, Clean(VERSION, list(run_ids), meeting), ANSWER_S)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))
     if not isinstance(message, Cleaned):

@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.casting import at_first, cast
 from launcher.chaos import Fault
 from launcher.check_report import make_check_report
+from launcher.clean import clean_node
 from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
 from launcher.gang_loop import Cast, Replan, Stage
@@ -98,14 +99,18 @@ def _make_supervisor(
     faults: Sequence[Fault] = (),
 ) -> Supervisor:
     """`preflight` is that of the first start."""
+    first = [preflight]
 
     def recast(lost: Collection[str]) -> Cast | None:
         chosen = cast(spec, lost)
         if chosen is None:
             return None
         nodes, notes = chosen
-        again = Preflight(nodes, secrets.token_hex(8)) if preflight is not None and lost else preflight
-        return Cast(make_replan(nodes), again, notes)
+        again = Preflight(nodes, secrets.token_hex(8)) if preflight is not None else None
+        return Cast(make_replan(nodes), first.pop() if first else again, notes)
+
+    def recover(host: str, meeting: str) -> bool:
+        return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
 
     transports = {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes}
     stage = Stage(
@@ -119,7 +124,7 @@ def _make_supervisor(
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
         only_checks,
     )
-    return Supervisor(stage, recast, spec.restart, faults)
+    return Supervisor(stage, recast, recover, spec.restart, faults)
 
 
 def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:

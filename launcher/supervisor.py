@@ -15,6 +15,7 @@ from launcher.news import render_restart
 from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
 from launcher.restarts import Ending, GiveUp, Restart, decide_restart
 from launcher.results import RunReport
+from launcher.returning import Recover, Returning
 from launcher.run_dir import last_lines
 from launcher.spec_parts import RestartSpec
 from launcher.tasks import parse_task_id
@@ -31,14 +32,20 @@ Recast = Callable[[Collection[str]], Cast | None]
 class Supervisor:
     """One run, by the spec's rules of `restart`; `faults` are done in it on purpose."""
 
-    def __init__(self, stage: Stage, recast: Recast, restart: RestartSpec, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self, stage: Stage, recast: Recast, recover: Recover, restart: RestartSpec, faults: Sequence[Fault] = ()
+    ) -> None:
         self._faults = faults
+        self._recover = recover
+        self._interrupted: int | None = None
+        """The signal by which the user has ended a pause."""
         self._stage = stage
         self._links = stage.links
         self._console = stage.console
         self._recast = recast
         self._restart = restart
-        self._lost: set[str] = set()
+        self._lost: dict[str, str] = {}
+        """The nodes that were lost, and the meeting places of their agents."""
         self._attempts: list[Attempt] = []
 
     def run(self) -> RunReport:
@@ -47,17 +54,17 @@ class Supervisor:
         Raises:
             DistlaunchError: it could not be started; nothing is left running.
         """
-        chosen, interrupted = self._recast(()), None
+        chosen = self._recast(())
         with noting_signals(self._note_signal, STACKS_SIGNAL):
             try:
-                while chosen is not None and interrupted is None:
+                while chosen is not None and self._interrupted is None:
                     chosen = self._run_attempt(chosen)
                     chosen, restart = self._choose_next(chosen)
                     if restart is not None:
-                        interrupted = self._pause(restart.pause_s)
+                        self._pause(restart.pause_s)
             finally:
                 left = self._links.close()
-        return self._report(left, interrupted)
+        return self._report(left, self._interrupted)
 
     def _note_signal(self, signum: int) -> None:
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
@@ -104,36 +111,55 @@ class Supervisor:
         again: Cast | None = None
         if isinstance(decision, Restart):
             again = self._replace_lost(last.gang) if last.gang.lost else chosen
+            if again is None and self._restart.return_s:
+                again = self._await_return()
             if again is None:
                 decision = GiveUp("not started again: no spare node is left, and too few workers are")
         if isinstance(decision, GiveUp):
-            if decision.reason:
+            if decision.reason and self._interrupted is None:
                 self._console.note(decision.reason)
             return None, None
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
     def _replace_lost(self, gang: Gang) -> Cast | None:
+        ready = self._links.ready
+        self._lost |= {node: (ready[node].meeting or "") if node in ready else "" for node in gang.lost}
         self._links.forget(gang.lost.keys())
-        self._lost |= gang.lost.keys()
         chosen = self._recast(self._lost)
         for note in chosen.notes if chosen is not None else ():
             self._console.note(note)
         return chosen
 
-    def _pause(self, seconds: float) -> int | None:
-        """Waits; returns the signal by which the user has ended that."""
+    def _await_return(self) -> Cast | None:
+        """The nodes with those that have come back; None when that takes too long, or is interrupted."""
+        limit_s = self._restart.return_s
+        names = ", ".join(sorted(self._lost))
+        self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
+        started = time.monotonic()
+        returning, chosen = Returning(self._lost, self._recover), None
+        while chosen is None and self._interrupted is None and time.monotonic() < started + limit_s:
+            self._pause(IDLE_S)
+            self._lost = {node: meeting for node, meeting in self._lost.items() if node not in returning.back}
+            chosen = self._recast(self._lost)
+        returning.close()
+        if chosen is not None:
+            self._console.note(f"{', '.join(sorted(returning.back))}: back after {time.monotonic() - started:.1f} s")
+        return chosen
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, unless the user ends that."""
         until = time.monotonic() + seconds
         closed = []
         while (left_s := until - time.monotonic()) > 0:
             happening = self._links.next(min(left_s, IDLE_S))
             if isinstance(happening, Interrupted):
-                return happening.signal
+                self._interrupted = happening.signal
+                return
             if isinstance(happening, tuple) and isinstance(happening[1], LinkClosed):
                 closed.append(happening)
         for happening in closed:
             self._links.put(happening)  # the node is lost to the next attempt
-        return None
 
     def _report(self, left: Mapping[str, int | None], interrupted: int | None) -> RunReport:
         report = make_run_report(

@@ -34,17 +34,17 @@ LAUNCHER_LAYERS = """
     transports.ssh_connect
     transports.ssh
     node_links ways
-    gang_loop
+    gang_loop clean returning
     supervisor
-    run clean cli_options
+    run cli_options
     cli
     __main__
 """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values kernel run_files after_import arrival
-    orders
+    values control_groups run_files after_import arrival
+    kernel orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,13 @@ SCRIPT = (
 )
 
 
-def run_and_lose_worker_1(hosts: Hosts, folder: Path, nodes: str, restart: str) -> tuple[int, str, dict[str, Any]]:
-    """Kills the agent and the guardian of worker:1; returns the exit status, what was said, and the report."""
+def run_and_lose_worker_1(
+    hosts: Hosts, folder: Path, nodes: str, restart: str, then: Callable[[], object] = lambda: None
+) -> tuple[int, str, dict[str, Any]]:
+    """Kills the agent and the guardian of worker:1; returns the exit status, what was said, and the report.
+
+    `then` is done just before: it keeps the node from being reached again.
+    """
     mark = make_mark()
     spec = folder / "spec.yaml"
     spec.write_text(
@@ -68,6 +73,7 @@ def run_and_lose_worker_1(hosts: Hosts, folder: Path, nodes: str, restart: str) 
             assert agent is not None
             guardian = agent.parent()
             assert guardian is not None
+            then()
             for doomed in (guardian, agent):
                 doomed.suspend()
             for doomed in (guardian, agent):
@@ -112,9 +118,24 @@ def test_a_smaller_cluster_goes_on_where_that_is_allowed(hosts: Hosts, tmp_path:
     assert [task["node"] for task in report["attempts"][1]["tasks"]] == ["gpu-a", "gpu-c"]
 
 
-def test_a_cluster_without_either_ends_with_the_loss(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_node_that_comes_back_is_used_again(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b")
-    status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1}")
+    status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1, pause_s: 0.1}")
+    assert status == 0, said
+    assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after " in said
+    assert [task["node"] for task in report["attempts"][1]["tasks"]] == ["gpu-a", "gpu-b"]
+    assert "0 processes left on 2 nodes" in said
+
+
+@pytest.mark.parametrize("return_s", [0, 3])
+def test_a_cluster_without_either_ends_with_the_loss(hosts: Hosts, tmp_path: Path, return_s: float) -> None:
+    nodes = nodes_of("host: gpu-a", "host: gpu-b")
+    known = hosts.known_hosts.read_text()
+    restart = f"{{max_restarts: 1, return_s: {return_s}}}"
+    status, said, report = run_and_lose_worker_1(
+        hosts, tmp_path, nodes, restart, then=lambda: hosts.known_hosts.write_text(known.replace("127.0.5.3", "gone"))
+    )
+    assert ("waiting up to 3 s for gpu-b" in said) == bool(return_s)
     assert status == 3
     assert len(report["attempts"]) == 1
     assert "not started again: no spare node is left, and too few workers are" in said

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from worker_entry import kernel
-from worker_entry.meeting import end_agents, receive
+from worker_entry.meeting import end_agents, find_agents, receive
 from worker_entry.messages import Broken, Cleaned
 from worker_entry.orders import VERSION, Clean
 from worker_entry.protocol import MARKER, encode
@@ -34,13 +34,20 @@ def main() -> int:
     if not isinstance(order, Clean) or order.version != VERSION:
         os.write(stdout, encode(Broken(Problem("protocol-error", "it was not sent Clean of this version"))))
         return 1
-    os.write(stdout, encode(clean(order.run_ids)))
+    if order.meeting is None:
+        os.write(stdout, encode(clean(order.run_ids)))
+        return 0
+    if not end_agents([order.meeting], AGENT_END_S):
+        os.write(stdout, encode(Broken(Problem("agent-alive", "its agent does not end"))))
+        return 1
+    os.write(stdout, encode(Cleaned(0, [])))
     return 0
 
 
 def clean(run_ids: Collection[str]) -> Cleaned:
     """Ends everything of these runs."""
-    ended = end_agents(run_ids, AGENT_END_S)
+    agents = find_agents(run_ids)
+    ended = len(agents) if end_agents(agents, AGENT_END_S) else 0
     seen: set[int] = set()
     started = time.monotonic()
     while left := kernel.with_variable("DISTLAUNCH_RUN_ID", run_ids):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Optional
+
+from worker_entry.control_groups import cores_limit
 
 LINUX = sys.platform == "linux" and not os.environ.get("DISTLAUNCH_PORTABLE")
 
@@ -148,10 +151,9 @@ def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores this process may use; those of a container may be fewer than the machine's."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(count, max(cores_limit(), 1.0)))
 
 
 def port_holder(port: int) -> Optional[str]:

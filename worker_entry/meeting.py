@@ -159,20 +159,26 @@ def is_alive(path: str) -> bool:
     return False
 
 
-def end_agents(run_ids: Collection[str], within_s: float) -> int:
-    """Asks the agents of these runs on this machine to end, and waits until they have; returns how many did."""
-    asked = []
+def find_agents(run_ids: Collection[str]) -> list[str]:
+    """The meeting places of the living agents of these runs on this machine."""
+    found = []
     for folder in bases():
         with contextlib.suppress(OSError):
             for name in os.listdir(private(folder)):
                 path = os.path.join(folder, name)
                 if name.startswith(PREFIX) and _read_run(path) in run_ids and is_alive(path):
-                    asked.append(path)
-                    _say_goodbye(path)
+                    found.append(path)
+    return found
+
+
+def end_agents(meetings: Collection[str], within_s: float) -> bool:
+    """Asks the agents that have these places to end, and waits until they have; returns whether they did."""
+    for path in meetings:
+        _say_goodbye(path)
     deadline = time.monotonic() + within_s
-    while any(map(is_alive, asked)) and time.monotonic() < deadline:
+    while any(map(is_alive, meetings)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return sum(not is_alive(path) for path in asked)
+    return not any(map(is_alive, meetings))
 
 
 def _say_goodbye(path: str) -> None:

@@ -8,10 +8,9 @@ import re
 import signal
 from typing import Optional
 
+from worker_entry.control_groups import OWN, ROOT, find_file
 from worker_entry.values import Problem, TaskExit
 
-CGROUPS = "/sys/fs/cgroup"
-OWN_CGROUPS = "/proc/self/cgroup"
 KERNEL_LOG = "/dev/kmsg"
 
 _VICTIM = re.compile(r"Killed process (\d+) \(.*anon-rss:(\d+)kB")
@@ -21,8 +20,8 @@ _CURE = "lower the batch size, or give the task more memory"
 class OomWatch:
     """Looks from its making on, until its process ends. Tasks are in our control group, unless they have left it."""
 
-    def __init__(self, cgroups: str = CGROUPS, own: str = OWN_CGROUPS, log: str = KERNEL_LOG) -> None:
-        self._counter = _find_counter(cgroups, own)
+    def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
+        self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""
         self._before = self._count()
         self._victims: dict[int, int] = {}
         self._log = -1
@@ -60,20 +59,3 @@ class OomWatch:
             if not record:  # a file, in a test
                 return
             self._victims.update((int(victim[1]), int(victim[2])) for victim in _VICTIM.finditer(record))
-
-
-def _find_counter(cgroups: str, own: str) -> str:
-    """The file in which the kernel counts its victims in our control group, of either version; empty if none is."""
-    with contextlib.suppress(OSError), open(own, encoding="utf-8") as stream:
-        for line in stream:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            name = "memory.oom_control" if controllers == "memory" else "memory.events"
-            roots = [f"{cgroups}/memory"] if controllers == "memory" else [cgroups, f"{cgroups}/unified"]
-            if controllers not in ("memory", ""):
-                continue
-            for root in roots:
-                # In a container the path is often that of the machine, and the mount that of the container.
-                for place in (f"{root}{path.rstrip('/')}/{name}", f"{root}/{name}"):
-                    if os.path.exists(place):
-                        return place
-    return ""

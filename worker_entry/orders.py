@@ -158,7 +158,11 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class Clean:
-    """End what is left on the node of these runs, none of which has a controller any more."""
+    """End what is left on the node of these runs, none of which has a controller any more.
+
+    With `meeting`, only the agent that has it, and what is below it: another of the same run may be on the machine.
+    """
 
     version: int
     run_ids: list[str]
+    meeting: Optional[str] = None

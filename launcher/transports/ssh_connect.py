@@ -262,10 +262,10 @@ def _check_host_key(
         accept_new(f"the host key of {name} ({shown}) was unknown, and is now in {path}")
         return
     port = f"-p {target.port} " if target.port != 22 else ""
-    path = str(target.known_hosts[0]) if target.known_hosts else "~/.ssh/known_hosts"
+    file = str(target.known_hosts[0]) if target.known_hosts else "~/.ssh/known_hosts"
     raise LinkError(
         f"the host key of {name} is unknown ({shown}); compare the fingerprint on the machine, then: "
-        f"ssh-keyscan {port}{target.hostname} >> {path}"
+        f"ssh-keyscan {port}{target.hostname} >> {file}"
     )
 
 
