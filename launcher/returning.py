@@ -13,16 +13,14 @@ May take a minute."""
 
 
 class Returning:
-    """Looks after some nodes, by the meeting places of their last agents, each in a thread of its own, until `close`."""
+    """Looks after some nodes, given with the meeting places of their last agents, each in a thread, until `close`."""
 
     def __init__(self, nodes: Mapping[str, str], recover: Recover) -> None:
         self._recover = recover
         self._closed = threading.Event()
         self._back: set[str] = set()
         for node, meeting in nodes.items():
-            threading.Thread(
-                target=self._look_after, args=(node, meeting), daemon=True, name=f"return of {node}"
-            ).start()
+            threading.Thread(target=self._look_after, args=(node, meeting), daemon=True).start()
 
     @property
     def back(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from typing import Optional
 
 from worker_entry.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 4
+VERSION = 5
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when there is no agent any more."""
