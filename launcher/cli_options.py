@@ -50,6 +50,15 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+rehearsal_option = click.option(
+    "--rehearsal",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="On N containers of `distlaunch compose` in place of SPEC's machines: without their addresses, GPUs, Pythons "
+    "and ways there.",
+)
+
+
 class ProgramCommand(click.Command):
     """A command whose arguments end in a program; remembers whether `--` came before it, which click would drop."""
 

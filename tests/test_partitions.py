@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.namespaces import Network, running_network
 from tests.sshd import SSHD
@@ -37,43 +35,14 @@ def network(tmp_path: Path) -> Iterator[Network]:
         yield made
 
 
-class Run:
-    """A `distlaunch up` on the controller, in the background."""
+class Run(BackgroundRun):
+    """A `distlaunch up` on the controller."""
 
     def __init__(self, network: Network, folder: Path, rest: str) -> None:
         self.mark = make_mark()
         self.network = network
-        self._directory = folder / "run"
-        self._stderr = folder / "stderr"
         spec = network.write_spec(f"{rest}env_from: [{next(iter(self.mark))}]\n")
-        with self._stderr.open("wb") as stderr:
-            command = distlaunch_command("up", "--run-dir", str(self._directory), spec)
-            self.process = network.popen(command, env=self.mark, stderr=stderr.fileno())
-
-    @property
-    def said(self) -> str:
-        return self._stderr.read_text()
-
-    @property
-    def report(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self._directory / "report.json").read_text())
-        return loaded
-
-    def log(self, worker: int) -> bytes:
-        path = self._directory / "attempt-1" / f"worker-{worker}.log"
-        return path.read_bytes() if path.exists() else b""
-
-    def wait_for(self, text: bytes, *workers: int) -> None:
-        """Waits until the logs of the workers (all, if none is named) have the text."""
-        wait_until(lambda: all(text in self.log(n) for n in workers or (0, 1)), f"logs have {text!r}", 90)
-
-    def end(self, timeout_s: float = 120.0) -> int:
-        """Waits for the run's end; returns distlaunch's exit status."""
-        try:
-            self.process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"not ended within {timeout_s:g} s: {self.said}")
-        return self.process.returncode
+        super().__init__(folder, spec, lambda argv, stderr: network.popen(argv, env=self.mark, stderr=stderr))
 
     def left_on(self, host: str) -> int:
         """Processes of the run's tasks on a host."""

@@ -1,9 +1,13 @@
-"""Keras with BackupAndRestore, in a folder of all workers or in each one's own: EPOCHS (shared | own | empty)."""
+"""Keras with BackupAndRestore, in a folder of all workers or in each one's own: EPOCHS (shared | own | empty) [PAUSE].
+
+In the first attempt worker:1 dies in its third epoch; with PAUSE nobody does, and each epoch takes so many seconds.
+"""
 
 import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -11,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 epochs, where = int(sys.argv[1]), sys.argv[2]
+pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 task, attempt = os.environ["DISTLAUNCH_TASK"], int(os.environ["DISTLAUNCH_ATTEMPT"])
 folder = Path(os.environ["DISTLAUNCH_CHECKPOINT_DIR"], "backup" if where == "shared" else task.replace(":", "-"))
 if where == "empty" and task != "worker:0":  # a disk of its own, that did not survive
@@ -20,9 +25,10 @@ if where == "empty" and task != "worker:0":  # a disk of its own, that did not s
 class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         print(f"epoch {epoch + 1} begins", flush=True)
+        time.sleep(pause_s)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if attempt == 1 and task == "worker:1" and self.seen == 2 and batch == 1:
+        if not pause_s and attempt == 1 and task == "worker:1" and self.seen == 2 and batch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:

@@ -1,0 +1,55 @@
+"""The commands that take a run, which is under way or was."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("what", metavar="RUN|SPEC")
+def clean(what: str) -> int:
+    """End what is left on the nodes of a run whose distlaunch is gone.
+
+    RUN is a run's folder or name. With a SPEC, its nodes are cleaned of all runs that were started from here and are
+    not under way. Only processes that are provably of those runs are ended. An agent that hears nothing ends by
+    itself after `timeouts.lease_s`; this does not wait for that.
+
+    Exit status: 0 nothing is left, 2 the run is still under way, 3 a node could not be asked or cleaned.
+    """
+    from launcher.clean import clean
+
+    good = True
+    for node in clean(what):
+        click.echo(str(node))
+        good = good and node.good
+    return 0 if good else 3
+
+
+@click.command()
+@click.argument("run")
+def down(run: str) -> int:
+    """End a running RUN, as Ctrl-C in its terminal does, and wait until nothing is left of it.
+
+    RUN is a run's folder or name.
+
+    Exit status: 0 it is over, 3 it has not ended in time.
+    """
+    from launcher.run_dir import find_run
+
+    found = find_run(run)
+    ended = found.ask_to_end()
+    click.echo(f"Ended: {found.root}" if ended else f"Was over: {found.root}")
+    return 0
+
+
+@click.command()
+@click.argument("run")
+def stacks(run: str) -> int:
+    """Show what all tasks of a running RUN are doing: their Python stacks, equal ones together.
+
+    RUN is a run's folder or name. Nothing is stopped. SIGUSR1 to its distlaunch does the same, on its own terminal.
+    """
+    from launcher.run_dir import find_run
+
+    click.echo(find_run(run).ask_stacks(), nl=False)
+    return 0

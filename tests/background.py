@@ -1,0 +1,56 @@
+"""A `distlaunch up` that goes on in the background, while a test does something to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import distlaunch_command
+from tests.witness import wait_until
+
+Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
+"""Starts a command whose stderr is this descriptor."""
+
+
+class BackgroundRun:
+    """`distlaunch up SPEC`, started by `popen`; its files are in `directory`."""
+
+    def __init__(self, folder: Path, spec: str, popen: Popen) -> None:
+        self.directory = folder / "run"
+        self._stderr = folder / "stderr"
+        with self._stderr.open("wb") as stderr:
+            command = distlaunch_command("up", "--run-dir", str(self.directory), spec)
+            self.process = popen(command, stderr.fileno())
+
+    @property
+    def said(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
+        return loaded
+
+    def log(self, worker: int, attempt: int = 1) -> bytes:
+        path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def wait_for(self, text: bytes, *workers: int) -> None:
+        """Waits until the logs of the workers (both, if none is named) have the text."""
+        wait_until(lambda: all(text in self.log(n) for n in workers or (0, 1)), f"logs have {text!r}", 90)
+
+    def wait_until_said(self, text: str, timeout_s: float = 90.0) -> None:
+        wait_until(lambda: text in self.said, f"it says {text!r}", timeout_s)
+
+    def end(self, timeout_s: float = 120.0) -> int:
+        """Waits for the run's end; returns distlaunch's exit status."""
+        try:
+            self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not ended within {timeout_s:g} s: {self.said}")
+        return self.process.returncode
