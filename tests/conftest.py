@@ -73,6 +73,11 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with containers come last: their image is built in the meantime, where somebody does that beforehand."""
+    items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With DISTLAUNCH_NO_SKIPS set, as in CI, a skipped test fails the run: its part was there and was not tested."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

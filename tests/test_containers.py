@@ -118,7 +118,7 @@ def test_the_spec_for_the_host_is_that_of_the_compose_file() -> None:
     spec = load_spec(ROOT / "cluster_specs" / "compose_from_host.yaml")
     for number, node in enumerate(spec.nodes, 1):
         assert node.host == node.address == f"worker-{number}"
-        assert f'"127.0.0.1:${{PORT_{number}:-{node.ssh.port}}}:2222"' in COMPOSE_FILE.read_text()
+        assert f'"127.0.0.1:${{PORT_{number}:-{node.ssh.port}}}:10022"' in COMPOSE_FILE.read_text()
     assert (spec.ssh.identity_file, spec.ssh.known_hosts_file) == ("docker/keys/id_ed25519", "docker/keys/known_hosts")
 
 
