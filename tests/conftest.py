@@ -74,8 +74,10 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with containers come last: their image is built in the meantime, where somebody does that beforehand."""
-    items.sort(key=lambda item: item.get_closest_marker("docker") is not None)
+    """Two modules run at once, but never two with SSH, whose hosts have the same addresses."""
+    for item in items:
+        group = "hosts" if item.get_closest_marker("ssh") is not None else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
