@@ -73,6 +73,7 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two modules run at once, but never two with SSH, whose hosts have the same addresses."""
     for item in items:
