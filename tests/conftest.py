@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -73,12 +76,22 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@functools.cache
+def group_of(module: str) -> str:
     """Two modules run at once, but never two with SSH, whose hosts have the same addresses."""
-    for item in items:
-        group = "hosts" if item.get_closest_marker("ssh") is not None else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    return "hosts" if "pytest.mark.ssh" in (ROOT / module).read_text() else module
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Sends all tests of a group to the same process, one after the other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    # Not xdist's own `loadgroup`: from pytest 9.2 on, xdist 3.8 cannot mark tests for it.
+    return Groups(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
