@@ -93,9 +93,9 @@ class Cluster:
         return self._find("ps", "-a", "-q", "--filter", f"label=com.docker.compose.service={service}").strip()
 
     def processes(self, service: str) -> list[str]:
-        """The command lines in a container, but those of sshd, which keeps a connection that has fallen silent."""
+        """The command lines in a container, but for sshd's, which keeps silent connections, and the health check's."""
         lines = output_of("docker", "top", self.container(service), "-o", "pid,args").splitlines()[1:]
-        return [line for line in lines if "sshd" not in line]
+        return [line for line in lines if "sshd" not in line and "10022" not in line]
 
     @contextlib.contextmanager
     def cable_pulled(self, service: str) -> Iterator[None]:
