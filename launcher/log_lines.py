@@ -30,6 +30,9 @@ _CONTINUED = re.compile(
     rb"|/job:\w+/replica:\d+/task:\d+$"  # who is still missing, below "Waiting for 1/2 tasks to connect"
 )
 """Second lines of such messages: chatter only below chatter."""
+_CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')
+"""The lines of a message that shows a configuration whole: chatter only below the mark that begins it."""
+_BEGINS_CONFIGURATION = b"goo.gle/debugproto"
 _HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog")
 """One of them is in every line of chatter that is not a second line."""
 
@@ -51,6 +54,8 @@ class LogLines:
         self._keep_colours = keep_colours
         self._fold = fold
         self._below_chatter = False
+        self._continued = _CONTINUED
+        """What goes on with the chatter above."""
         self._partial = b""
         self._skipping = False
 
@@ -100,7 +105,10 @@ class LogLines:
     def _finished(self, line: bytes) -> bytes | None:
         shown = _visible(line)
         if self._fold:
-            chatter = _CHATTER.match(shown) or (self._below_chatter and _CONTINUED.match(shown))
+            begins = _CHATTER.match(shown)
+            chatter = begins or (self._below_chatter and self._continued.match(shown))
+            if begins:
+                self._continued = _CONFIGURATION if _BEGINS_CONFIGURATION in shown else _CONTINUED
             self._below_chatter = bool(chatter)
             if chatter:
                 self.folded += 1

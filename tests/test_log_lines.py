@@ -349,3 +349,26 @@ class TestChatter:
             lines.feed(bytes([byte]))
 
         assert lines.folded == data.count(b"\n")
+
+
+CONFIGURATION = b"""\
+I0000 00:00:1795275094.739102    8195 eager_service_impl.cc:355] SessionOptions: goo.gle/debugproto\x20\x20
+device_count {
+  key: "CPU"
+  value: 1
+}
+allow_soft_placement: true
+experimental {
+  collective_group_leader: "/job:ps/replica:0/task:0"
+}
+
+"""
+
+
+def test_a_configuration_that_tensorflow_shows_is_chatter_and_the_same_words_elsewhere_are_not() -> None:
+    log = LogLines()
+    above = b"I0000 00:00:1795275094.739102    8195 eager_service_impl.cc:355] something else\n"
+    assert log.feed(above + b"loss: 0.5\n}\n") == [b"loss: 0.5", b"}"]
+    log = LogLines()
+    assert log.feed(CONFIGURATION + b"ps:0 serves\nvalue: 1\n") == [b"ps:0 serves", b"value: 1"]
+    assert log.folded == CONFIGURATION.count(b"\n")

@@ -172,6 +172,7 @@ def test_a_slow_worker_is_named_although_all_take_as_long_for_a_step(distlaunch:
     assert len(named) == 1, ran.stderr
     assert named[0].startswith("worker:1 takes ")
     told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}
-    steps = [progress["step_s"] for progress in told.values()]
-    assert max(steps) < 1.5 * min(steps)
+    assert {each["step"] for each in told.values()} == {300}
+    steps = [each["step_s"] for each in told.values()]  # the last few, and each worker's at another moment
+    assert max(steps) < 4 * min(steps)
     assert told["worker:1"]["own_s"] > 2 * told["worker:0"]["own_s"]
