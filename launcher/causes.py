@@ -36,6 +36,18 @@ COLLATERAL_SIGNATURES = (
     "/replica:0/task:",
 )
 """How TensorFlow says that a peer has gone; without a name for it of its own."""
+_TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_TORCH_SIGNATURES = (
+    "Connection closed by peer",
+    "gloo/transport/tcp",
+    "a remote process exiting prematurely",
+    "Did the remote server shutdown or crash",
+)
+"""How PyTorch does."""
+_COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
+    (COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES),
+    (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
+)
 
 _PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)
 """On some machines PreemptionCheckpointHandler ends with 143."""
@@ -151,7 +163,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
         gang: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    failures = [e for e in gang.exits.values() if e.task.trains and e.failed and not was_stopped(gang, e)]
+    failures = [e for e in gang.exits.values() if gang.fails(e) and not was_stopped(gang, e)]
     if not failures:
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
@@ -165,7 +177,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
             "before the others had finished",
             "a worker that ends before the others makes them fail: all have to take the same number of steps",
         )
-    halted = [h for h in gang.halted.values() if h.task.trains and h.time < failure_time(first)]
+    halted = [h for h in gang.halted.values() if h.task in gang.rules.trainers and h.time < failure_time(first)]
     if halted:
         halt = min(halted, key=lambda h: (h.time, h.task))
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
@@ -193,7 +205,11 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     """Whether the failure shows only that a peer went away."""
     crash = event.crash
     if crash is not None and crash.thread is None:
-        return crash.exception in COLLATERAL_EXCEPTIONS and any(s in crash.message for s in COLLATERAL_SIGNATURES)
+        return any(
+            crash.exception in exceptions and signature in crash.message
+            for exceptions, signatures in _COLLATERAL
+            for signature in signatures
+        )
     # Not Python's word, but that of TensorFlow, which aborts, or of a program that we did not run in our interpreter.
     if event.exit.signal not in (None, signal.SIGABRT) or event.evidence is not None:
         return False
@@ -206,7 +222,7 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
 
 def ended_before(gang: Gang, failed: TaskExited) -> list[TaskExited]:
     """The training tasks that had ended well by then."""
-    ended = [event for event in gang.exits.values() if not event.failed and event.task.trains]
+    ended = [event for event in gang.exits.values() if not event.failed and event.task in gang.rules.trainers]
     return [event for event in ended if ended_time(event) < failure_time(failed)]
 
 

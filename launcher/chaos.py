@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
+from launcher.events import TaskTold
 from launcher.gang_state import Gang
 from launcher.results import FaultReport
 from launcher.spec import ClusterSpec
@@ -86,6 +87,9 @@ def _report(fault: Fault, gangs: Mapping[int, Gang]) -> FaultReport:
         return FaultReport(fault=str(fault), message=f"{fault} was not done: {fault.task} came to {reached}")
     began = _beginning(gangs[number])
     did = f"{fault.task} {_DONE[fault.injection.what]} in attempt {number}, at {_place_of(gangs[number], fault.task)}"
+    if _told_before(gangs[number], fault) is not None:
+        alone = f"{fault.task} {_DONE[fault.injection.what]} in attempt {number}; it was started again alone"
+        return FaultReport(fault=str(fault), attempt=number, message=alone)
     after = {later: _beginning(gang) for later, gang in gangs.items() if later > number}
     trained = {later: beginning for later, beginning in after.items() if beginning is not None}
     if not trained:
@@ -100,7 +104,14 @@ def _report(fault: Fault, gangs: Mapping[int, Gang]) -> FaultReport:
 
 
 def _was_done(fault: Fault, gang: Gang) -> bool:
-    return fault.task in gang.told and str(fault.injection) in gang.told[fault.task].injected
+    told = [_told_before(gang, fault), gang.told.get(fault.task)]
+    return any(str(fault.injection) in words.injected for words in told if words is not None)
+
+
+def _told_before(gang: Gang, fault: Fault) -> TaskTold | None:
+    """What the task had told when it ended and was started again alone."""
+    ends = [end.told for end in gang.returned.get(fault.task, ()) if end.told is not None]
+    return ends[0] if ends else None
 
 
 def _beginning(gang: Gang) -> tuple[int, int] | None:

@@ -99,6 +99,7 @@ for command in (
     cli_specs.compose,
     cli_runs.down,
     cli_runs.stacks,
+    cli_runs.profile,
     cli_runs.clean,
 ):
     cli.add_command(command)

@@ -35,6 +35,10 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Seconds that the cluster may go without a step, or output if it tells of none; 0: for ever."
                 "  [default: 20 steps, at least 120]",
             ),
+            click.option("--tensorboard", is_flag=True, help="Run TensorBoard beside the tasks, on the chief's node."),
+            click.option(
+                "--keep-tensorboard", is_flag=True, help="The same, and let it stay after the training, until Ctrl-C."
+            ),
             click.option("--no-preload", is_flag=True, help="Let every task import TensorFlow by itself."),
             click.option("--no-progress", is_flag=True, help="Do not count the steps of `model.fit`."),
             click.option(

@@ -53,3 +53,27 @@ def stacks(run: str) -> int:
 
     click.echo(find_run(run).ask_stacks(), nl=False)
     return 0
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--duration",
+    type=click.FloatRange(min=0.1, max=600),
+    default=3.0,
+    show_default=True,
+    metavar="S",
+    help="For how many seconds.",
+)
+def profile(run: str, duration: float) -> int:
+    """Capture what all workers of a running RUN do, for the profiler of TensorBoard.
+
+    RUN is a run's folder or name. The workers go on meanwhile. What was captured is in the run's log directory, where
+    TensorBoard with `tensorboard-plugin-profile` finds it.
+    """
+    from launcher.profiling import profile
+    from launcher.run_dir import find_run
+
+    for path in profile(find_run(run), duration):
+        click.echo(str(path))
+    return 0

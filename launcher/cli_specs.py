@@ -14,6 +14,11 @@ from launcher.cli_options import ProgramCommand, rehearsal_option, run_options
 if TYPE_CHECKING:
     from launcher.plan import LaunchPlan
     from launcher.spec import ClusterSpec
+    from launcher.strategies import Framework, StrategyName
+
+
+# Not imported from `strategies`, which would cost more than all else of `--help`.
+_STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu")
 
 
 @click.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})
@@ -21,10 +26,34 @@ if TYPE_CHECKING:
     "--workers",
     "-n",
     type=click.IntRange(min=1),
-    default=2,
-    show_default=True,
     metavar="N",
-    help="Number of workers.",
+    help="Number of workers.  [default: 2, or 1 where a strategy has but one process]",
+)
+@click.option(
+    "--strategy",
+    # Not imported from `strategies`, which would cost more than all else of `--help`.
+    # Not imported from `strategies`, which would cost more than all else of `--help`.
+    type=click.Choice(
+        ["one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu"]
+    ),
+    default="multi_worker_mirrored",
+    show_default=True,
+    help="The tf.distribute strategy; `worker_entry.strategies.from_environment()` builds it.",
+)
+@click.option(
+    "--framework",
+    type=click.Choice(("tensorflow", "torch")),
+    default="tensorflow",
+    show_default=True,
+    help="What the program trains with; torch gets the variables of torchrun.",
+)
+@click.option("--ps", type=click.IntRange(min=1), metavar="N", help="Number of parameter servers.  [default: 1]")
+@click.option("--evaluator", is_flag=True, help="An evaluator beside the workers, which runs the same program.")
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1, max=64),
+    metavar="N",
+    help="Divide the CPU into N devices for each task, where there is no GPU.",
 )
 @click.option("--module", "-m", is_flag=True, help="PROGRAM is a Python module, as with `python -m`.")
 @click.option("--python", type=click.Path(), metavar="PATH", help="The Python to use.  [default: this one]")
@@ -49,7 +78,12 @@ if TYPE_CHECKING:
 def local(
     context: click.Context,
     /,
-    workers: int,
+    workers: int | None,
+    strategy: StrategyName,
+    framework: Framework,
+    ps: int | None,
+    evaluator: bool,
+    devices: int | None,
     module: bool,
     python: str | None,
     gpus_per_worker: int | None,
@@ -64,16 +98,21 @@ def local(
 
     \b
     distlaunch local --workers 2                        the built-in demo
+    distlaunch local --strategy mirrored --devices 4    the same in one process with four devices
     distlaunch local --workers 2 train.py --epochs 3    a Python script
     distlaunch local --workers 2 -m my.module ARGS      a Python module
     distlaunch local --workers 2 -- ./program ARGS      any other command
     """
     from launcher import local_mode
 
+    tasks = local_mode.make_tasks(strategy, workers, ps, evaluator=evaluator)
     if not oversubscribe:
-        local_mode.check_workers(workers)
+        local_mode.check_workers(tasks["worker"])
     spec = local_mode.make_spec(
-        workers=workers,
+        tasks=tasks,
+        strategy=strategy,
+        framework=framework,
+        devices=devices,
         program=local_mode.make_program(program, is_module=module, is_command=context.meta["distlaunch.is_command"]),
         python=python,
         gpus_per_worker=gpus_per_worker,
@@ -197,6 +236,8 @@ def _run(
     stall_timeout: float | None,
     no_progress: bool,
     no_preload: bool,
+    tensorboard: bool,
+    keep_tensorboard: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec with what the command line says about it; the options of `run_options`."""
@@ -211,6 +252,7 @@ def _run(
         stall_s=stall_timeout,
         progress=False if no_progress else None,
         preload=False if no_preload else None,
+        tensorboard="keep" if keep_tensorboard else tensorboard or None,
     )
     if dry_run:
         _show_plan(_plan_ahead(spec), as_json=False)
@@ -233,7 +275,7 @@ def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:
 
 
 def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:
-    from launcher.plan import render_json, render_text
+    from launcher.plan_text import render_json, render_text
 
     if as_json:
         click.echo(json.dumps(render_json(launch_plan), indent=2, ensure_ascii=False))

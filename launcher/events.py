@@ -233,6 +233,13 @@ class StartTasks:
 
 
 @dataclass(frozen=True)
+class StartAgain:
+    """Start this one task again, on the same node and port, while the others go on."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
 class AskStacks:
     """Have all tasks say what they are doing."""
 
@@ -249,7 +256,7 @@ class Finish:
     """The attempt is over: nothing is left, or what is left cannot be reached."""
 
 
-Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | AskStacks | StopNodes | Finish
+Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | StartAgain | AskStacks | StopNodes | Finish
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:

@@ -2,12 +2,17 @@
 
 MultiWorkerMirroredStrategy is all or nothing. Success is that every chief and worker ended with status 0; the first
 one that does not decides, and all others are stopped. An evaluator watches: its end decides nothing.
+
+With ParameterServerStrategy the chief decides. The others serve and never end; of them a worker that does is started
+again alone. Which tasks are which is in the rules (`strategies`).
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from launcher.events import (
     Action,
@@ -28,6 +33,7 @@ from launcher.events import (
     PrepareNodes,
     StacksAsked,
     StacksTold,
+    StartAgain,
     StartTasks,
     StopNodes,
     SyncNodes,
@@ -38,8 +44,9 @@ from launcher.events import (
     TaskTold,
     TaskWrote,
 )
-from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Return, Rules
 from launcher.stalls import is_progress, is_stalled
+from launcher.tasks import TaskId
 
 FAILURE_GRACE_S = 1.0
 """From TERM to KILL after a failure: the others cannot go on, and TensorFlow does not heed TERM."""
@@ -50,6 +57,8 @@ STOP_MARGIN_S = 30.0
 STACKS_S = 10.0
 """How long all tasks may take to say what they are doing, before they are stopped for doing nothing."""
 
+
+_Fact = TypeVar("_Fact")
 
 Decision = tuple[Gang, tuple[Action, ...]]
 
@@ -75,6 +84,8 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
     if gang.phase is Phase.STOPPING:
         return _while_stopping(gang, event, now)
     if isinstance(event, Interrupted):
+        if gang.is_over and gang.rules.keeps_sides:  # only what was kept for the user is left
+            return _stop(gang, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
         return _stop(replace(gang, signal=event.signal), Reason.INTERRUPTED, gang.rules.stop_grace_s, now)
     if not gang.rules.only_checks:
         if isinstance(event, NodeRefused):
@@ -190,12 +201,14 @@ def _refused(gang: Gang) -> frozenset[str]:
 
 
 def _while_running(gang: Gang, event: Event, now: float) -> Decision:
-    trainer_ended = isinstance(event, TaskExited) and event.task.trains
     trainers = gang.rules.trainers
+    trainer_ended = isinstance(event, TaskExited) and event.task in trainers
     ended = trainers & gang.exits.keys()
-    failed = any(gang.exits[task].failed for task in ended)
-    if isinstance(event, TaskExited) and trainer_ended and event.failed:
-        if event.exit.code != SAVED_STATUS:
+    failed = gang.broken
+    if isinstance(event, TaskExited) and gang.fails(event):
+        if _may_return(gang, event.task):
+            return _start_again(gang, event)
+        if event.exit.code != SAVED_STATUS or not trainer_ended:
             return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
         # The others are still saving.
         gang = replace(gang, deadline=now + gang.rules.drain_s if gang.rules.drain_s else None)
@@ -213,7 +226,9 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
         gang = replace(gang, deadline=drained)
     if ended == trainers:
         # An evaluator may want to look at the last checkpoint; a task that has ended has nothing more to do.
-        if gang.exits.keys() == gang.rules.tasks or _is_due(gang, now):
+        if gang.is_over and gang.rules.keeps_sides and gang.rules.sides - gang.exits.keys():
+            return replace(gang, deadline=None), ()
+        if gang.is_over or _is_due(gang, now):
             return _stop(gang, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
     elif gang.phase is Phase.RUNNING:
         if is_stalled(gang, now):
@@ -223,6 +238,29 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
         if _is_due(gang, now):
             return _stop(gang, Reason.DRAIN_TIMEOUT, FAILURE_GRACE_S, now)
     return gang, ()
+
+
+def _may_return(gang: Gang, task: TaskId) -> bool:
+    return task.type in gang.rules.returns and len(gang.returned.get(task, ())) < gang.rules.max_returns
+
+
+def _start_again(gang: Gang, event: TaskExited) -> Decision:
+    """As if this one task had never been started."""
+    task = event.task
+
+    def without(facts: Mapping[TaskId, _Fact]) -> dict[TaskId, _Fact]:
+        return {other: fact for other, fact in facts.items() if other != task}
+
+    gang = replace(
+        gang,
+        started=without(gang.started),
+        listening=without(gang.listening),
+        told=without(gang.told),
+        halted=without(gang.halted),
+        exits=without(gang.exits),
+        returned={**gang.returned, task: (*gang.returned.get(task, ()), Return(event, gang.told.get(task)))},
+    )
+    return gang, (StartAgain(task),)
 
 
 def _suspect(gang: Gang, reason: Reason, event: Event, now: float) -> Decision:

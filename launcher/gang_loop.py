@@ -26,6 +26,7 @@ from launcher.events import (
     PrepareNodes,
     StacksAsked,
     StacksTold,
+    StartAgain,
     StartTasks,
     StopNodes,
     SyncNodes,
@@ -38,7 +39,8 @@ from launcher.log_watch import LogWatch
 from launcher.news import Reminder, render_news
 from launcher.node_links import NodeLinks
 from launcher.pace import PaceWatch
-from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_preload, render_json
+from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_preload
+from launcher.plan_text import render_json
 from launcher.preflight import Preflight
 from launcher.run_dir import RunDir
 from launcher.spec import LOCAL
@@ -85,6 +87,8 @@ class Stage:
     timeouts: TimeoutsSpec
     port_range: tuple[int, int]
     restarts: bool
+    max_worker_restarts: int = 0
+    keeps_tensorboard: bool = False
     bundle: Bundle | None = None
     only_checks: bool = False
 
@@ -230,7 +234,13 @@ class GangLoop:
                 for node in gang.rules.nodes:
                     self._links.send(node, self._make_start([*self._tasks_of(node)]))
                 for task in self.plan.tasks:
+                    if task.task.is_side:  # its words are of no use to anybody
+                        continue
                     self._console.follow(task.task, self._stage.run_dir.log(self._attempt, task.task))
+            case StartAgain(task):
+                self._faults = [fault for fault in self._faults if fault.task != task]
+                [planned] = (plan for plan in self.plan.tasks if plan.task == task)
+                self._links.send(planned.node, self._make_start([planned]))
             case AskStacks():
                 self._ask_stacks(gang)
             case StopNodes(grace_s):
@@ -300,7 +310,7 @@ class GangLoop:
             env,
             ["TF_CONFIG"],
             task.mend_keras,
-            self._stage.timeouts.lease_s,
+            self._stage.timeouts.lease_s if task.collective else 0.0,
             task.progress,
             injections_of(task.task, self._faults),
             joins,
@@ -308,9 +318,16 @@ class GangLoop:
 
     def _rules(self) -> Rules:
         nodes = {node: frozenset(task.task for task in self._tasks_of(node)) for node in self.plan.nodes}
+        strategy = self.plan.rules
         return Rules(
             nodes=nodes,
             forming=frozenset(task.task for task in self.plan.tasks if task.opens_port),
+            decides=strategy.decides,
+            serves=strategy.serves,
+            returns=strategy.returns,
+            max_returns=self._stage.max_worker_restarts,
+            keeps_sides=self._stage.keeps_tensorboard,
+            has_leader=strategy.collective,
             start_s=self._stage.timeouts.start_s,
             drain_s=self._stage.timeouts.drain_s,
             stop_grace_s=self._stage.timeouts.stop_grace_s,

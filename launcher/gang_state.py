@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from launcher.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
-from launcher.tasks import TaskId
+from launcher.tasks import TRAINING_TYPES, TaskId, TaskType
 
 
 class Phase(enum.Enum):
@@ -49,6 +49,17 @@ class Rules:
     start_s: float
     drain_s: float
     stop_grace_s: float
+    decides: tuple[TaskType, ...] = TRAINING_TYPES
+    """The types of tasks whose success is that of the run."""
+    serves: tuple[TaskType, ...] = ()
+    """Those that never end by themselves; their end, however it is, is a failure."""
+    returns: tuple[TaskType, ...] = ()
+    """Those of which one that ends is started again alone, `max_returns` times each."""
+    max_returns: int = 0
+    keeps_sides: bool = False
+    """Whether what runs beside the tasks stays after their success, until the user ends it."""
+    has_leader: bool = True
+    """Whether a cluster is not up before its leader has heard of all."""
     stall_s: float | None = None
     """How long a cluster that is up may go without progress; None: by how long its steps take."""
     syncs: frozenset[str] = frozenset()
@@ -64,7 +75,24 @@ class Rules:
 
     @cached_property
     def trainers(self) -> frozenset[TaskId]:
-        return frozenset(task for task in self.tasks if task.trains)
+        """The tasks that decide, which run the program."""
+        return frozenset(task for task in self.tasks if task.type in self.decides)
+
+    @cached_property
+    def sides(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self.tasks if task.is_side)
+
+    @cached_property
+    def servers(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self.tasks if task.type in self.serves)
+
+
+@dataclass(frozen=True)
+class Return:
+    """The end of a task that was started again alone, and what it had told before."""
+
+    exited: TaskExited
+    told: TaskTold | None
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,8 @@ class Gang:
     stacks: Mapping[TaskId, str] = field(default_factory=dict)
     """What they have said."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
+    returned: Mapping[TaskId, tuple[Return, ...]] = field(default_factory=dict)
+    """The tasks that were started again alone."""
     refusals: tuple[NodeRefused, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
@@ -124,7 +154,25 @@ class Gang:
     @property
     def is_up(self) -> bool:
         """Whether all have joined the cluster."""
-        return not self.missing and (self.unheard is not None or not self.rules.forming)
+        return not self.missing and (self.unheard is not None or not self.rules.forming or not self.rules.has_leader)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that end by themselves have, and well."""
+        rest = self.rules.tasks - self.rules.servers - self.rules.sides
+        return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.broken
+
+    @property
+    def broken(self) -> bool:
+        """Whether a task has ended that the cluster cannot do without."""
+        return any(self.fails(event) for event in self.exits.values())
+
+    def fails(self, event: TaskExited) -> bool:
+        """Whether the end of a task is a failure of the attempt, unless it was stopped."""
+        if event.task in self.rules.servers:  # who serves does so until the program has come to its end
+            ended = {task for task, end in self.exits.items() if not end.failed} - self.stopped
+            return not self.rules.trainers <= ended
+        return event.task in self.rules.trainers and event.failed
 
     @property
     def missing(self) -> list[TaskId]:

@@ -9,11 +9,15 @@ from launcher.errors import UsageError
 from launcher.spec import LOCAL, ClusterSpec, NodeSpec
 from launcher.spec_fields import PortRange
 from launcher.spec_parts import ProgramSpec, TimeoutsSpec
+from launcher.strategies import RULES, Framework, StrategyName, find_role_problem
+from launcher.tasks import TaskType
 from worker_entry import kernel
 
 WORKERS_PER_CORE = 4
 """More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
 WORKERS_ALWAYS = 8
+WORKERS = 2
+"""Unless the user says how many."""
 
 PORTS = PortRange(first=20000, last=29999)
 
@@ -61,9 +65,37 @@ def _check_text(word: str) -> None:
         raise UsageError(f"the argument {word!r} is not UTF-8", cure="rename the file, or pass it otherwise") from None
 
 
+def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, evaluator: bool) -> dict[TaskType, int]:
+    """How many tasks of each type a strategy has here.
+
+    Raises:
+        UsageError: it cannot have so many.
+    """
+    alone = RULES[strategy].alone
+    if alone and workers not in (None, 1):
+        raise UsageError(
+            f"{strategy} is one process with all of its devices, not {workers} workers",
+            cure="leave --workers out; --devices emulates several devices",
+        )
+    if ps is not None and strategy != "parameter_server":
+        raise UsageError(f"{strategy} has no parameter servers", cure="leave --ps out, or take parameter_server")
+    tasks: dict[TaskType, int] = {"worker": workers or (1 if alone else WORKERS)}
+    if strategy == "parameter_server":
+        tasks |= {"chief": 1, "ps": ps or 1}
+    if evaluator:
+        tasks["evaluator"] = 1
+    problem = find_role_problem(strategy, tasks)
+    if problem is not None:
+        raise UsageError(problem[1])
+    return tasks
+
+
 def make_spec(
     *,
-    workers: int,
+    tasks: dict[TaskType, int],
+    strategy: StrategyName,
+    framework: Framework,
+    devices: int | None,
     program: ProgramSpec | None,
     python: str | None,
     gpus_per_worker: int | None,
@@ -78,11 +110,17 @@ def make_spec(
         _check_text(python)
     if python == "":
         raise UsageError("--python is empty", cure="name an interpreter, or leave it out")
+    if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
+        raise UsageError(
+            "PyTorch has neither strategies nor a demo here", cure="name a program, and leave the rest to --workers"
+        )
     given: dict[str, Any] = {} if program is None else {"program": program}
     return ClusterSpec(
-        name=f"local-{workers}",
-        nodes=[NodeSpec(host=LOCAL, tasks={"worker": workers}, python=python, gpus_per_worker=gpus_per_worker)],
+        name=f"local-{sum(tasks.values())}",
+        nodes=[NodeSpec(host=LOCAL, tasks=tasks, python=python, gpus_per_worker=gpus_per_worker)],
+        devices=devices,
         ports=PORTS,
         timeouts=TimeoutsSpec() if start_s is None else TimeoutsSpec(start_s=start_s),
         **given,
+        **({"framework": framework} if framework == "torch" else {"strategy": strategy}),
     )

@@ -29,7 +29,7 @@ class LogWatch:
         """What is new, of a cluster that forms, or of one whose steps nobody tells; `now`: monotonic seconds."""
         if now < self._looked + LOOK_S:
             return
-        if gang.phase is Phase.FORMING:
+        if gang.phase is Phase.FORMING and gang.rules.has_leader:
             self._looked = now
             yield from self._see_leader(gang, now)
         elif gang.phase is Phase.RUNNING and gang.rules.stall_s:

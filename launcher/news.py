@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 
 from launcher.causes import find_cause
-from launcher.events import Event, Interrupted, NodeSynced, TaskHalted
+from launcher.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason
 from launcher.restarts import Restart
+from launcher.spec import LOCAL, LOOPBACK
 from launcher.stalls import render_stall
+from launcher.tasks import TENSORBOARD
 from launcher.waiting import render_waiting
 from worker_entry.values import TaskExit
 
@@ -28,6 +30,14 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         ended = cause.exited
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
+    if isinstance(event, TaskExited) and len(after.returned.get(event.task, ())) > len(
+        before.returned.get(event.task, ())
+    ):
+        return f"{event.task} ended with {event.exit}; starting it again, the others go on"
+    if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
+        return _render_board(after)
+    if after.is_over and not before.is_over and after.rules.keeps_sides:
+        return "The training is over; TensorBoard stays until Ctrl-C"
     if isinstance(event, TaskHalted) and after is not before:
         if event.signal is None:
             return f"{event.task} goes on"
@@ -43,6 +53,15 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         count = len(after.rules.forming)
         return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
     return None
+
+
+def _render_board(gang: Gang) -> str:
+    port = gang.ports[TENSORBOARD]
+    node = next(node for node, tasks in gang.rules.nodes.items() if TENSORBOARD in tasks)
+    place = f"http://{LOOPBACK}:{port}/"
+    if node == LOCAL:
+        return f"TensorBoard is at {place}"
+    return f"TensorBoard is on {node}: ssh -N -L {port}:{LOOPBACK}:{port} {node}, then {place}"
 
 
 def render_restart(restart: Restart, attempt: int, limit: int) -> str:

@@ -19,6 +19,7 @@ def override(
     stall_s: float | None = None,
     progress: bool | None = None,
     preload: bool | None = None,
+    tensorboard: bool | str | None = None,
 ) -> ClusterSpec:
     """The spec with these values where they are given."""
     return _with(
@@ -28,6 +29,7 @@ def override(
         timeouts=_with(spec.timeouts, stall_s=stall_s),
         progress=progress,
         preload=preload,
+        tensorboard=tensorboard,
     )
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import UsageError
-from launcher.spec import ClusterSpec, NodeSpec
-from launcher.tasks import TaskId
+from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
+from launcher.strategies import RULES, StrategyRules
+from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType
 from launcher.tf_config import TfConfig, format_address, make_tf_configs
+from launcher.torch_env import make_torch_envs
 from worker_entry.orders import Preload
 from worker_entry.values import Program, TaskRequest
 
@@ -25,6 +25,9 @@ _SECRET_NAME = re.compile(
     r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE
 )
 REDACTED = "(redacted)"
+
+SERVER_MODULE = "worker_entry.server"
+"""What tasks run that serve."""
 
 _NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
@@ -59,16 +62,19 @@ class TaskPlan:
     secrets: frozenset[str]
     mend_keras: bool
     progress: bool = True
+    collective: bool = True
+    """Whether the task meets the others in every step, so that all wait for each other."""
 
-    @property
-    def opens_port(self) -> bool:
-        """Whether TensorFlow starts a server on the port: in every task of a cluster but the evaluator."""
-        return self.tf_config is not None and self.task.type != "evaluator"
+    opens_port: bool = False
+    """Whether the framework starts a server on the port."""
+    reuse_address: bool = False
+    """Whether the program binds its port with SO_REUSEADDR."""
 
     @property
     def request(self) -> TaskRequest:
         """What the task's node is asked to have ready."""
-        return TaskRequest(str(self.task), self.program, self.port if self.explicit_port else 0)
+        port = self.port if self.explicit_port else 0
+        return TaskRequest(str(self.task), self.program, port, reuse_address=self.reuse_address)
 
     def shown_env(self) -> dict[str, str]:
         """The environment as it may be shown."""
@@ -83,6 +89,7 @@ class LaunchPlan:
     strategy: str
     directory: str
     tasks: tuple[TaskPlan, ...]
+    rules: StrategyRules = RULES["multi_worker_mirrored"]
     warnings: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
     """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
@@ -117,20 +124,28 @@ def make_plan(
         UsageError: the nodes have not what the spec asks of them.
     """
     placements = list(spec.placements())
-    ports = ports or dict(_expected_ports(spec, placements))
+    board = [(_find_chief(placements), TENSORBOARD)] if spec.tensorboard else []
+    ports = ports or dict(_expected_ports(spec, [*placements, *board]))
     chosen = dialled or {}
     addresses = {task: format_address(chosen.get(node.host, node.dialled), ports[task]) for node, task in placements}
+    rules = spec.rules
     configs = make_tf_configs(addresses)
+    torch_envs: dict[TaskId, Mapping[str, str]] = {}
+    if spec.framework == "torch":
+        node, first = placements[0]
+        meeting = chosen.get(node.host, node.dialled), ports[first]
+        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], meeting)
+        configs = dict.fromkeys(configs)
     shares = {}
     warnings: list[str] = []
     for node in spec.nodes:
         tasks = [task for owner, task in placements if owner is node]
-        shares.update(_shares(node, tasks, (facts or {}).get(node.host), warnings))
+        shares.update(_shares(node, tasks, rules, (facts or {}).get(node.host), warnings))
     secrets = {name: environ.get(name, "") for name in spec.env_from}
     plans = []
     for node, task in placements:
-        own = _own_env(task, configs[task], spec.checkpoint_directory)
-        env = {**own, **shares[task], **spec.env, **node.env, **secrets}
+        own = _own_env(spec, task, configs[task])
+        env = {**own, **torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
         plans.append(
             TaskPlan(
                 task=task,
@@ -140,21 +155,54 @@ def make_plan(
                 address=addresses[task].rpartition(":")[0],
                 port=ports[task],
                 explicit_port=node.port is not None,
-                program=program_of(spec),
+                program=program_of(spec, task.type),
                 tf_config=configs[task],
                 env=env,
                 secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
-                mend_keras=spec.keras.mend,
-                progress=spec.progress,
+                mend_keras=spec.keras.mend and rules.collective,
+                progress=spec.progress and task.type not in rules.serves,
+                collective=rules.collective,
+                opens_port=_opens_port(spec, task, configs[task], len(placements)),
+                reuse_address=spec.framework == "torch",
             )
         )
+    for node, task in board:
+        plans.append(_plan_board(spec, node, ports[task], _directory(spec, node, directory), python))
     return LaunchPlan(
         name=spec.name,
-        strategy=spec.strategy,
+        strategy=spec.strategy if spec.framework == "tensorflow" else spec.framework,
+        rules=rules,
         directory=_directory(spec, None, directory),
         tasks=tuple(plans),
         warnings=tuple(warnings),
         preload=_preloaded(spec),
+    )
+
+
+def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
+    trainers = [(task, node) for node, task in placements if task.trains]
+    return min(trainers, key=lambda placed: (placed[0].type != "chief", placed[0]))[1]
+
+
+def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, python: str) -> TaskPlan:
+    """TensorBoard, for this machine alone: it asks nobody who he is."""
+    words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
+    return TaskPlan(
+        task=TENSORBOARD,
+        node=node.host,
+        directory=directory,
+        python=node.python or (python if node.is_local else "python3"),
+        address=LOOPBACK,
+        port=port,
+        explicit_port=False,
+        program=Program("module", "tensorboard.main", words),
+        tf_config=None,
+        env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": _NO_GPU},
+        secrets=frozenset(),
+        mend_keras=False,
+        progress=False,
+        collective=False,
+        reuse_address=True,
     )
 
 
@@ -172,7 +220,7 @@ def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
         node: its host.
         keep: whether another attempt may follow.
     """
-    tasks = [task for task in plan.tasks if task.node == node]
+    tasks = [task for task in plan.tasks if task.node == node and not task.task.is_side]
     if plan.preload is None or not tasks:
         return None
     common = set.intersection(*(set(task.env.items()) for task in tasks))
@@ -192,8 +240,10 @@ def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, Task
         following[node.host] += 1
 
 
-def program_of(spec: ClusterSpec) -> Program:
-    """What every task runs."""
+def program_of(spec: ClusterSpec, task_type: TaskType | SideType | None = None) -> Program:
+    """What the tasks of a type run; without one, what the user has written."""
+    if task_type in spec.rules.serves:
+        return Program("module", SERVER_MODULE)
     program = spec.program
     if program.command is not None:
         return Program("command", program.command[0], list(program.command[1:]))
@@ -203,16 +253,28 @@ def program_of(spec: ClusterSpec) -> Program:
     return Program("script", program.script, list(program.args))
 
 
-def _own_env(task: TaskId, config: TfConfig | None, checkpoints: str | None) -> dict[str, str]:
+def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
     env = {
         "DISTLAUNCH_TASK": str(task),
         # Output reaches the log as it is written, also when the task is killed.
         "PYTHONUNBUFFERED": "1",
-        # All of TensorFlow's words go into the log; the console folds them.
-        "TF_CPP_MIN_LOG_LEVEL": "0",
     }
-    if checkpoints is not None:
-        env["DISTLAUNCH_CHECKPOINT_DIR"] = checkpoints
+    if spec.framework == "tensorflow":
+        env["DISTLAUNCH_STRATEGY"] = spec.strategy
+        # All of TensorFlow's words go into the log; the console folds them.
+        env["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    if spec.devices is not None:
+        env["DISTLAUNCH_DEVICES"] = str(spec.devices)
+    if spec.communication != "auto":
+        env["DISTLAUNCH_COMMUNICATION"] = spec.communication
+    if spec.cross_device is not None:
+        env["DISTLAUNCH_CROSS_DEVICE"] = spec.cross_device
+    if task.type != "evaluator":
+        env.update(spec.rules.env)
+    if spec.logs is not None:
+        env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.type}-{task.index}"
+    if spec.checkpoint_directory is not None:
+        env["DISTLAUNCH_CHECKPOINT_DIR"] = spec.checkpoint_directory
     if config is not None:
         # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it, too.
         env["TF_GRPC_REUSE_PORT"] = "true"
@@ -220,10 +282,21 @@ def _own_env(task: TaskId, config: TfConfig | None, checkpoints: str | None) -> 
     return env
 
 
+def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: int) -> bool:
+    """With TensorFlow every task of a cluster but the evaluator; with PyTorch the one of rank 0, where all meet."""
+    if spec.framework == "torch":
+        return size > 1 and task == TaskId("worker", 0)
+    return config is not None and task.type != "evaluator"
+
+
 def _shares(
-    node: NodeSpec, tasks: Sequence[TaskId], facts: NodeFacts | None, warnings: list[str]
+    node: NodeSpec,
+    tasks: Sequence[TaskId],
+    rules: StrategyRules,
+    facts: NodeFacts | None,
+    warnings: list[str],
 ) -> dict[TaskId, dict[str, str]]:
-    """The environment that gives each task of a node its part of the cores and GPUs."""
+    """The environment that gives each task of a node its part of the cores, and those that compute of the GPUs."""
     shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
     if facts is not None and len(tasks) > 1:
         threads = max(1, facts.cores // len(tasks))
@@ -233,7 +306,7 @@ def _shares(
             share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
     found = facts.gpus if facts is not None else ()
     gpus = tuple(node.gpus) if node.gpus is not None else found
-    trainers = [task for task in tasks if task.trains]
+    trainers = [task for task in tasks if task.type in rules.computes]
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
         raise UsageError(
@@ -244,6 +317,10 @@ def _shares(
     if absent:
         warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
     if not gpus and node.gpus is None:
+        return shares
+    if not rules.shares_gpus:
+        for share in shares.values():
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or _NO_GPU
         return shares
     if trainers and len(trainers) > len(gpus) > 0:
         warnings.append(
@@ -260,83 +337,6 @@ def _shares(
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or _NO_GPU
         rest = gpus[size * len(trainers) :]
     for task in tasks:
-        if not task.trains:  # what is left over when each trainer has its share
+        if task not in trainers:  # what is left over when each trainer has its share
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or _NO_GPU
     return shares
-
-
-# --- the plan as data and as commands ---
-
-
-def render_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan for `--json` and for the run's files, without secrets."""
-    return {
-        "name": plan.name,
-        "strategy": plan.strategy,
-        "directory": plan.directory,
-        "warnings": list(plan.warnings),
-        "tasks": [
-            {
-                "task": str(task.task),
-                "node": task.node,
-                "python": task.python,
-                "address": task.address,
-                "port": task.port,
-                "program": {
-                    "kind": task.program.kind,
-                    "target": task.program.target,
-                    "args": task.program.args,
-                },
-                "tf_config": task.tf_config,
-                "env": task.shown_env(),
-                "command": render_by_hand(task),
-            }
-            for task in plan.tasks
-        ],
-    }
-
-
-def render_by_hand(task: TaskPlan) -> str:
-    """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
-
-    A Python program needs distlaunch installed there, which mends Keras for it.
-    """
-    settings = [
-        f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
-        for name, value in task.env.items()
-    ]
-    program = task.program
-    if program.kind == "command":
-        command = shlex.join([program.target, *program.args])
-    else:
-        flags = [] if task.mend_keras else ["--no-keras-mend"]
-        target = ["-m", program.target] if program.kind == "module" else [program.target]
-        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *program.args])
-        command = f"{_quote_path(task.python)} {words}"
-    return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"
-
-
-def _quote_path(path: str) -> str:
-    """For the node's shell, which knows what `~` is there."""
-    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
-
-
-def render_text(plan: LaunchPlan) -> str:
-    """The plan for people: a block for each task."""
-    tasks, nodes = len(plan.tasks), len(plan.nodes)
-    size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
-    lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
-    lines += [f"Warning: {warning}" for warning in plan.warnings]
-    for task in plan.tasks:
-        port_note = "" if task.explicit_port else " (or the next free port)"
-        config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
-        env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}
-        lines += [
-            "",
-            f"{task.task} on {task.node}",
-            f"  address    {format_address(task.address, task.port)}{port_note}",
-            f"  TF_CONFIG  {config}",
-            *(f"  {'env' if i == 0 else '':<9}  {name}={value}" for i, (name, value) in enumerate(sorted(env.items()))),
-            f"  by hand    {render_by_hand(task)}",
-        ]
-    return "\n".join(lines)

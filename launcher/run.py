@@ -48,7 +48,7 @@ def run(
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
     files.hold(run_id)
-    spec = _place_checkpoints(_place_demo(spec, files), files)
+    spec = _place_checkpoints(_place_logs(_place_demo(spec, files), files), files)
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
     tasked = at_first(spec).nodes
@@ -121,6 +121,8 @@ def _make_supervisor(
         spec.timeouts,
         (spec.ports.first, spec.ports.last),
         spec.restart.max_restarts > 0,
+        spec.restart.max_worker_restarts,
+        spec.tensorboard == "keep",
         make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
         only_checks,
     )
@@ -132,11 +134,21 @@ def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
     if all(node.is_local for node in spec.nodes):
-        program = ProgramSpec(module=DEMO_MODULE, args=["--model-dir", str(files.root / "model")])
+        args = ["--model-dir", str(files.root / "model")]
+        if any(node.count("evaluator") for node in spec.nodes):
+            args += ["--checkpoints", str(files.make_checkpoints())]
+        program = ProgramSpec(module=DEMO_MODULE, args=args)
         return spec.model_copy(update={"program": program})
     if spec.sync is not None:
         return spec
     return spec.model_copy(update={"working_directory": spec.working_directory or "~"})
+
+
+def _place_logs(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
+    """What TensorBoard shows, where all of it is on this machine."""
+    if spec.logs is not None or not all(node.is_local for node in spec.nodes):
+        return spec
+    return spec.model_copy(update={"log_directory": str(files.root / "tensorboard")})
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunDir) -> ClusterSpec:

@@ -18,6 +18,7 @@ from launcher.spec_fields import (
     FilledText,
     GpuName,
     HostName,
+    Keepable,
     ModuleName,
     Port,
     PortRange,
@@ -25,6 +26,16 @@ from launcher.spec_fields import (
     VariableName,
 )
 from launcher.spec_parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
+from launcher.strategies import (
+    RULES,
+    TORCH,
+    Communication,
+    CrossDevice,
+    Framework,
+    StrategyName,
+    StrategyRules,
+    find_role_problem,
+)
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId, TaskType
 
 DEMO_MODULE = "worker_entry.demo.train"
@@ -41,8 +52,15 @@ OWN_VARIABLES = (
     "DISTLAUNCH_TASK",
     "DISTLAUNCH_ATTEMPT",
     "DISTLAUNCH_CHECKPOINT_DIR",
+    "DISTLAUNCH_LOG_DIR",
+    "DISTLAUNCH_STRATEGY",
+    "DISTLAUNCH_DEVICES",
+    "DISTLAUNCH_COMMUNICATION",
+    "DISTLAUNCH_CROSS_DEVICE",
 )
 """Environment variables that distlaunch sets itself."""
+TORCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Those that it sets for PyTorch."""
 
 TASKS_LIMIT = 100_000
 """Tasks of a cluster; more is a slip of the pen."""
@@ -104,12 +122,25 @@ class ClusterSpec(Model):
     """The machines, in the order in which tasks are numbered."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
     """What every task runs; the built-in demo, if left out."""
-    strategy: Literal["multi_worker_mirrored"] = "multi_worker_mirrored"
+    framework: Framework = "tensorflow"
+    """What the program trains with; `torch` sets the variables of `torchrun` in place of TF_CONFIG."""
+    strategy: StrategyName = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
+    devices: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Into so many devices the CPU is divided for each task that has no GPU, to emulate a machine with several."""
+    communication: Communication = "auto"
+    """How workers add up their gradients, for programs that let distlaunch build their strategy."""
+    cross_device: CrossDevice | None = None
+    """How the devices of a mirrored process do, for such programs; without it, as TensorFlow chooses."""
     working_directory: FilledText | None = None
     """Where the program runs; without it, the folder that distlaunch is called in."""
     sync: SyncSpec | None = None
     """Sends a folder to the other machines, in which the program then runs. Without it, the program must be there."""
+    tensorboard: Keepable = False
+    """Whether TensorBoard runs on the chief's node; with `keep` it stays after the training, until Ctrl-C."""
+    log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
+    """What TensorBoard shows; tasks find a folder of their own below it in DISTLAUNCH_LOG_DIR. Without it, `logs` in
+    `checkpoint_directory`, or, if all nodes are this machine, a folder of the run."""
     checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
     """A folder that all nodes share; checked before the start, and given to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     env: Environment = {}
@@ -136,6 +167,18 @@ class ClusterSpec(Model):
             text = "; ".join(f"{render_path(path)}: {message}" for path, message in problems)
             raise PydanticCustomError("contradictions", "{text}", {"text": text, "problems": problems})
         return self
+
+    @property
+    def logs(self) -> str | None:
+        """Where tasks write what TensorBoard shows, if that is known."""
+        if self.log_directory is None and self.checkpoint_directory is not None:
+            return f"{self.checkpoint_directory.rstrip('/')}/logs"
+        return self.log_directory
+
+    @property
+    def rules(self) -> StrategyRules:
+        """What follows from the strategy, or from the framework that has none."""
+        return TORCH if self.framework == "torch" else RULES[self.strategy]
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:
         """Every task with its node; indices count through the nodes in their order."""
@@ -165,6 +208,15 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     for index, node in enumerate(spec.nodes):
         yield from _gpu_contradictions(node, ("nodes", index))
     yield from _env_contradictions(spec)
+    shared = spec.log_directory or spec.checkpoint_directory or all(node.is_local for node in spec.nodes)
+    if spec.tensorboard and not shared:
+        yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
+    if spec.framework == "torch" and "strategy" in spec.model_fields_set:
+        yield ("strategy",), "is of TensorFlow; leave it out with `framework: torch`"
+    if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
+        yield ("communication",), f"is of multi_worker_mirrored; {spec.strategy} has none, leave it out"
+    if spec.cross_device is not None and spec.strategy != "mirrored":
+        yield ("cross_device",), f"is of mirrored; {spec.strategy} has none, leave it out"
     if spec.sync is not None and spec.working_directory is not None:
         yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; leave this out"
 
@@ -173,6 +225,13 @@ def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     totals = {task_type: sum(n.count(task_type) for n in spec.nodes) for task_type in TASK_TYPES}
     if not any(totals[task_type] for task_type in TRAINING_TYPES):
         yield ("nodes",), "no task trains; give at least one node `tasks: {worker: 1}`"
+    elif (problem := find_role_problem(spec.strategy, totals, spec.framework)) is not None:
+        wrong, message = problem
+        place: Path = ("strategy",)
+        if wrong is not None:
+            first = next(index for index, node in enumerate(spec.nodes) if node.count(wrong))
+            place = ("nodes", first, "tasks", wrong)
+        yield place, message
     for index, node in enumerate(spec.nodes):
         path = ("nodes", index, "tasks")
         if node.spare:
@@ -183,8 +242,6 @@ def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
             if totals[task_type] > 1 and node.tasks.get(task_type, 0):
                 message = f"a cluster has at most one {task_type}, this one has {totals[task_type]}; keep one"
                 yield (*path, task_type), message
-        if node.tasks.get("ps", 0):
-            yield (*path, "ps"), f"strategy {spec.strategy} has no parameter servers; leave `ps` out"
         if not sum(node.tasks.values()):
             yield path, "this node has no task; leave the node out"
 
@@ -241,7 +298,7 @@ def _gpu_contradictions(node: NodeSpec, path: Path) -> Iterator[tuple[Path, str]
 def _env_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     places: list[tuple[Path, dict[str, str]]] = [(("env",), spec.env)]
     places += [(("nodes", index, "env"), node.env) for index, node in enumerate(spec.nodes)]
-    for name in OWN_VARIABLES:
+    for name in OWN_VARIABLES if spec.framework == "tensorflow" else (*OWN_VARIABLES, *TORCH_VARIABLES):
         for path, env in places:
             if name in env:
                 yield (*path, name), "is set by distlaunch for each task; leave it out"

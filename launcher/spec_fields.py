@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -84,6 +84,19 @@ Ports = Annotated[
     WithJsonSchema(
         {"type": ["string", "integer"], "pattern": "^[0-9]{1,5}( *- *[0-9]{1,5})?$", "examples": ["20000-20999"]}
     ),
+]
+
+
+def parse_keepable(value: Any) -> bool | str:
+    """`true`, `false` or `keep`, as text or as they are."""
+    known: dict[str, bool | str] = {"true": True, "false": False, "keep": "keep"}
+    if str(value).lower() not in known:
+        raise PydanticCustomError("keepable", "expected true, false or keep, got {value}", {"value": repr(value)})
+    return known[str(value).lower()]
+
+
+Keepable = Annotated[
+    bool | Literal["keep"], PlainValidator(parse_keepable), WithJsonSchema({"enum": [True, False, "keep"]})
 ]
 
 

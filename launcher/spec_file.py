@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
-from launcher.spec import OWN_VARIABLES, ClusterSpec, NodeSpec, Path
+from launcher.spec import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path
 from launcher.spec_parts import ProgramSpec
 from launcher.tasks import TASK_TYPES
 
@@ -77,7 +77,7 @@ def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
     for detail in error.errors():
         if detail["type"] == "contradictions":
             for problem_path, message in detail["ctx"]["problems"]:
-                is_key = problem_path[-1] in TASK_TYPES or problem_path[-1] in OWN_VARIABLES
+                is_key = problem_path[-1] in TASK_TYPES or problem_path[-1] in (*OWN_VARIABLES, *TORCH_VARIABLES)
                 yield Mistake(marks.find(problem_path, key=is_key), problem_path, message)
             continue
         path, is_key = _place(detail)

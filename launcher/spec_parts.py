@@ -114,6 +114,8 @@ class RestartSpec(Model):
     """Before the second of restarts that follow each other soon, the first being at once; then it doubles, up to 60."""
     min_workers: Annotated[int, Field(ge=0)] = 0
     """When a node is lost and no spare is left, go on without it if so many workers remain; 0: do not."""
+    max_worker_restarts: Annotated[int, Field(ge=0)] = 3
+    """How often each worker of a parameter_server cluster is started again alone; all others go on meanwhile."""
     return_s: Seconds = 300.0
     """How long a lost node that nothing replaces is waited for, as while a machine starts again; 0: not at all."""
     on: list[FailureName] = [

@@ -34,7 +34,7 @@ def is_stalled(gang: Gang, now: float) -> bool:
 
 def stall_limit_s(gang: Gang) -> float | None:
     """How long it may go without progress just now; None for ever."""
-    if gang.phase is not Phase.RUNNING or gang.rules.stall_s == 0 or any(task.trains for task in gang.exits):
+    if gang.phase is not Phase.RUNNING or gang.rules.stall_s == 0 or gang.rules.trainers & gang.exits.keys():
         return None  # who has ended is waited for by the rules of the end
     if gang.rules.stall_s is not None:
         return gang.rules.stall_s
@@ -53,7 +53,7 @@ def render_stall(gang: Gang) -> str:
 
 def find_staller(gang: Gang) -> TaskId | None:
     """The one task that the others wait for, if the stacks and steps tell."""
-    trainers = {task for task in gang.stopped if task.trains}
+    trainers = gang.rules.trainers & gang.stopped
     halted = trainers & gang.halted.keys()
     groups = [(trainers.intersection(tasks), stack) for tasks, stack in group_stacks(gang.stacks)]
     busy = {task for tasks, stack in groups if stack.is_own for task in tasks}

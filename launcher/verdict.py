@@ -111,18 +111,25 @@ def outcome(gang: Gang) -> OutcomeName:
 
 
 def _judge_success(gang: Gang) -> Verdict:
-    trainers = [task for task in gang.rules.tasks if task.trains]
+    trainers = [*gang.rules.trainers]
     evidence = [
         f"{event.task} ended with {event.exit}, which does not fail the run"
         for event in gang.exits.values()
-        if not event.task.trains and event.failed and event.task not in gang.stopped
+        if event.task not in gang.rules.trainers | gang.rules.servers | gang.stopped and event.failed
     ]
     evidence += [
         f"{event.task} had come to its end when {event.exit} ended its interpreter, which does not fail the run"
         for event in gang.exits.values()
         if event.finished is not None and not event.exit.ok
     ]
-    evidence += [f"{task} was still running and was stopped" for task in sorted(gang.stopped)]
+    evidence += [
+        f"{task} was still running and was stopped"
+        for task in sorted(gang.stopped - gang.rules.servers - gang.rules.sides)
+    ]
+    evidence += [
+        f"{task} was started again alone, after {', '.join(str(end.exited.exit) for end in ends)}"
+        for task, ends in sorted(gang.returned.items())
+    ]
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "came to the program's end"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
@@ -299,8 +306,8 @@ def _judge_stall(gang: Gang) -> Verdict:
 
 
 def _judge_drain_timeout(gang: Gang) -> Verdict:
-    going = sorted(task for task in gang.stopped if task.trains)
-    done = [task for task in gang.exits if task.trains and task not in gang.stopped]
+    going = sorted(gang.rules.trainers & gang.stopped)
+    done = [task for task in gang.exits if task in gang.rules.trainers and task not in gang.stopped]
     return Verdict(
         reference="drain-timeout",
         message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did",

@@ -1,10 +1,10 @@
-"""A `distlaunch up` that goes on in the background, while a test does something to it."""
+"""A run that goes on in the background, while a test does something to it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
 
 
 class BackgroundRun:
-    """`distlaunch up SPEC`, started by `popen`; its files are in `directory`."""
+    """`distlaunch VERB ARGUMENTS`, started by `popen`; its files are in `directory`."""
 
-    def __init__(self, folder: Path, spec: str, popen: Popen) -> None:
+    def __init__(self, folder: Path, verb: str, arguments: Sequence[str], popen: Popen) -> None:
         self.directory = folder / "run"
         self._stderr = folder / "stderr"
         with self._stderr.open("wb") as stderr:
-            command = distlaunch_command("up", "--run-dir", str(self.directory), spec)
+            command = distlaunch_command(verb, "--run-dir", str(self.directory), *arguments)
             self.process = popen(command, stderr.fileno())
 
     @property

@@ -128,7 +128,7 @@ class Cluster:
         def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
             return subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=stderr, stdin=subprocess.DEVNULL)
 
-        return BackgroundRun(folder, self.write_spec(rest, workers), popen)
+        return BackgroundRun(folder, "up", [self.write_spec(rest, workers)], popen)
 
     def down(self) -> None:
         self.compose("--profile", "four", "down", "--volumes", "--remove-orphans")

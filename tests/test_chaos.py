@@ -21,7 +21,16 @@ from worker_entry.values import Injection, Progress
 
 
 def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
-    return make_spec(workers=2, program=program, python=None, gpus_per_worker=None, start_s=None)
+    return make_spec(
+        tasks={"worker": 2},
+        strategy="multi_worker_mirrored",
+        framework="tensorflow",
+        devices=None,
+        program=program,
+        python=None,
+        gpus_per_worker=None,
+        start_s=None,
+    )
 
 
 class TestParsing:

@@ -16,11 +16,11 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
-    spec_parts
-    events spec tf_config terminal run_dir
+    spec_parts strategies
+    events spec tf_config torch_env terminal run_dir
     marked_yaml
     spec_file local_mode plan gang_state console sync casting stacks overrides
-    stalls pace stragglers restarts chaos rehearsal
+    stalls pace stragglers restarts chaos rehearsal plan_text
     compose
     waiting
     gang
@@ -35,7 +35,7 @@ LAUNCHER_LAYERS = """
     transports.ssh_connect
     transports.ssh
     node_links ways
-    gang_loop clean returning
+    gang_loop clean returning profiling
     supervisor
     run cli_options cli_runs
     cli_specs
@@ -49,7 +49,7 @@ WORKER_LAYERS = """
     kernel orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
-    telling collective_time
+    telling collective_time devices profiling
     progress injecting
     keras_progress
     task
@@ -99,7 +99,9 @@ def modules(package: str) -> dict[str, Path]:
 LAUNCHER = modules("launcher")
 WORKER_ENTRY = modules("worker_entry")
 EVERYTHING = {**LAUNCHER, **WORKER_ENTRY}
-AGENT_SIDE = {name: path for name, path in WORKER_ENTRY.items() if not name.startswith("worker_entry.demo")}
+OF_PROGRAMS = ("worker_entry.demo", "worker_entry.server", "worker_entry.strategies")
+"""What programs run, or import, or what is a program of its own."""
+AGENT_SIDE = {name: path for name, path in WORKER_ENTRY.items() if not name.startswith(OF_PROGRAMS)}
 
 
 def imports_of(path: Path) -> set[Import]:
@@ -164,10 +166,13 @@ def test_what_runs_on_a_node_needs_nothing_but_the_standard_library(name: str) -
         assert package in {*sys.stdlib_module_names, "worker_entry"}, f"{name} imports {found.module}"
 
 
-def test_the_demo_needs_tensorflow_and_nothing_of_ours() -> None:
+def test_the_demo_needs_tensorflow_and_of_ours_only_what_programs_may_use() -> None:
     """It is an example to copy."""
     for name in set(WORKER_ENTRY) - set(AGENT_SIDE):
-        packages = {found.module.partition(".")[0] for found in imports_of(WORKER_ENTRY[name])}
+        found = {found.module for found in imports_of(WORKER_ENTRY[name])}
+        ours = {module for module in found if module.startswith("worker_entry")}
+        packages = {module.partition(".")[0] for module in found - ours}
+        assert ours <= {"worker_entry", "worker_entry.strategies", "worker_entry.progress"}, name
         assert packages <= {*sys.stdlib_module_names, "keras", "numpy", "tensorflow"}, name
 
 
@@ -208,6 +213,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "cli_specs",
         "local_mode",
         "run_dir",
+        "profiling",
     }
     for name in LAUNCHER:
         if name.removeprefix("launcher.") not in world:

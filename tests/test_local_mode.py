@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli_specs
+from launcher.errors import UsageError
+from launcher.local_mode import make_tasks
+from launcher.strategies import STRATEGIES, StrategyName
 from tests.conftest import Distlaunch
 
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
@@ -152,3 +156,33 @@ class TestWorkers:
         assert ran.stdout.startswith("local-1000: multi_worker_mirrored, 1000 tasks on 1 node, in ")
         assert ran.stdout.count("\n  by hand ") == 1000
         assert "\nworker:999 on local\n" in ran.stdout
+
+
+class TestStrategies:
+    def test_the_command_line_knows_all_of_them(self) -> None:
+        assert cli_specs._STRATEGIES == STRATEGIES
+
+    def test_one_process_is_one_worker(self) -> None:
+        assert make_tasks("mirrored", None, None, evaluator=False) == {"worker": 1}
+
+    def test_a_chief_and_parameter_servers_stand_beside_the_workers(self) -> None:
+        assert make_tasks("parameter_server", 3, 2, evaluator=True) == {
+            "worker": 3,
+            "chief": 1,
+            "ps": 2,
+            "evaluator": 1,
+        }
+
+    @pytest.mark.parametrize(
+        ("strategy", "workers", "ps", "evaluator", "why"),
+        [
+            ("mirrored", 2, None, False, "mirrored is one process with all of its devices, not 2 workers"),
+            ("multi_worker_mirrored", 2, 1, False, "multi_worker_mirrored has no parameter servers"),
+            ("one_device", None, None, True, "is one process on one node, this spec has 2 tasks"),
+        ],
+    )
+    def test_what_cannot_go_together_is_refused(
+        self, strategy: StrategyName, workers: int | None, ps: int | None, evaluator: bool, why: str
+    ) -> None:
+        with pytest.raises(UsageError, match=why):
+            make_tasks(strategy, workers, ps, evaluator=evaluator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -42,12 +43,19 @@ class Run(BackgroundRun):
         self.mark = make_mark()
         self.network = network
         spec = network.write_spec(f"{rest}env_from: [{next(iter(self.mark))}]\n")
-        super().__init__(folder, spec, lambda argv, stderr: network.popen(argv, env=self.mark, stderr=stderr))
+        super().__init__(folder, "up", [spec], lambda argv, stderr: network.popen(argv, env=self.mark, stderr=stderr))
 
     def left_on(self, host: str) -> int:
         """Processes of the run's tasks on a host."""
         namespace = os.stat(f"/proc/{self.network.hosts[host].daemon.pid}/ns/net").st_ino
-        return sum(os.stat(f"/proc/{p.pid}/ns/net").st_ino == namespace for p in marked(self.mark))
+        return sum(_namespace(process.pid) == namespace for process in marked(self.mark))
+
+
+def _namespace(pid: int) -> int | None:
+    """That of a process's network; None once it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    return None
 
 
 @pytest.mark.tensorflow

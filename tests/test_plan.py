@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import UsageError
-from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_plan, render_by_hand, render_json, render_text
+from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_plan
+from launcher.plan_text import render_by_hand, render_json, render_text
 from launcher.spec import ClusterSpec
+from launcher.spec_file import parse_spec
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch
 
@@ -322,7 +324,7 @@ class TestShown:
 
 SHOW = """
 import json, os, sys
-of_a_run = ("DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_CHECKPOINT_DIR")
+of_a_run = ("DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_CHECKPOINT_DIR", "DISTLAUNCH_LOG_DIR")
 names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", *of_a_run)
 env = {name: value for name, value in os.environ.items() if name not in names}
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": env, "path": sys.path}
@@ -420,3 +422,50 @@ class TestByHand:
             plan = planned({}, program={"script": "train.py"}, keras={"mend": mend})
 
             assert ("--no-keras-mend" in render_by_hand(plan.tasks[0])) == (not mend)
+
+
+class TestStrategies:
+    def planned(self, text: str) -> dict[str, TaskPlan]:
+        plan = make_plan(parse_spec(text.encode()), directory="/work", environ={}, python="python3")
+        return {str(task.task): task for task in plan.tasks}
+
+    def test_only_the_chief_and_the_evaluator_run_the_program_beside_servers(self) -> None:
+        tasks = self.planned(
+            "nodes: [{host: a, tasks: {chief: 1, worker: 1, ps: 1, evaluator: 1}, gpus: [0, 1]}]\n"
+            "strategy: parameter_server\nprogram: {script: train.py}\n"
+        )
+        programs = {name: task.program.target for name, task in tasks.items()}
+        assert programs == {
+            "chief:0": "train.py",
+            "evaluator:0": "train.py",
+            "worker:0": "worker_entry.server",
+            "ps:0": "worker_entry.server",
+        }
+        gpus = {name: task.env["CUDA_VISIBLE_DEVICES"] for name, task in tasks.items()}
+        assert gpus == {"chief:0": "-1", "ps:0": "-1", "worker:0": "0,1", "evaluator:0": "-1"}
+        for name, task in tasks.items():
+            assert task.env.get("GRPC_FAIL_FAST") == (None if name == "evaluator:0" else "use_caller")
+            assert (task.mend_keras, task.collective) == (False, False)
+
+    def test_one_process_has_no_tf_config_and_is_told_its_strategy(self) -> None:
+        [task] = self.planned("nodes: [{host: a}]\nstrategy: mirrored\ndevices: 4\ncross_device: nccl\n").values()
+        assert "TF_CONFIG" not in task.env
+        told = {name: value for name, value in task.env.items() if name.startswith("DISTLAUNCH_")}
+        assert told == {
+            "DISTLAUNCH_TASK": "worker:0",
+            "DISTLAUNCH_STRATEGY": "mirrored",
+            "DISTLAUNCH_DEVICES": "4",
+            "DISTLAUNCH_CROSS_DEVICE": "nccl",
+        }
+
+    def test_tensorboard_is_on_the_chiefs_node_and_no_part_of_the_cluster(self) -> None:
+        tasks = self.planned(
+            "nodes: [{host: a}, {host: b, tasks: {chief: 1}}]\ntensorboard: true\ncheckpoint_directory: /shared\n"
+        )
+        board = tasks["tensorboard:0"]
+        assert (board.node, board.tf_config, board.address, board.port) == ("b", None, "127.0.0.1", 20001)
+        assert board.program.args[:2] == ["--logdir", "/shared/logs"]
+        config = tasks["chief:0"].tf_config
+        assert config is not None
+        assert config["cluster"] == {"chief": ["b:20000"], "worker": ["a:20000"]}
+        assert tasks["worker:0"].env["DISTLAUNCH_LOG_DIR"] == "/shared/logs/worker-0"

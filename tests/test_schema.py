@@ -69,7 +69,7 @@ class TestSpec:
             {"nodes": [{"host": "local", "port": 65536}]},
             {"nodes": [{"host": "local", "gpus": ["0,1"]}]},
             {"program": {"command": "train"}},
-            {"strategy": "mirrored"},
+            {"strategy": "mirror"},
             {"env": {"A-B": "x"}},
             {"ports": "20000:20999"},
             {"restart": {"max_restarts": -1}},

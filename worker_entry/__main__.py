@@ -1,7 +1,8 @@
-"""`python …/worker_entry (agent | node | attach | clean | nursery | task FILE | run …)`: started as a path, or by -m.
+"""`python …/worker_entry (agent | node | attach | clean | profile | nursery | task FILE | run …)`: a path, or by -m.
 
 An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
 A `nursery` imports TensorFlow, and forks tasks from there. `clean` ends what is left of runs whose controller is gone.
+`profile` asks the workers of a cluster what they do.
 """
 
 import os
@@ -27,6 +28,11 @@ def main() -> None:
         from worker_entry import cleaning
 
         sys.exit(cleaning.main())
+    if verb == "profile":
+        from worker_entry import profiling
+
+        profiling.main()
+        return
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
     from worker_entry import task
 

@@ -83,8 +83,7 @@ class Agent:
         """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
         self._attempt = 0
         self._prepared: set[str] = set()
-        self._watch = TaskWatch()
-        self._stacks = StackDump()
+        self._watch, self._stacks = TaskWatch(), StackDump()
         self._waiting: Optional[Start] = None
         """A Start that has to wait until TensorFlow is imported."""
         self._replica: Optional[Replica] = None
@@ -276,7 +275,7 @@ class Agent:
 
     def _accept(self, order: Start) -> None:
         names = {start.task for start in order.tasks}
-        busy = self._tasks or self._waiting is not None
+        busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
         if busy or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         self._checks.close()
@@ -285,9 +284,10 @@ class Agent:
     def _start(self, order: Start, hello: Hello) -> None:
         if not any(may_import(start.program, hello.cwd, TENSORFLOW_PACKAGES) for start in order.tasks[:1]):
             self._nursery.dismiss()  # the program was not there yet when it began
-        files = AttemptFiles(hello.directory, order.attempt)
-        self._tree = processes.Tree(self._nursery.pids)
+        if not self._tasks:
+            self._tree = processes.Tree(self._nursery.pids)
         try:
+            files = AttemptFiles(hello.directory, order.attempt)
             self._tasks.start(order, files, hello.cwd, self._tree, self._nursery)
         except TaskStartError as error:
             self._break(error.problem)

@@ -68,7 +68,7 @@ class Doorbells:
 
 
 def listen(port: int) -> socket.socket:
-    """A listener beside whoever holds the port with SO_REUSEPORT; for both families, as TensorFlow's is."""
+    """A listener beside whoever holds the port; for both families, as TensorFlow's is."""
     try:
         listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -77,6 +77,7 @@ def listen(port: int) -> socket.socket:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         place = ("0.0.0.0", port)  # noqa: S104 - as TensorFlow's own server will be
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # by whichever of the two the port is lent
     try:
         listener.bind(place)
         listener.listen(128)

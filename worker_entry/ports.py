@@ -4,6 +4,9 @@ A port is held by a socket that is bound but does not listen. It is bound *witho
 holder can bind it, and gets the option afterwards, so that a server that sets it (gRPC under
 TF_GRPC_REUSE_PORT=true) still can. Linux and macOS look at the option of the sockets that are there when a new one
 is bound.
+
+A program that sets SO_REUSEADDR instead, as PyTorch does, is lent its port by that option. Others that set it could
+take the port as well: such a one is held against other launchers, and against ports chosen at random, only.
 """
 
 from __future__ import annotations
@@ -35,11 +38,11 @@ class HeldPorts:
         # Explicit ports first: a chosen one must not take them.
         for request in requests:
             if request.port:
-                problem = self._hold_explicit(request.task, request.port)
+                problem = self._hold_explicit(request)
                 problems += [problem] if problem else []
         candidates = iter(range(first, last + 1))
         for request in requests:
-            if request.port == 0 and not any(self._try(request.task, port) is None for port in candidates):
+            if request.port == 0 and not any(self._try(request, port) is None for port in candidates):
                 problems.append(
                     Problem(
                         "no-free-port",
@@ -66,11 +69,12 @@ class HeldPorts:
         self.numbers.clear()
         self.forming.clear()
 
-    def _hold_explicit(self, task: str, port: int) -> Optional[Problem]:
-        error = self._try(task, port)
+    def _hold_explicit(self, request: TaskRequest) -> Optional[Problem]:
+        task, port = request.task, request.port
+        error = self._try(request, port)
         if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port):
             # The connections of a run that has just ended keep a port from being bound for a minute.
-            error = self._try(task, port, reuse=True)
+            error = self._try(request, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
@@ -78,7 +82,7 @@ class HeldPorts:
             return Problem("port-taken", f"port {port} is held by {holder}", "end it, or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
-    def _try(self, task: str, port: int, *, reuse: bool = False) -> Optional[OSError]:
+    def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
         held = _socket()
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
@@ -86,10 +90,10 @@ class HeldPorts:
         except OSError as error:
             held.close()
             return error
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, False)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, not request.reuse_address)
         self._sockets.append(held)
-        self.numbers[task] = port
+        self.numbers[request.task] = port
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class AttemptFiles:
     def order(self, task: str) -> str:
         """What the task runner is told, so that nothing of the user's is on its command line."""
         return self._path(task, "order.json")
+
+    def forget(self, task: str) -> None:
+        """Removes what an earlier process of the task has told of itself, if there was one; its log goes on."""
+        for path in (self.crash(task), self.finished(task), self.status(task), self.stacks(task)):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def _path(self, task: str, ending: str) -> str:
         return os.path.join(self.directory, f"{task.replace(':', '-')}.{ending}")

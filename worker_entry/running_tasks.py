@@ -37,8 +37,11 @@ class RunningTasks:
         """Of those that have not ended."""
         return [task.pid for task in self.by_name.values() if task.running]
 
+    def is_running(self, name: str) -> bool:
+        return name in self.by_name and self.by_name[name].running
+
     def start(self, order: Start, files: AttemptFiles, cwd: str, tree: Tree, nursery: Nursery) -> None:
-        """Starts them all.
+        """Starts them all; one that has ended may be started again.
 
         Raises:
             TaskStartError: one could not be started, nor was any after it.
@@ -46,6 +49,11 @@ class RunningTasks:
         reasons = set()
         for start in order.tasks:
             task = StartedTask.start(start, order.cluster, files, cwd, nursery)
+            before = self.by_name.get(start.task)
+            if before is not None:  # it is started again alone, and writes on
+                self.turns.remove(before)
+                task.rewind(before.offset)
+                before.close()
             self.by_name[start.task] = task
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.turns.append(task)

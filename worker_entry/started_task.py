@@ -52,7 +52,8 @@ class StartedTask:
         self.not_forked = not_forked
         """Why it was started by itself, if it might have been forked."""
         self._log = log
-        self._offset = 0
+        self.offset = 0
+        """How much of the log has been sent."""
         self._files = files
         self._told = b""
 
@@ -73,6 +74,7 @@ class StartedTask:
         cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, nursery: Nursery
     ) -> StartedTask:
         make_private_directory(files.directory)
+        files.forget(start.task)
         # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
         log = files.log(start.task)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -96,18 +98,18 @@ class StartedTask:
     def read_log(self) -> tuple[int, bytes]:
         """The next piece of the log with its offset; empty when all of it has been read."""
         if self.unsent() < 0:  # the program has cut its own log: `echo … > /dev/stderr` does
-            self._offset = 0
-        offset = self._offset
+            self.offset = 0
+        offset = self.offset
         data = os.pread(self._log, LOG_PIECE, offset)
-        self._offset += len(data)
+        self.offset += len(data)
         return offset, data
 
     def rewind(self, offset: int) -> None:
         """Reads on from there: what was behind it has got lost."""
-        self._offset = offset
+        self.offset = offset
 
     def unsent(self) -> int:
-        return os.fstat(self._log).st_size - self._offset
+        return os.fstat(self._log).st_size - self.offset
 
     def _read_crash(self) -> Optional[CrashRecord]:
         try:

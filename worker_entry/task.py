@@ -31,7 +31,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry import collective_time, heartbeat, injecting, keras_progress, keras_support, progress, telling
+from worker_entry import (
+    collective_time,
+    devices,
+    heartbeat,
+    injecting,
+    keras_progress,
+    keras_support,
+    progress,
+    telling,
+)
 from worker_entry.values import CrashRecord, Injection, Program, Progress, TaskOrder
 
 MESSAGE_LIMIT = 4000
@@ -117,6 +126,8 @@ def _prepare(order: TaskOrder) -> None:
         injecting.install(order.injections, teller, watchers)
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
+    if os.environ.get("DISTLAUNCH_DEVICES"):
+        devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
     if order.mend_keras and "TF_CONFIG" in os.environ:
         keras_support.install(_log)
 

@@ -126,11 +126,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a task will need. `port`: a number to be honoured, or 0 for a free one of the range."""
+    """What a task will need. `port`: a number to be honoured, or 0 for a free one of the range.
+
+    `reuse_address`: the program binds it with SO_REUSEADDR, as most do, and not with SO_REUSEPORT, as TensorFlow.
+    """
 
     task: str
     program: Program
     port: int = 0
+    reuse_address: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,32 @@
-"""Teaches a small convolutional network to read handwritten digits, on any number of workers.
+"""Teaches a small convolutional network to read handwritten digits, under any strategy of tf.distribute.
 
-An example to copy: nothing in it knows what started it. `python train.py` trains in one process. On several
-workers, every worker runs the same command, with `TF_CONFIG` telling it who the others are. The last line of
-each worker has the accuracy on images that were not trained on, and how many images per second all workers
-together went through: all epochs but the first, which builds the graph; their validation counts as time.
+An example to copy. `python train.py` trains in one process. On several workers, every worker runs the same command,
+with `TF_CONFIG` telling it who the others are, and `from_environment` giving it the strategy that was asked for. The
+last line of each worker has the accuracy on images that were not trained on, and how many images per second all
+workers together went through: all epochs but the first, which builds the graph; their validation counts as time.
 """
 
 import argparse
+import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Optional
 
 import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from worker_entry import progress, strategies
+
 Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]
 
 VALIDATION = 360  # of the 1,797 images
-SEED = 1  # the same on all workers: they must agree on what is held out, and on the order of the rest
+SEED = 1  # the same on all workers: they must agree on what is held out, on the order of the rest, and where to begin
+FILES = 8  # into so many the images are written where workers share out files
+REFERENCE_BATCH = 32  # the learning rate is right for it
 
 
 def load_data() -> tuple[Examples, Examples]:
@@ -32,7 +39,41 @@ def load_data() -> tuple[Examples, Examples]:
     return (images[VALIDATION:], labels[VALIDATION:]), (images[:VALIDATION], labels[:VALIDATION])
 
 
-def build_model(replicas: int) -> keras.Model:
+def read_together(examples: Examples, batch: int) -> tf.data.Dataset:
+    """DATA: every worker reads the same images in the same order, and keeps its own share of each batch."""
+    data = tf.data.Dataset.from_tensor_slices(examples).shuffle(len(examples[0]), seed=SEED)
+    return share_out(data.batch(batch, drop_remainder=True), "DATA")
+
+
+def read_own_files(examples: Examples, batch: int, folder: Path) -> tf.data.Dataset:
+    """FILE: every worker opens its own share of the files, and reads nothing of the others'.
+
+    Data on a shared disk is there already; here each worker writes all of it for itself.
+    """
+    names = []
+    for number, chosen in enumerate(np.array_split(np.arange(len(examples[0])), FILES)):
+        names.append(str(folder / f"digits-{number}.tfrecord"))
+        with tf.io.TFRecordWriter(names[-1]) as file:
+            for index in chosen:
+                file.write(examples[0][index].tobytes() + examples[1][index].tobytes())
+
+    def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image, label = tf.strings.substr(record, 0, 256), tf.strings.substr(record, 256, 1)
+        return tf.reshape(tf.io.decode_raw(image, tf.float32), (8, 8, 1)), tf.io.decode_raw(label, tf.uint8)[0]
+
+    data = tf.data.TFRecordDataset(names).map(parse).shuffle(len(examples[0]), seed=SEED)
+    # Shares of files differ in size: repeated, nobody runs out of data while others still have some.
+    return share_out(data.repeat().batch(batch, drop_remainder=True), "FILE")
+
+
+def share_out(data: tf.data.Dataset, policy: str) -> tf.data.Dataset:
+    """Among the workers, by a policy of tf.data's auto-sharding."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    return data.with_options(options)
+
+
+def build_model(batch: int) -> keras.Model:
     model = keras.Sequential(
         [
             keras.layers.Input((8, 8, 1)),
@@ -45,68 +86,175 @@ def build_model(replicas: int) -> keras.Model:
     )
     model.compile(
         # More replicas make larger batches, so fewer steps: the square root makes up for it with longer ones.
-        optimizer=keras.optimizers.Adam(0.003 * replicas**0.5),
+        optimizer=keras.optimizers.Adam(0.003 * (batch / REFERENCE_BATCH) ** 0.5),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
     return model
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12, help="default: 12")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per replica; default: 32")
-    parser.add_argument("--model-dir", type=Path, help="where digits.keras is saved; default: nowhere")
-    args = parser.parse_args()
+def find_newest(checkpoints: Optional[Path]) -> tuple[int, Optional[Path]]:
+    """The last epoch that was saved, and its file; 0 if there is none."""
+    saved = sorted(checkpoints.glob("epoch-*.keras")) if checkpoints is not None else []
+    return (int(saved[-1].stem.partition("-")[2]), saved[-1]) if saved else (0, None)
 
-    # First of all: the strategy connects the workers, which TensorFlow refuses once it has run any operation.
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+def load_or_build(checkpoint: Optional[Path], batch: int) -> keras.Model:
+    return keras.models.load_model(checkpoint) if checkpoint is not None else build_model(batch)
+
+
+def save_epoch(model: keras.Model, folder: Path, epoch: int) -> None:
+    """Whole or not at all: somebody may be waiting for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"part-{os.getpid()}.keras"
+    model.save(part)
+    part.rename(folder / f"epoch-{epoch:04}.keras")
+
+
+def score(model: keras.Model, examples: Examples) -> float:
+    """The accuracy, by hand: CentralStorageStrategy makes Keras count its metrics wrongly."""
+    images, labels = examples
+    return float(np.mean(np.argmax(model(images), axis=1) == labels))
+
+
+def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
+    """`model.fit`, which all workers call alike."""
     resolver = strategy.cluster_resolver
-    cluster = resolver.cluster_spec().as_dict()  # {} without TF_CONFIG; task_type and task_id are None then
+    cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}  # {} without TF_CONFIG, too
     name = f"{resolver.task_type}:{resolver.task_id}" if cluster else "worker:0"
     is_chief = not cluster or name == "chief:0" or (name == "worker:0" and "chief" not in cluster)
 
-    # A worker has a replica per GPU, or one on its CPU. A data set is batched for all replicas together.
+    # A worker has a replica per device. A data set is batched for all replicas together.
     replicas = strategy.num_replicas_in_sync
-    global_batch = args.batch_size * replicas
+    batch = args.global_batch or args.batch_per_replica * replicas
     training, validation = load_data()
-    steps = len(training[0]) // global_batch
+    steps = len(training[0]) // batch
     if steps == 0:
-        parser.error(f"{replicas} replicas need {global_batch} images per step; there are {len(training[0])}")
-    # DATA: every worker reads the same images in the same order, and keeps its own share of each batch.
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
-    train_data = tf.data.Dataset.from_tensor_slices(training).shuffle(len(training[0]), seed=SEED)
-    train_data = train_data.batch(global_batch, drop_remainder=True).with_options(options)
-    validation_data = tf.data.Dataset.from_tensor_slices(validation).batch(global_batch).with_options(options)
-
-    with strategy.scope():  # the variables made here are mirrored on all replicas, from the chief's values
-        model = build_model(replicas)
+        raise SystemExit(f"a step would need {batch} images; there are {len(training[0])}")
+    if is_chief:
+        print(f"{replicas} replicas in sync, {batch} images per step", flush=True)
+    epoch, checkpoint = find_newest(args.checkpoints)
     epoch_ends: list[float] = []
-    clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: epoch_ends.append(time.perf_counter()))
-    model.fit(
-        train_data,
-        validation_data=validation_data,
-        epochs=args.epochs,
-        shuffle=False,  # the data set does it
-        verbose=2 if is_chief else 0,  # a line per epoch; all workers would print the same
-        callbacks=[clock],
-    )
-
-    if args.model_dir is not None:
-        # Saving may need all workers, so all of them save; but only one of them may write to the real place.
-        with tempfile.TemporaryDirectory() as scratch:
-            directory = args.model_dir if is_chief else Path(scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        own = Path(scratch)
+        train_data = read_own_files(training, batch, own) if args.shard_by == "file" else read_together(training, batch)
+        validation_data = share_out(tf.data.Dataset.from_tensor_slices(validation).batch(batch), "DATA")
+        with strategy.scope():  # the variables made here are mirrored on all replicas, from the chief's values
+            model = load_or_build(checkpoint, batch)
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: epoch_ends.append(time.perf_counter()))]
+        if args.checkpoints is not None:
+            # Saving may need all workers, so all of them save; but only one of them may write to the real place.
+            kept = args.checkpoints if is_chief else own / "checkpoints"
+            saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda number, _: save_epoch(model, kept, number + 1))
+            callbacks.append(saving)
+        if args.log_dir is not None:
+            callbacks.append(keras.callbacks.TensorBoard(args.log_dir))
+        model.fit(
+            train_data,
+            validation_data=validation_data,
+            initial_epoch=epoch,
+            epochs=args.epochs,
+            steps_per_epoch=steps if args.shard_by == "file" else None,
+            shuffle=False,  # the data set does it
+            verbose=2 if is_chief else 0,  # a line per epoch; all workers would print the same
+            callbacks=callbacks,
+        )
+        if args.model_dir is not None:
+            directory = args.model_dir if is_chief else own
             directory.mkdir(parents=True, exist_ok=True)
             model.save(directory / "digits.keras")
-    # After the save, not before it: the workers evaluate in step, so none leaves while another still saves.
-    result = model.evaluate(validation_data, verbose=0, return_dict=True)
+        # After the save, not before it: the workers evaluate in step, so none leaves while another still saves.
+        model.evaluate(validation_data, verbose=0)
 
-    line = f"{name} of {sum(map(len, cluster.values())) or 1}: validation accuracy {result['accuracy']:.3f}"
+    line = f"{name} of {sum(map(len, cluster.values())) or 1}: validation accuracy {score(model, validation):.3f}"
     if len(epoch_ends) > 1:
-        rate = (len(epoch_ends) - 1) * steps * global_batch / (epoch_ends[-1] - epoch_ends[0])
+        rate = (len(epoch_ends) - 1) * steps * batch / (epoch_ends[-1] - epoch_ends[0])
         line += f", {rate:,.0f} images/s"
     print(line, flush=True)
+
+
+def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
+    """ParameterServerStrategy: the chief hands out steps, and each worker takes the next as soon as it can.
+
+    A step of a worker that dies is taken by another.
+    """
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    training, validation = load_data()
+    batch = args.global_batch or args.batch_per_replica  # of one worker's step, which waits for no other
+    steps = len(training[0]) // batch
+    epoch, checkpoint = find_newest(args.checkpoints)
+    with strategy.scope():  # the variables made here live on the parameter servers
+        model = load_or_build(checkpoint, batch)
+        model.optimizer.build(model.trainable_variables)
+        done = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def train_step(batches: Iterator[Any]) -> None:
+        def train(images: tf.Tensor, labels: tf.Tensor) -> None:
+            with tf.GradientTape() as tape:
+                loss = model.loss(labels, model(images, training=True))
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables))
+
+        strategy.run(train, args=next(batches))
+        done.assign_add(1)
+
+    def read() -> tf.data.Dataset:  # called for each worker, which reads all images, in an order of its own
+        return tf.data.Dataset.from_tensor_slices(training).shuffle(len(training[0])).repeat().batch(batch)
+
+    batches = iter(coordinator.create_per_worker_dataset(read))
+    for number in range(epoch + 1, args.epochs + 1):
+        for _ in range(steps):
+            coordinator.schedule(train_step, args=(batches,))
+        coordinator.join()  # raises what a step has raised
+        progress.report(step=number * steps, epoch=number)
+        print(f"Epoch {number}/{args.epochs}: {int(done.numpy())} steps", flush=True)
+        if args.checkpoints is not None:
+            save_epoch(model, args.checkpoints, number)
+    if args.model_dir is not None:
+        args.model_dir.mkdir(parents=True, exist_ok=True)
+        model.save(args.model_dir / "digits.keras")
+    print(f"chief:0: validation accuracy {score(model, validation):.3f}, {int(done.numpy())} steps", flush=True)
+
+
+def follow(args: argparse.Namespace) -> None:
+    """The evaluator: scores every checkpoint as it comes, up to that of the last epoch."""
+    if args.checkpoints is None:
+        raise SystemExit("an evaluator needs --checkpoints")
+    _, (images, labels) = load_data()
+    epoch = 0
+    while epoch < args.epochs:
+        newest, checkpoint = find_newest(args.checkpoints)
+        if checkpoint is None or newest == epoch:
+            time.sleep(0.2)
+            continue
+        epoch = newest
+        result = keras.models.load_model(checkpoint).evaluate(images, labels, verbose=0, return_dict=True)
+        print(f"evaluator:0: epoch {epoch}, validation accuracy {result['accuracy']:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=12, help="default: 12")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--batch-per-replica", type=int, default=REFERENCE_BATCH, help="images; default: 32")
+    size.add_argument("--global-batch", type=int, help="images of all replicas together")
+    parser.add_argument("--shard-by", choices=["data", "file"], default="data", help="default: data")
+    parser.add_argument("--model-dir", type=Path, help="where digits.keras is saved; default: nowhere")
+    parser.add_argument(
+        "--checkpoints", type=Path, help="where each epoch is saved, and gone on from; default: nowhere"
+    )
+    logs = os.environ.get("DISTLAUNCH_LOG_DIR")
+    parser.add_argument("--log-dir", type=Path, default=logs, help="where this worker writes what TensorBoard shows")
+    args = parser.parse_args()
+
+    if os.environ.get("DISTLAUNCH_TASK", "").startswith("evaluator"):
+        follow(args)
+        return
+    # First of all: the strategy connects the workers, which TensorFlow refuses once it has run any operation.
+    strategy = strategies.from_environment()
+    keras.utils.set_random_seed(SEED)
+    train = coordinate if isinstance(strategy, tf.distribute.ParameterServerStrategy) else fit
+    train(strategy, args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""The plan as data, as commands, and for people; secrets are never in it. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from launcher.plan import LaunchPlan, TaskPlan
+from launcher.tf_config import format_address
+
+
+def render_json(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan for `--json` and for the run's files, without secrets."""
+    return {
+        "name": plan.name,
+        "strategy": plan.strategy,
+        "directory": plan.directory,
+        "warnings": list(plan.warnings),
+        "tasks": [
+            {
+                "task": str(task.task),
+                "node": task.node,
+                "python": task.python,
+                "address": task.address,
+                "port": task.port,
+                "program": {
+                    "kind": task.program.kind,
+                    "target": task.program.target,
+                    "args": task.program.args,
+                },
+                "tf_config": task.tf_config,
+                "env": task.shown_env(),
+                "command": render_by_hand(task),
+            }
+            for task in plan.tasks
+        ],
+    }
+
+
+def render_by_hand(task: TaskPlan) -> str:
+    """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
+
+    A Python program needs distlaunch installed there, which mends Keras for it.
+    """
+    settings = [
+        f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
+        for name, value in task.env.items()
+    ]
+    program = task.program
+    if program.kind == "command":
+        command = shlex.join([program.target, *program.args])
+    else:
+        flags = [] if task.mend_keras else ["--no-keras-mend"]
+        target = ["-m", program.target] if program.kind == "module" else [program.target]
+        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *program.args])
+        command = f"{_quote_path(task.python)} {words}"
+    return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"
+
+
+def _quote_path(path: str) -> str:
+    """For the node's shell, which knows what `~` is there."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
+
+
+def render_text(plan: LaunchPlan) -> str:
+    """The plan for people: a block for each task."""
+    tasks, nodes = len(plan.tasks), len(plan.nodes)
+    size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
+    lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
+    lines += [f"Warning: {warning}" for warning in plan.warnings]
+    for task in plan.tasks:
+        port_note = "" if task.explicit_port else " (or the next free port)"
+        config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
+        env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}
+        lines += [
+            "",
+            f"{task.task} on {task.node}",
+            f"  address    {format_address(task.address, task.port)}{port_note}",
+            f"  TF_CONFIG  {config}",
+            *(f"  {'env' if i == 0 else '':<9}  {name}={value}" for i, (name, value) in enumerate(sorted(env.items()))),
+            f"  by hand    {render_by_hand(task)}",
+        ]
+    return "\n".join(lines)

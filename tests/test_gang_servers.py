@@ -1,0 +1,221 @@
+"""The rules of a gang whose tasks serve a chief: ParameterServerStrategy."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from launcher.causes import find_cause
+from launcher.events import Event, Finish, Interrupted, NodeEmpty, NodeLost, StartAgain, StopNodes, TaskStarted, Tick
+from launcher.gang import FAILURE_GRACE_S, decide, new_gang
+from launcher.gang_state import Gang, Phase, Reason, Rules
+from launcher.strategies import RULES, find_role_problem
+from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
+from tests.test_gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
+
+CHIEF, W0, W1, PS, EVALUATOR = (
+    parse_task_id(text) for text in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
+)
+FAILURE_STOP = StopNodes(FAILURE_GRACE_S)
+MAX_RETURNS = 2
+
+
+def make_rules(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> Rules:
+    strategy = RULES["parameter_server"]
+    tasks = {node: frozenset(of_node) for node, of_node in (nodes or {"a": [CHIEF, W0, W1, PS]}).items()}
+    forming = frozenset(task for task in frozenset().union(*tasks.values()) if task.type != "evaluator")
+    return Rules(
+        tasks,
+        forming,
+        start_s=600.0,
+        drain_s=DRAIN_S,
+        stop_grace_s=GRACE_S,
+        decides=strategy.decides,
+        serves=strategy.serves,
+        returns=strategy.returns,
+        max_returns=MAX_RETURNS,
+        has_leader=False,
+    )
+
+
+def running(rules: Rules) -> list[Event]:
+    return [*preparing(rules), *started(*sorted(rules.tasks)), *listening(*sorted(rules.forming))]
+
+
+def test_it_is_up_when_all_ports_are_open_and_asks_no_leader() -> None:
+    rules = make_rules()
+    gang, _ = play(rules, *running(rules)[:-1])
+    assert gang.phase is Phase.FORMING
+    gang, _ = play(rules, *running(rules))
+    assert gang.phase is Phase.RUNNING
+
+
+def test_the_chiefs_success_is_that_of_all_and_stops_the_rest_at_once() -> None:
+    rules = make_rules()
+    gang, actions = play(rules, *running(rules), exited(CHIEF))
+    assert (gang.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
+    assert gang.stopped == {W0, W1, PS}
+    gang, _ = play(rules, *running(rules), exited(CHIEF), *(exited(t, signal=15) for t in (W0, W1, PS)), NodeEmpty("a"))
+    assert gang.phase is Phase.FINISHED
+    assert find_cause(gang, {}) is None
+
+
+@pytest.mark.parametrize("how", [{"code": 1}, {"code": 0}, {"code": None, "signal": signal.SIGKILL}])
+def test_a_worker_that_ends_however_is_started_again_alone(how: dict[str, int]) -> None:
+    rules = make_rules()
+    gang, actions = play(rules, *running(rules), exited(W1, how["code"], signal=how.get("signal")))
+    assert actions[-1] == StartAgain(W1)
+    assert (gang.phase, gang.reason) == (Phase.RUNNING, None)
+    assert W1 not in gang.started
+    gang, _ = decide(gang, TaskStarted(W1, 200, 1020.0), 0.0)
+    gang, _ = decide(gang, listening(W1)[0], 0.0)
+    gang, _ = decide(gang, exited(CHIEF), 0.0)
+    assert gang.reason is Reason.SUCCEEDED
+
+
+def test_a_worker_that_keeps_ending_is_the_cause_in_the_end() -> None:
+    rules = make_rules()
+    again = [event for _ in range(MAX_RETURNS) for event in (exited(W1, 3), *started(W1))]
+    gang, actions = play(rules, *running(rules), *again)
+    assert actions[-MAX_RETURNS:] == [StartAgain(W1)] * MAX_RETURNS
+    gang, actions = play(rules, *running(rules), *again, exited(W1, 3))
+    assert (gang.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
+    cause = find_cause(gang, {})
+    assert cause is not None
+    assert cause.exited.task == W1
+
+
+def test_one_worker_does_not_use_up_the_restarts_of_another() -> None:
+    rules = make_rules()
+    events = [event for _ in range(MAX_RETURNS) for w in (W0, W1) for event in (exited(w, 1), *started(w))]
+    gang, _ = play(rules, *running(rules), *events)
+    assert gang.reason is None
+
+
+@pytest.mark.parametrize("how", [0, 1])
+def test_a_parameter_server_that_ends_fails_the_attempt(how: int) -> None:
+    rules = make_rules()
+    gang, actions = play(rules, *running(rules), exited(PS, how))
+    assert (gang.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
+    cause = find_cause(gang, {})
+    assert cause is not None
+    assert cause.exited.task == PS
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_it_stays_the_cause_however_the_chief_ends_that_is_stopped_for_it(code: int) -> None:
+    rules = make_rules()
+    died = replace(exited(PS, 1), time=1005.0)
+    gang, _ = play(rules, *running(rules), died, exited(CHIEF, code), exited(W0, signal=15))
+    cause = find_cause(gang, {})
+    assert cause is not None
+    assert cause.exited.task == PS
+
+
+def test_a_chief_that_fails_is_the_cause_though_servers_are_stopped_for_it() -> None:
+    rules = make_rules()
+    gang, _ = play(rules, *running(rules), exited(CHIEF, 1), exited(PS, signal=15))
+    cause = find_cause(gang, {})
+    assert gang.reason is Reason.TASK_FAILED
+    assert cause is not None
+    assert cause.exited.task == CHIEF
+
+
+def test_a_lost_node_fails_the_attempt_whatever_ran_there() -> None:
+    rules = make_rules({"a": [CHIEF, PS], "b": [W0], "c": [W1]})
+    gang, _ = play(rules, *running(rules), NodeLost("c", "gone"))
+    assert gang.reason is Reason.NODE_LOST
+
+
+def test_an_evaluator_has_its_time_after_the_chiefs_success_and_servers_are_not_waited_for() -> None:
+    rules = make_rules({"a": [CHIEF, W0, PS, EVALUATOR]})
+    gang, _ = play(rules, *running(rules), exited(CHIEF))
+    assert gang.reason is None
+    later, _ = decide(gang, exited(EVALUATOR), 1.0)
+    assert later.reason is Reason.SUCCEEDED
+    later, _ = decide(gang, Tick(), DRAIN_S + 1)
+    assert later.reason is Reason.SUCCEEDED
+    assert EVALUATOR in later.stopped
+
+
+def test_a_server_that_ends_after_the_chiefs_success_is_no_matter() -> None:
+    rules = make_rules({"a": [CHIEF, W0, PS, EVALUATOR]})
+    gang, actions = play(rules, *running(rules), exited(CHIEF), exited(W0, 1), exited(PS, 1))
+    assert gang.reason is None
+    assert StartAgain(W0) not in actions
+
+
+def test_nothing_is_started_again_while_it_is_being_stopped() -> None:
+    rules = make_rules()
+    _, actions = play(rules, *running(rules), exited(CHIEF, 1), exited(W0, 1), NodeEmpty("a"))
+    assert StartAgain(W0) not in actions
+    assert actions[-1] == Finish()
+
+
+class TestRoles:
+    def problem(self, name: str, **counts: int) -> str | None:
+        found = find_role_problem(name, counts)  # type: ignore[arg-type]  # names as a spec has them
+        return found[1] if found is not None else None
+
+    def test_good_ones(self) -> None:
+        assert self.problem("parameter_server", chief=1, worker=2, ps=1, evaluator=1) is None
+        assert self.problem("multi_worker_mirrored", chief=1, worker=2, evaluator=1) is None
+        for name in ("one_device", "mirrored", "central_storage", "tpu"):
+            assert self.problem(name, worker=1) is None
+
+    def test_what_is_missing_is_named(self) -> None:
+        assert self.problem("parameter_server", worker=2, ps=1) == (
+            "parameter_server needs a chief; add `chief: 1` to the `tasks:` of a node"
+        )
+
+    def test_several_processes_are_too_many_for_one(self) -> None:
+        assert "is one process on one node, this spec has 2 tasks" in (self.problem("mirrored", worker=2) or "")
+
+
+def test_the_state_of_a_gang_without_servers_is_as_it_was() -> None:
+    rules = Rules({"a": frozenset([W0, W1])}, frozenset([W0, W1]), start_s=1, drain_s=1, stop_grace_s=1)
+    assert rules.trainers == {W0, W1}
+    assert not rules.servers
+    assert isinstance(new_gang(rules, 0.0), Gang)
+
+
+class TestWhatRunsBesideTheTasks:
+    BOARD = TENSORBOARD
+
+    def rules(self, *, keeps: bool) -> Rules:
+        tasks = frozenset([W0, W1, self.BOARD])
+        return Rules({"a": tasks}, frozenset([W0, W1]), 600.0, DRAIN_S, GRACE_S, keeps_sides=keeps, has_leader=False)
+
+    def up(self, *, keeps: bool) -> tuple[Rules, list[Event]]:
+        rules = self.rules(keeps=keeps)
+        return rules, [*preparing(rules), *started(W0, W1, self.BOARD), *listening(W0, W1)]
+
+    def test_ends_with_the_tasks(self) -> None:
+        rules, events = self.up(keeps=False)
+        gang, actions = play(rules, *events, exited(W0), exited(W1))
+        assert (gang.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
+        assert gang.stopped == {self.BOARD}
+
+    def test_stays_if_it_is_to_until_the_user_ends_it_and_that_is_no_interruption(self) -> None:
+        rules, events = self.up(keeps=True)
+        gang, _ = play(rules, *events, exited(W0), exited(W1))
+        assert (gang.reason, gang.is_over) == (None, True)
+        later, _ = decide(gang, Tick(), 10 * DRAIN_S)
+        assert later.reason is None
+        ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
+        assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (FAILURE_STOP,))
+
+    def test_does_not_keep_a_failure_waiting(self) -> None:
+        rules, events = self.up(keeps=True)
+        gang, _ = play(rules, *events, exited(W0, 1))
+        assert gang.reason is Reason.TASK_FAILED
+
+    def test_its_own_end_is_no_matter(self) -> None:
+        rules, events = self.up(keeps=True)
+        gang, _ = play(rules, *events, exited(self.BOARD, 1))
+        assert gang.reason is None
+        gang, _ = play(rules, *events, exited(self.BOARD, 1), exited(W0), exited(W1))
+        assert gang.reason is Reason.SUCCEEDED

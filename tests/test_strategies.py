@@ -1,0 +1,130 @@
+"""Every strategy trains the demo; the launcher's part of it is as its rules say. Real TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Distlaunch, Ran
+
+pytestmark = pytest.mark.tensorflow
+
+DEMO = ["-m", "worker_entry.demo.train"]
+
+
+def last_line(ran: Ran, task: str = "worker-0") -> str:
+    return ran.log(task).decode().splitlines()[-1]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> str:
+    """A program that tells which strategy it was given, and what that does with a batch."""
+    path = tmp_path / "look.py"
+    path.write_text(
+        "import json, os\n"
+        "from worker_entry import strategies\n"
+        "strategy = strategies.from_environment()\n"
+        "import tensorflow as tf\n"
+        "extended = strategy.extended\n"
+        "ops = getattr(extended, '_cross_device_ops', None)\n"
+        "options = getattr(extended, '_communication_options', None)\n"
+        "print(json.dumps({'name': type(strategy).__name__, 'replicas': strategy.num_replicas_in_sync,\n"
+        "    'cpus': len(tf.config.list_logical_devices('CPU')), 'ops': type(ops).__name__,\n"
+        "    'communication': options.implementation.value if options is not None else None,\n"
+        "    'tf_config': 'TF_CONFIG' in os.environ}))\n"
+    )
+    return str(path)
+
+
+def looked(ran: Ran) -> dict[str, Any]:
+    assert ran.status == 0, ran.stderr
+    loaded: dict[str, Any] = json.loads(last_line(ran))
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "replicas"),
+    [
+        ("one_device", "OneDeviceStrategy", 1),
+        ("mirrored", "MirroredStrategy", 4),
+        ("central_storage", "CentralStorageStrategyV1", 4),
+    ],
+)
+def test_one_process_with_four_devices(
+    distlaunch: Distlaunch, look: str, strategy: str, name: str, replicas: int
+) -> None:
+    told = looked(distlaunch("local", "--strategy", strategy, "--devices", "4", look))
+    assert told["name"].startswith(name.removesuffix("V1"))
+    assert (told["replicas"], told["cpus"], told["tf_config"]) == (replicas, 4, False)
+
+
+def test_a_spec_says_how_devices_and_workers_add_up(distlaunch: Distlaunch, look: str, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    program = f"program: {{script: {look}}}\n"
+    spec.write_text(
+        f"nodes: [{{host: local}}]\nstrategy: mirrored\ndevices: 2\ncross_device: reduction_to_one_device\n{program}"
+    )
+    assert looked(distlaunch("up", str(spec)))["ops"] == "ReductionToOneDevice"
+    spec.write_text(f"nodes: [{{host: local, tasks: {{worker: 2}}}}]\ncommunication: ring\n{program}")
+    told = looked(distlaunch("up", "--run-dir", str(tmp_path / "second"), str(spec), run_dir=False))
+    assert told["communication"] == "RING"
+
+
+def test_a_machine_without_a_tpu_is_told_what_is_missing(distlaunch: Distlaunch, look: str) -> None:
+    ran = distlaunch("local", "--strategy", "tpu", look)
+    assert ran.status == 1
+    assert "RuntimeError: no TPU: TPU_NAME is not set, and this is no TPU VM" in ran.stderr
+
+
+def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    ran = distlaunch(
+        *("local", "--strategy", "parameter_server", "--workers", "2", "--evaluator"),
+        *("--chaos", "kill:worker:1@seconds=6", "--max-restarts", "0"),
+        *(*DEMO, "--epochs", "30", "--checkpoints", str(tmp_path / "checkpoints")),
+    )
+    assert ran.status == 0, ran.stderr
+    steps = 30 * 44
+    done = re.fullmatch(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", last_line(ran, "chief-0"))
+    assert done is not None
+    assert float(done[1]) > 0.95
+    assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
+    assert "worker:1 ended with SIGKILL (signal 9); starting it again, the others go on\n" in ran.stderr
+    assert "worker:1 was started again alone, after SIGKILL (signal 9)" in ran.stderr
+    assert "Chaos: worker:1 was killed in attempt 1; it was started again alone" in ran.stderr
+    [attempt] = ran.report["attempts"]
+    exits = {task["task"]: task["exit_code"] for task in attempt["tasks"]}
+    assert exits["chief:0"] == exits["evaluator:0"] == 0
+    assert ran.log("worker-1").count(b"worker:1 serves") == 2
+    assert re.fullmatch(r"evaluator:0: epoch 30, validation accuracy 0\.\d+", last_line(ran, "evaluator-0"))
+    assert "0 processes left on this machine" in ran.stderr
+
+
+def test_a_parameter_server_that_dies_is_the_end_of_the_attempt_and_the_next_goes_on_from_the_checkpoint(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    ran = distlaunch(
+        *("local", "--strategy", "parameter_server", "--workers", "1"),
+        *("--chaos", "kill:ps:0@seconds=8", "--max-restarts", "1"),
+        *(*DEMO, "--epochs", "40", "--checkpoints", str(checkpoints)),
+    )
+    assert ran.status == 0, ran.stderr
+    first, last = ran.report["attempts"]
+    assert (first["verdict"]["task"], first["verdict"]["reference"]) == ("ps:0", "task-killed")
+    began = re.search(r"^Epoch (\d+)/40: ", (ran.directory / "attempt-2" / "chief-0.log").read_text(), re.MULTILINE)
+    assert began is not None
+    assert int(began[1]) > 1
+    assert last["verdict"]["reference"] == "succeeded"
+    assert {path.name for path in checkpoints.iterdir()} == {f"epoch-{epoch:04}.keras" for epoch in range(1, 41)}
+
+
+def test_workers_of_a_divided_cpu_use_its_first_device_only(distlaunch: Distlaunch, look: str) -> None:
+    """What TensorFlow does not allow to be emulated; README says so."""
+    told = looked(distlaunch("local", "--workers", "2", "--devices", "2", look))
+    assert told["replicas"] == 2  # not four

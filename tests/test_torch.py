@@ -1,0 +1,97 @@
+"""PyTorch's DistributedDataParallel by the same launcher: gloo on the CPU, real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import NodeFacts, make_plan
+from launcher.spec_file import parse_spec
+from launcher.tasks import TaskId
+from launcher.torch_env import make_torch_envs
+from tests.conftest import PROGRAMS, Distlaunch
+
+TORCH_PYTHON = os.environ.get("DISTLAUNCH_TORCH_PYTHON", sys.executable)
+"""A Python that has PyTorch; it need not be the one that has TensorFlow."""
+
+needs_torch = pytest.mark.skipif(
+    sys.executable == TORCH_PYTHON and importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+)
+
+
+def write_spec(folder: Path, culprit: int, how: str, rest: str = "") -> str:
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"framework: torch\nnodes: [{{host: local, tasks: {{worker: 2}}, python: {TORCH_PYTHON}}}]\n"
+        f"program: {{script: {PROGRAMS / 'ddp.py'}, args: [{culprit}, {how}]}}\n{rest}"
+    )
+    return str(path)
+
+
+@needs_torch
+def test_two_workers_train_alike(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    ran = distlaunch("up", write_spec(tmp_path, -1, "none"))
+    assert ran.status == 0, ran.stderr
+    assert "The cluster is up after " in ran.stderr
+    ends = [ran.log(f"worker-{index}").decode().splitlines()[-1] for index in range(2)]
+    assert ends[0] == ends[1]
+    assert ends[0].startswith("weights [1.0, ")
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("how", "reference"), [("raise", "task-failed"), ("kill", "task-killed"), ("exit", "task-failed")]
+)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_worker_that_broke_it_is_named_and_all_start_again(
+    distlaunch: Distlaunch, tmp_path: Path, culprit: int, how: str, reference: str
+) -> None:
+    ran = distlaunch("up", write_spec(tmp_path, culprit, how, "restart: {max_restarts: 1}\n"))
+    assert ran.status == 0, ran.stderr
+    verdict = ran.report["attempts"][0]["verdict"]
+    assert (verdict["task"], verdict["reference"]) == (f"worker:{culprit}", reference)
+    again = (ran.directory / "attempt-2" / "worker-1.log").read_text().splitlines()
+    assert again[0] == "begins with step 41 as 1 of 2, 1 here"
+    assert again[-1].startswith("weights [1.0, ")
+    assert "0 processes left on this machine" in ran.stderr
+
+
+@needs_torch
+def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
+    program = str(PROGRAMS / "ddp.py")
+    ran = distlaunch("local", "--framework", "torch", "-n", "2", "--python", TORCH_PYTHON, program, "-1", "none")
+    assert ran.status == 0, ran.stderr
+    assert ran.log("worker-1").startswith(b"begins with step 1 as 1 of 2, 1 here\n")
+
+
+def test_strategies_and_a_demo_are_not_of_pytorch(distlaunch: Distlaunch) -> None:
+    for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
+        ran = distlaunch("local", *words)
+        assert ran.status == 2
+        assert "PyTorch has neither strategies nor a demo here" in ran.stderr
+
+
+def test_ranks_count_through_the_nodes_and_local_ranks_within_each() -> None:
+    workers = [TaskId("worker", index) for index in range(3)]
+    envs = make_torch_envs([("a", workers[0]), ("b", workers[1]), ("b", workers[2])], ("10.0.0.1", 20000))
+    assert [envs[worker]["RANK"] for worker in workers] == ["0", "1", "2"]
+    assert [envs[worker]["LOCAL_RANK"] for worker in workers] == ["0", "0", "1"]
+    assert [envs[worker]["LOCAL_WORLD_SIZE"] for worker in workers] == ["1", "2", "2"]
+    assert {(env["MASTER_ADDR"], env["MASTER_PORT"], env["WORLD_SIZE"]) for env in envs.values()} == {
+        ("10.0.0.1", "20000", "3")
+    }
+
+
+def test_processes_see_all_gpus_of_their_node_and_no_tf_config() -> None:
+    spec = parse_spec(b"framework: torch\nnodes: [{host: a, tasks: {worker: 2}, gpus: [2, 3]}, {host: b}]\n")
+    facts = {"a": NodeFacts(8, ("0", "1", "2", "3")), "b": NodeFacts(8)}
+    plan = make_plan(spec, directory="/work", environ={}, python="python3", facts=facts)
+    assert [task.env.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks] == ["2,3", "2,3", None]
+    assert [task.opens_port for task in plan.tasks] == [True, False, False]
+    for task in plan.tasks:
+        assert "TF_CONFIG" not in task.env
+        assert (task.env["MASTER_ADDR"], task.mend_keras) == ("a", False)

@@ -1,0 +1,82 @@
+"""The tf.distribute strategy that the launcher was asked for, for programs that like to be told:
+
+    from worker_entry import strategies
+
+    strategy = strategies.from_environment()
+
+A program that builds its own needs nothing of this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Optional
+
+DEFAULT = "multi_worker_mirrored"
+"""Without a launcher: it trains alone where there is no TF_CONFIG."""
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
+    """Builds the strategy; to be called before anything else of TensorFlow is used.
+
+    In a chief of `parameter_server`, give it to `tf.distribute.coordinator.ClusterCoordinator`.
+
+    Raises:
+        ValueError: DISTLAUNCH_STRATEGY names none.
+        RuntimeError: there is no TPU for `tpu`.
+    """
+    import tensorflow as tf
+
+    name = environ.get("DISTLAUNCH_STRATEGY", DEFAULT)
+    if name == "multi_worker_mirrored":
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                implementation=tf.distribute.experimental.CommunicationImplementation[
+                    environ.get("DISTLAUNCH_COMMUNICATION", "auto").upper()
+                ]
+            )
+        )
+    if name == "parameter_server":
+        return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    if name == "one_device":
+        return tf.distribute.OneDeviceStrategy(_devices(tf)[0])
+    if name == "mirrored":
+        return tf.distribute.MirroredStrategy(_devices(tf), _cross_device(tf, environ.get("DISTLAUNCH_CROSS_DEVICE")))
+    if name == "central_storage":
+        return tf.distribute.experimental.CentralStorageStrategy(_devices(tf), "/cpu:0")
+    if name == "tpu":
+        return _make_tpu_strategy(tf, environ)
+    raise ValueError(f"DISTLAUNCH_STRATEGY is {name!r}, which is no strategy")
+
+
+def _devices(tf: Any) -> list[str]:
+    """All GPUs; without one, all CPU devices, of which there are several if the CPU was divided."""
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return [f"/{kind.lower()}:{index}" for index, _ in enumerate(tf.config.list_logical_devices(kind))]
+
+
+def _cross_device(tf: Any, name: Optional[str]) -> Any:
+    kinds = {
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        "reduction_to_one_device": tf.distribute.ReductionToOneDevice,
+    }
+    return kinds[name]() if name is not None else None
+
+
+def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
+    """That of a TPU VM, or of the TPU that TPU_NAME names."""
+    name = environ.get("TPU_NAME", "local")
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except Exception as error:
+        missing = "TPU_NAME is not set, and this is no TPU VM" if name == "local" else f"{name} cannot be used"
+        raise RuntimeError(
+            f"no TPU: {missing} ({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}); "
+            "run this on a TPU VM with the build of TensorFlow for TPUs (`pip install tensorflow-tpu`)"
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
