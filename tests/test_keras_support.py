@@ -130,6 +130,21 @@ FIXED_OPTIMIZER = """
             return context.all_reduce("SUM", ops.all(ops.isfinite(grads)))
 """
 
+FAULTY_BASE = """
+    class BaseOptimizer:
+        gradient_accumulation_steps = 2
+
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            is_update_step = self.iterations
+            return ops.cond(is_update_step, self.update, self.increment)
+"""
+
+FIXED_BASE = """
+    class BaseOptimizer:
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            return ops.where(self.iterations, grads, 0)
+"""
+
 LOSS = "def scale_loss_for_distribution(value): ..."
 METRIC = """
     class Metric:
@@ -144,6 +159,7 @@ EVERYTHING = [
     "BatchNormalization.add_weight",
     "BatchNormalization._moments",
     "LossScaleOptimizer.check_finite",
+    "BaseOptimizer._backend_apply_gradients",
 ]
 
 
@@ -172,6 +188,7 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         trainer: str = FAULTY_TRAINER,
         layer: str = FAULTY_LAYER,
         optimizer: str = FAULTY_OPTIMIZER,
+        base: str = FAULTY_BASE,
         loss: str = LOSS,
         metric: str = METRIC,
     ) -> None:
@@ -180,6 +197,7 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
             keras_support.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
             keras_support.BATCH_NORMALIZATION: layer,
             keras_support.LOSS_SCALE_OPTIMIZER: optimizer,
+            keras_support.OPTIMIZER: base,
             keras_support.LOSS: loss,
             keras_support.METRIC: metric,
         }
@@ -217,7 +235,7 @@ def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) 
 
 
 def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
-    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_OPTIMIZER)
+    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_OPTIMIZER, FIXED_BASE)
     trainer, lines = import_mended()
     assert lines == ["Keras 3.99.0 needs no mend for multi-worker training"]
     functions = [
@@ -225,6 +243,7 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
         *vars(trainer.TensorFlowTrainer).values(),
         *vars(sys.modules[keras_support.BATCH_NORMALIZATION].BatchNormalization).values(),
         *vars(sys.modules[keras_support.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
+        *vars(sys.modules[keras_support.OPTIMIZER].BaseOptimizer).values(),
     ]
     assert not [function for function in functions if hasattr(function, "__wrapped__")]
 
@@ -233,10 +252,11 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
     ("sources", "mended"),
     [
         ({"trainer": FIXED_TRAINER}, EVERYTHING[3:]),
-        ({"layer": FIXED_LAYER}, [*EVERYTHING[:3], EVERYTHING[5]]),
-        ({"optimizer": FIXED_OPTIMIZER}, EVERYTHING[:5]),
+        ({"layer": FIXED_LAYER}, [*EVERYTHING[:3], *EVERYTHING[5:]]),
+        ({"optimizer": FIXED_OPTIMIZER}, [*EVERYTHING[:5], *EVERYTHING[6:]]),
+        ({"base": FIXED_BASE}, EVERYTHING[:6]),
     ],
-    ids=["trainer", "layer", "optimizer"],
+    ids=["trainer", "layer", "loss scaling", "optimizer"],
 )
 def test_what_is_still_faulty_is_mended_where_the_rest_is_fixed(
     write_keras: WriteKeras, sources: dict[str, str], mended: list[str]

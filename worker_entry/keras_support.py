@@ -10,6 +10,9 @@ the first step:
 - `TensorFlowTrainer._make_function` calls a tf.function inside a tf.while_loop if `steps_per_execution` is
   more than 1. A collective inside gets its key as an input of that function, and TensorFlow does not feed
   such inputs through control flow. The step has to be traced in the loop itself.
+- `BaseOptimizer._backend_apply_gradients` updates variables within a condition if `gradient_accumulation_steps` is
+  given; where replicas have to meet for that, TensorFlow refuses it. They meet before it: gradients are reduced each
+  time, so that what is accumulated is the same on all, and the condition is one of all replicas together.
 
 Behind that, it trains wrongly at two places, as it would have done all the time (and at a third, `keras_backup`):
 
@@ -41,6 +44,7 @@ from worker_entry.keras_backup import BACKUP, mend_backup
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
 BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
+OPTIMIZER = "keras.src.optimizers.base_optimizer"
 LOSS_SCALE_OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer"
 LOSS = "keras.src.losses.loss"
 METRIC = "keras.src.metrics.metric"
@@ -126,6 +130,16 @@ def mend_batch_normalization(trainer: Any, module: Any) -> list[str]:
     return mended
 
 
+def mend_optimizer(trainer: Any, module: Any) -> list[str]:
+    """Replaces what is faulty in all optimizers' base; returns the names of what it replaced."""
+    optimizer = module.BaseOptimizer
+    apply = getattr(optimizer, "_backend_apply_gradients", None)
+    if apply is None or not _updates_in_condition(apply):
+        return []
+    optimizer._backend_apply_gradients = _mended_apply(trainer, apply)
+    return ["BaseOptimizer._backend_apply_gradients"]
+
+
 def mend_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the optimizer; returns the names of what it replaced."""
     optimizer = module.LossScaleOptimizer
@@ -140,6 +154,7 @@ MENDS = {
     TRAINER: mend_trainer,
     BATCH_NORMALIZATION: mend_batch_normalization,
     LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
+    OPTIMIZER: mend_optimizer,
     BACKUP: mend_backup,
 }
 """What looks at which module of Keras."""
@@ -247,6 +262,31 @@ def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable
     return check_finite
 
 
+def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        context = tf.distribute.get_replica_context()
+        if not self.gradient_accumulation_steps or context is None or not _is_multi_worker(trainer, context.strategy):
+            original(self, grads, trainable_variables)
+            return
+        interim = tf.__internal__.distribute.interim
+
+        def apply_together(_: Any, gradients: Any) -> None:
+            # Where all replicas have met already, what the original asks them to meet for is done at once.
+            meet, interim.maybe_merge_call = interim.maybe_merge_call, lambda do, strategy, *rest: do(strategy, *rest)
+            try:
+                original(self, gradients, trainable_variables)
+            finally:
+                interim.maybe_merge_call = meet
+
+        pairs = self._all_reduce_sum_gradients(list(zip(grads, trainable_variables)))  # noqa: B905 - Python 3.9 has no strict
+        context.merge_call(apply_together, args=([gradient for gradient, _ in pairs],))
+
+    return _backend_apply_gradients
+
+
 def _is_multi_worker(trainer: Any, strategy: Any) -> bool:
     return bool(trainer._collective_all_reduce_multi_worker(strategy))
 
@@ -266,6 +306,14 @@ def _calls_function_in_loop(make: Callable[..., Any]) -> bool:
     return bool(_calls(make, "while_loop")) and any(
         call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "one_step_on_data"
         for call in _calls(make, "function")
+    )
+
+
+def _updates_in_condition(apply: Callable[..., None]) -> bool:
+    """Whether the source has `….cond(is_update_step, …)`, in which the optimizer reduces the gradients."""
+    return any(
+        call.args and isinstance(call.args[0], ast.Name) and call.args[0].id == "is_update_step"
+        for call in _calls(apply, "cond")
     )
 
 

@@ -333,6 +333,18 @@ def steps_per_execution() -> Result:
 
 
 @case
+def gradient_accumulation() -> Result:
+    """The optimizer applies the mean of two batches' gradients: that of one batch twice as large."""
+    model = regression()
+    x, y = samples(48)
+    with strategy.scope():
+        options = {} if LEGACY else {"gradient_accumulation_steps": 2}  # which tf_keras does not have
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **options), "mse")
+    model.fit(x, y, batch_size=BATCH * (2 if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
+    return {"weights": weights(model)}
+
+
+@case
 def mixed_precision() -> Result:
     """mixed_float16, which scales the loss."""
     keras.mixed_precision.set_global_policy("mixed_float16")
