@@ -7,6 +7,7 @@ workers together went through: all epochs but the first, which builds the graph;
 """
 
 import argparse
+import importlib.util
 import os
 import tempfile
 import time
@@ -243,7 +244,8 @@ def main() -> None:
     parser.add_argument(
         "--checkpoints", type=Path, help="where each epoch is saved, and gone on from; default: nowhere"
     )
-    logs = os.environ.get("DISTLAUNCH_LOG_DIR")
+    # Without TensorBoard installed, TensorFlow cannot write for it.
+    logs = os.environ.get("DISTLAUNCH_LOG_DIR") if importlib.util.find_spec("tensorboard") is not None else None
     parser.add_argument("--log-dir", type=Path, default=logs, help="where this worker writes what TensorBoard shows")
     args = parser.parse_args()
 
