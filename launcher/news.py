@@ -36,6 +36,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         return f"{event.task} ended with {event.exit}; starting it again, the others go on"
     if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
         return _render_board(after)
+    if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
+        return f"TensorBoard ended with {event.exit}; the tasks go on, and tensorboard-0.log says why"
     if after.is_over and not before.is_over and after.rules.keeps_sides:
         return "The training is over; TensorBoard stays until Ctrl-C"
     if isinstance(event, TaskHalted) and after is not before:

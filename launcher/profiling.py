@@ -14,6 +14,8 @@ from launcher.run_dir import RunDir
 from launcher.spec import LOCAL, ClusterSpec
 from launcher.tf_config import format_address
 
+ATTEMPTS = 3
+"""A worker that has just nothing to show is left out by TensorFlow."""
 MARGIN_S = 120.0
 """Beyond its duration: to import TensorFlow, and to gather what all have seen."""
 
@@ -43,12 +45,18 @@ def profile(files: RunDir, duration_s: float) -> list[Path]:
     if not addresses:
         raise UsageError("only tasks of a cluster have a server to ask", cure="run it with two workers or more")
     here = next((task["python"] for task in plan["tasks"] if task["node"] == LOCAL), sys.executable)
-    before = set(_captured(spec.logs))
-    _ask(here, addresses, spec.logs, duration_s)
-    found = sorted(set(_captured(spec.logs)) - before)
-    if not found:
-        raise ProfileError(f"no worker answered within {duration_s:g} s", cure="try a longer --duration")
-    return found
+    found: list[Path] = []
+    for _ in range(ATTEMPTS):
+        before = set(_captured(spec.logs))
+        _ask(here, addresses, spec.logs, duration_s)
+        found = sorted(set(_captured(spec.logs)) - before)
+        if len(found) == len(addresses):
+            return found
+    raise ProfileError(
+        f"only {len(found)} of {len(addresses)} workers said what they do",
+        evidence=[str(path) for path in found],
+        cure="try a longer --duration",
+    )
 
 
 def _captured(logs: str) -> list[Path]:
