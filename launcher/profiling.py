@@ -13,9 +13,8 @@ from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.run_dir import RunDir
 from launcher.spec import LOCAL, ClusterSpec
 from launcher.tf_config import format_address
+from worker_entry.profiling import ATTEMPTS, captured
 
-ATTEMPTS = 3
-"""A worker that has just nothing to show is left out by TensorFlow."""
 MARGIN_S = 120.0
 """Beyond its duration: to import TensorFlow, and to gather what all have seen."""
 
@@ -45,22 +44,18 @@ def profile(files: RunDir, duration_s: float) -> list[Path]:
     if not addresses:
         raise UsageError("only tasks of a cluster have a server to ask", cure="run it with two workers or more")
     here = next((task["python"] for task in plan["tasks"] if task["node"] == LOCAL), sys.executable)
-    found: list[Path] = []
-    for _ in range(ATTEMPTS):
-        before = set(_captured(spec.logs))
-        _ask(here, addresses, spec.logs, duration_s)
-        found = sorted(set(_captured(spec.logs)) - before)
-        if len(found) == len(addresses):
-            return found
+    before = set(captured(spec.logs))
+    _ask(here, addresses, spec.logs, duration_s)
+    new = [Path(path) for path in captured(spec.logs) if path not in before]
+    last = max((path.parent.name for path in new), default="")
+    found = sorted(path for path in new if path.parent.name == last)
+    if len(found) == len(addresses):
+        return found
     raise ProfileError(
         f"only {len(found)} of {len(addresses)} workers said what they do",
         evidence=[str(path) for path in found],
         cure="try a longer --duration",
     )
-
-
-def _captured(logs: str) -> list[Path]:
-    return [*Path(logs).glob("plugins/profile/*/*.xplane.pb")]
 
 
 def _ask(python: str, addresses: Sequence[str], logs: str, duration_s: float) -> None:
@@ -72,7 +67,7 @@ def _ask(python: str, addresses: Sequence[str], logs: str, duration_s: float) ->
             input=json.dumps(order),
             capture_output=True,
             text=True,
-            timeout=duration_s + MARGIN_S,
+            timeout=ATTEMPTS * duration_s + MARGIN_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
