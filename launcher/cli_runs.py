@@ -74,6 +74,9 @@ def profile(run: str, duration: float) -> int:
     from launcher.profiling import profile
     from launcher.run_dir import find_run
 
-    for path in profile(find_run(run), duration):
+    files, asked = profile(find_run(run), duration)
+    for path in files:
         click.echo(str(path))
+    if len(files) < asked:
+        click.echo(f"Warning: only {len(files)} of {asked} workers had something to show", err=True)
     return 0
