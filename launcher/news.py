@@ -30,15 +30,13 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         ended = cause.exited
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
-    if isinstance(event, TaskExited) and len(after.returned.get(event.task, ())) > len(
-        before.returned.get(event.task, ())
-    ):
+    if isinstance(event, TaskExited) and after.returned is not before.returned:
         return f"{event.task} ended with {event.exit}; starting it again, the others go on"
     if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
         return _render_board(after)
     if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
         return f"TensorBoard ended with {event.exit}; the tasks go on, and tensorboard-0.log says why"
-    if after.is_over and not before.is_over and after.rules.keeps_sides:
+    if after.rules.keeps_sides and after.is_over and not before.is_over:
         return "The training is over; TensorBoard stays until Ctrl-C"
     if isinstance(event, TaskHalted) and after is not before:
         if event.signal is None:

@@ -151,7 +151,7 @@ def make_plan(
                 task=task,
                 node=node.host,
                 directory=_directory(spec, node, directory),
-                python=node.python or (python if node.is_local else "python3"),
+                python=_python(node, python),
                 address=addresses[task].rpartition(":")[0],
                 port=ports[task],
                 explicit_port=node.port is not None,
@@ -191,7 +191,7 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         task=TENSORBOARD,
         node=node.host,
         directory=directory,
-        python=node.python or (python if node.is_local else "python3"),
+        python=_python(node, python),
         address=LOOPBACK,
         port=port,
         explicit_port=False,
@@ -204,6 +204,10 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         collective=False,
         reuse_address=True,
     )
+
+
+def _python(node: NodeSpec, default: str) -> str:
+    return node.python or (default if node.is_local else "python3")
 
 
 def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:

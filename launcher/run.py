@@ -133,7 +133,7 @@ def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     """The demo keeps its model beside its logs, on this machine; elsewhere it needs no working directory."""
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
-    if all(node.is_local for node in spec.nodes):
+    if spec.is_local:
         args = ["--model-dir", str(files.root / "model")]
         if any(node.count("evaluator") for node in spec.nodes):
             args += ["--checkpoints", str(files.make_checkpoints())]
@@ -146,14 +146,14 @@ def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
 
 def _place_logs(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     """What TensorBoard shows, where all of it is on this machine."""
-    if spec.logs is not None or not all(node.is_local for node in spec.nodes):
+    if spec.logs is not None or not spec.is_local:
         return spec
     return spec.model_copy(update={"log_directory": str(files.root / "tensorboard")})
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
     """On this machine all tasks share a folder anyway: one that is the same for all attempts."""
-    if spec.checkpoint_directory is not None or not all(node.is_local for node in spec.nodes):
+    if spec.checkpoint_directory is not None or not spec.is_local:
         return spec
     return spec.model_copy(update={"checkpoint_directory": str(files.make_checkpoints())})
 

@@ -169,6 +169,11 @@ class ClusterSpec(Model):
         return self
 
     @property
+    def is_local(self) -> bool:
+        """Whether all nodes are this machine."""
+        return all(node.is_local for node in self.nodes)
+
+    @property
     def logs(self) -> str | None:
         """Where tasks write what TensorBoard shows, if that is known."""
         if self.log_directory is None and self.checkpoint_directory is not None:
@@ -208,7 +213,7 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     for index, node in enumerate(spec.nodes):
         yield from _gpu_contradictions(node, ("nodes", index))
     yield from _env_contradictions(spec)
-    shared = spec.log_directory or spec.checkpoint_directory or all(node.is_local for node in spec.nodes)
+    shared = spec.log_directory or spec.checkpoint_directory or spec.is_local
     if spec.tensorboard and not shared:
         yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:

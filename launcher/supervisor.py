@@ -64,7 +64,7 @@ class Supervisor:
                         self._pause(restart.pause_s)
             finally:
                 left = self._links.close()
-        return self._report(left, self._interrupted)
+        return self._report(left)
 
     def _note_signal(self, signum: int) -> None:
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
@@ -161,7 +161,7 @@ class Supervisor:
         for happening in closed:
             self._links.put(happening)  # the node is lost to the next attempt
 
-    def _report(self, left: Mapping[str, int | None], interrupted: int | None) -> RunReport:
+    def _report(self, left: Mapping[str, int | None]) -> RunReport:
         report = make_run_report(
             self._attempts,
             run_id=self._stage.run_id,
@@ -169,7 +169,7 @@ class Supervisor:
             ended=time.time(),
             left=left,
             versions=make_versions(self._links.ready.values()),
-            interrupted=interrupted,
+            interrupted=self._interrupted,
             chaos=report_faults(self._faults, {attempt.number: attempt.gang for attempt in self._attempts}),
         )
         self._console.note(render_summary(report))

@@ -44,6 +44,7 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 total = strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
 print("sum", float(total), os.getcwd(), os.path.isdir("/shared/checkpoints"), flush=True)
 """
+TRAINING = "program: {script: resume_keras.py, args: [8, own, 1]}\ncheckpoint_directory: /checkpoints\n"
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime")
 CLOCK_S = 90
 OVERRIDE = f"""
@@ -126,8 +127,7 @@ def test_the_spec_for_the_host_is_that_of_the_compose_file() -> None:
 
 
 def test_a_container_that_is_paused_for_less_than_the_lease_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
-    rest = "program: {script: resume_keras.py, args: [8, own, 1]}\ncheckpoint_directory: /checkpoints\n"
-    run = cluster.start(tmp_path, f"{rest}timeouts: {{lease_s: 30}}\n")
+    run = cluster.start(tmp_path, f"{TRAINING}timeouts: {{lease_s: 30}}\n")
     run.wait_for(b"epoch 3 begins", 1)
     output_of("docker", "pause", cluster.container("worker-2"))
     time.sleep(12)
@@ -154,8 +154,7 @@ def test_a_container_that_is_paused_for_longer_is_lost_and_ends_its_tasks_once_i
 
 
 def test_a_container_without_network_for_less_than_the_lease_trains_on(cluster: Cluster, tmp_path: Path) -> None:
-    rest = "program: {script: resume_keras.py, args: [8, own, 1]}\ncheckpoint_directory: /checkpoints\n"
-    run = cluster.start(tmp_path, f"{rest}timeouts: {{lease_s: 40}}\n")
+    run = cluster.start(tmp_path, f"{TRAINING}timeouts: {{lease_s: 40}}\n")
     run.wait_for(b"epoch 3 begins", 1)
     with cluster.cable_pulled("worker-2"):
         run.wait_until_said("node worker-2: nothing came for 10 s")

@@ -48,9 +48,11 @@ class RunningTasks:
         """
         reasons = set()
         for start in order.tasks:
-            task = StartedTask.start(start, order.cluster, files, cwd, nursery)
             before = self.by_name.get(start.task)
-            if before is not None:  # it is started again alone, and writes on
+            if before is not None:  # it is started again alone
+                files.forget(start.task)
+            task = StartedTask.start(start, order.cluster, files, cwd, nursery)
+            if before is not None:  # and writes on
                 self.turns.remove(before)
                 task.rewind(before.offset)
                 before.close()

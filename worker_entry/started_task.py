@@ -74,7 +74,6 @@ class StartedTask:
         cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, nursery: Nursery
     ) -> StartedTask:
         make_private_directory(files.directory)
-        files.forget(start.task)
         # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
         log = files.log(start.task)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
