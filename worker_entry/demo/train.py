@@ -107,7 +107,7 @@ def load_or_build(checkpoint: Optional[Path], batch: int) -> keras.Model:
 def save_epoch(model: keras.Model, folder: Path, epoch: int) -> None:
     """Whole or not at all: somebody may be waiting for it."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"part-{os.getpid()}.keras"
+    part = folder / "part.keras"  # always the same: what a killed process leaves is written over by the next
     model.save(part)
     part.rename(folder / f"epoch-{epoch:04}.keras")
 
