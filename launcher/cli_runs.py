@@ -66,17 +66,18 @@ def stacks(run: str) -> int:
     help="For how many seconds.",
 )
 def profile(run: str, duration: float) -> int:
-    """Capture what all workers of a running RUN do, for the profiler of TensorBoard.
+    """Capture what all tasks of a running RUN do, for the profiler of TensorBoard.
 
-    RUN is a run's folder or name. The workers go on meanwhile. What was captured is in the run's log directory, where
-    TensorBoard with `tensorboard-plugin-profile` finds it.
+    RUN is a run's folder or name. The tasks go on meanwhile. What was captured is in the run's log directory, where
+    TensorBoard with `tensorboard-plugin-profile` finds it: Python's functions and the GPUs' work of each task, and
+    TensorFlow's operations of the first worker, or of all under parameter_server.
     """
     from launcher.profiling import profile
     from launcher.run_dir import find_run
 
-    files, asked = profile(find_run(run), duration)
-    for path in files:
+    capture = profile(find_run(run), duration)
+    for path in capture.files:
         click.echo(str(path))
-    if len(files) < asked:
-        click.echo(f"Warning: only {len(files)} of {asked} workers had something to show", err=True)
+    if capture.silent:
+        click.echo(f"Warning: {', '.join(capture.silent)} had nothing to show; try a longer --duration", err=True)
     return 0

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.background import BackgroundRun
-from tests.conftest import distlaunch_command
+from tests.conftest import Distlaunch
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = [
@@ -84,59 +84,80 @@ def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(tmp_path: Path) ->
     assert run.report["outcome"] == "succeeded"
 
 
-def test_one_that_cannot_start_is_told_and_the_tasks_go_on(tmp_path: Path) -> None:
+def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunch, tmp_path: Path) -> None:
     broken = tmp_path / "tensorboard"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('not here')\n")
-    done = subprocess.run(
-        distlaunch_command("local", "-n", "1", "--run-dir", "run", "--tensorboard", "--", "sleep", "3"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "TensorBoard ended with exit status 1; the tasks go on, and tensorboard-0.log says why\n" in done.stderr
-    assert "ModuleNotFoundError: not here" in (tmp_path / "run" / "attempt-1" / "tensorboard-0.log").read_text()
+    ran = distlaunch("local", "-n", "1", "--tensorboard", "--", "sleep", "3")
+    assert ran.status == 0, ran.stderr
+    assert "TensorBoard ended with exit status 1; the tasks go on, and tensorboard-0.log says why\n" in ran.stderr
+    assert b"ModuleNotFoundError: not here" in ran.log("tensorboard-0")
 
 
-def test_a_profile_has_the_workers_of_a_cluster(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", *DEMO, "200") as run:
-        run.wait_for(b"Epoch 3/200", 0)
-        done = subprocess.run(
-            distlaunch_command("profile", "run", "--duration", "2"),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        files = [Path(line) for line in done.stdout.splitlines()]
-        # TensorFlow may leave a worker out; then that is told.
-        assert len(files) == 2 or done.stderr == "Warning: only 1 of 2 workers had something to show\n"
-        for file in files:
-            assert file.is_relative_to(tmp_path / "run" / "tensorboard")
-            assert planes_of(file)
-        assert run.process.poll() is None  # it goes on
+def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """TensorFlow's own way recorded operations of all workers, of which those that follow died at times."""
+    with running(tmp_path, "-n", "2", *DEMO, "2000") as run:
+        run.wait_for(b"Epoch 3/2000", 0)
+        folder = capture(distlaunch, 2, {"worker-0", "worker-1"})
+        assert folder.is_relative_to(tmp_path / "run" / "tensorboard")
+        leader, follower = events_of(folder / "worker-0.xplane.pb"), events_of(folder / "worker-1.xplane.pb")
+        assert operations(leader)
+        assert not operations(follower)
+        assert any("epoch_iterator.py" in event for event in leader)
+        assert any("epoch_iterator.py" in event for event in follower)
+        for _ in range(6):
+            capture(distlaunch, 1, {"worker-0", "worker-1"})
+        said = len(run.log(1))
+        wait_until(lambda: len(run.log(1)) > said, "it goes on", 60)
 
 
-def planes_of(file: Path) -> list[str]:
+def test_a_profile_of_parameter_servers_has_the_operations_of_all(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    with running(tmp_path, "--strategy", "parameter_server", "-n", "2", "--ps", "1", *DEMO, "2000") as run:
+        log = run.directory / "attempt-1" / "chief-0.log"
+        wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)
+        names = {"chief-0", "worker-0", "worker-1", "ps-0"}
+        folder = capture(distlaunch, 1, names)
+        for name in names:
+            assert operations(events_of(folder / f"{name}.xplane.pb")), name
+
+
+def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
+    """Where the files of all of them are."""
+    done = distlaunch("profile", "run", "--duration", str(duration_s), run_dir=False)
+    assert (done.status, done.stderr) == (0, "")
+    files = [Path(line) for line in done.stdout.splitlines()]
+    assert sorted(file.name for file in files) == sorted(f"{name}.xplane.pb" for name in names)
+    [folder] = {file.parent for file in files}
+    return folder
+
+
+def events_of(file: Path) -> set[str]:
     """The names of what was captured, as TensorFlow itself reads them."""
     script = (
         "import sys\nfrom tensorflow.tsl.profiler.protobuf import xplane_pb2\n"
         "space = xplane_pb2.XSpace()\nspace.ParseFromString(open(sys.argv[1], 'rb').read())\n"
-        "print(*(plane.name for plane in space.planes if plane.lines), sep='\\n')\n"
+        "print(*{plane.event_metadata[event.metadata_id].name\n"
+        "        for plane in space.planes for line in plane.lines for event in line.events}, sep='\\n')\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    return set(done.stdout.splitlines())
 
 
-def test_what_cannot_be_profiled_is_told(tmp_path: Path) -> None:
-    subprocess.run(distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
-    done = subprocess.run(
-        distlaunch_command("profile", "run"), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
+def operations(events: set[str]) -> set[str]:
+    """Those of TensorFlow's executor, which is what must not be recorded at a worker that follows."""
+    return {event for event in events if event.startswith(("ExecutorState::", "ThreadpoolListener::"))}
+
+
+def test_what_cannot_be_profiled_is_told(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    assert distlaunch("local", "-n", "1", "--", "true").status == 0
+    done = distlaunch("profile", "run", run_dir=False)
+    assert done.status == 2
     assert f"Error: the run {tmp_path}/run is over" in done.stderr
+
+
+def test_tasks_without_a_server_cannot_be_profiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo begun; sleep 60") as run:
+        run.wait_for(b"begun", 1)
+        done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
+        assert done.status == 3, done.stderr
+        assert "Error: not all tasks could be asked [profile]\n  worker-0: failed to connect" in done.stderr

@@ -1,30 +1,119 @@
-"""Captures what the workers of a cluster do, by the profiler that each of their servers has; asked over stdin."""
+"""Captures what the tasks of a cluster do, by the profiler service that each of their servers has; asked over stdin.
 
-import contextlib
-import glob
+TensorFlow's own client leaves out the options it is given (2.21), and a worker's life depends on them. So this asks by
+itself, which needs gRPC but not TensorFlow.
+"""
+
+from __future__ import annotations
+
 import importlib
 import json
 import sys
+import time
+from typing import Any
 
-ATTEMPTS = 10
-"""A worker that has nothing to show at a moment is left out by TensorFlow; so are all, as an error."""
+ATTEMPTS = 5
+"""A task that waits for others the whole time has nothing to show; then all are asked again, together."""
+
+GATHER_S = 60.0
+"""For a task to write down what it has seen, beyond the duration."""
+
+MAX_EVENTS = 1_000_000  # as TensorFlow's own client
+
+_INTEGER, _TRUTH, _TEXT, _MESSAGE = 4, 8, 9, 11  # of protocol buffers' FieldDescriptorProto.Type
+_MESSAGES = {
+    # What is needed of TensorFlow's profiler_service.proto and profiler_options.proto: it ships the latter only.
+    "Options": {
+        "include_dataset_ops": (1, _TRUTH),
+        "host_tracer_level": (2, _INTEGER),
+        "device_tracer_level": (3, _INTEGER),
+        "python_tracer_level": (4, _INTEGER),
+        "version": (5, _INTEGER),
+        "enable_hlo_proto": (7, _TRUTH),
+        "duration_ms": (9, _INTEGER),
+    },
+    "Request": {
+        "duration_ms": (1, _INTEGER),
+        "max_events": (2, _INTEGER),
+        "opts": (4, _MESSAGE),
+        "repository_root": (5, _TEXT),
+        "session_id": (6, _TEXT),
+        "host_name": (7, _TEXT),
+    },
+    "Response": {"empty_trace": (7, _TRUTH)},
+}
 
 
 def main() -> None:
-    """Reads `{"addresses": [HOST:PORT], "directory": …, "duration_s": …}`."""
+    """Reads `{"tasks": {NAME: {"address": HOST:PORT, "operations": BOOL}}, "directory": …, "duration_s": …}`.
+
+    Writes `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: where each task put its NAME.xplane.pb, the
+    tasks that had nothing to show, and those that could not be asked.
+    """
     order = json.load(sys.stdin)
-    tensorflow = importlib.import_module("tensorflow")
-
-    addresses = order["addresses"]
-    asked = ",".join(f"grpc://{address}" for address in addresses)
+    session = time.strftime("%Y_%m_%d_%H_%M_%S")
+    root = f"{order['directory']}/plugins/profile"
+    messages = _make_messages()
     for _ in range(ATTEMPTS):
-        before = len(captured(order["directory"]))
-        with contextlib.suppress(RuntimeError):  # nobody had anything to show just then
-            tensorflow.profiler.experimental.client.trace(asked, order["directory"], int(order["duration_s"] * 1000))
-        if len(captured(order["directory"])) - before == len(addresses):
-            return
+        silent, failed = _ask_all(messages, order, root, session)
+        if failed or not silent:
+            break
+    json.dump({"directory": f"{root}/{session}", "silent": silent, "failed": failed}, sys.stdout)
 
 
-def captured(directory: str) -> list[str]:
-    """The files of all captures so far, one for each worker."""
-    return glob.glob(f"{glob.escape(directory)}/plugins/profile/*/*.xplane.pb")
+def _ask_all(
+    messages: dict[str, Any], order: dict[str, Any], root: str, session: str
+) -> tuple[list[str], dict[str, str]]:
+    """All at the same time; an earlier answer of the session is replaced."""
+    grpc: Any = importlib.import_module("grpc")
+    duration_ms = int(order["duration_s"] * 1000)
+    asked = {}
+    for name, task in order["tasks"].items():
+        channel = grpc.insecure_channel(task["address"], options=[("grpc.enable_http_proxy", 0)])
+        ask = channel.unary_unary(
+            "/tensorflow.ProfilerService/Profile",
+            request_serializer=messages["Request"].SerializeToString,
+            response_deserializer=messages["Response"].FromString,
+        )
+        options = messages["Options"](
+            version=1,
+            duration_ms=duration_ms,
+            include_dataset_ops=True,
+            enable_hlo_proto=True,
+            device_tracer_level=1,
+            python_tracer_level=1,
+            host_tracer_level=2 if task["operations"] else 0,
+        )
+        request = messages["Request"](
+            duration_ms=duration_ms,
+            max_events=MAX_EVENTS,
+            opts=options,
+            repository_root=root,
+            session_id=session,
+            host_name=name,
+        )
+        asked[name] = ask.future(request, timeout=order["duration_s"] + GATHER_S)
+    silent, failed = [], {}
+    for name, answer in asked.items():
+        try:
+            if answer.result().empty_trace:
+                silent.append(name)
+        except grpc.RpcError as error:
+            failed[name] = error.details()
+    return silent, failed
+
+
+def _make_messages() -> dict[str, Any]:
+    """Their classes, by the names above."""
+    descriptors: Any = importlib.import_module("google.protobuf.descriptor_pb2")
+    pools: Any = importlib.import_module("google.protobuf.descriptor_pool")
+    factory: Any = importlib.import_module("google.protobuf.message_factory")
+    file = descriptors.FileDescriptorProto(name="distlaunch/profile.proto", package="distlaunch", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            whose = ".distlaunch.Options" if kind == _MESSAGE else None
+            message.field.add(name=field, number=number, type=kind, type_name=whose, label=1)
+    pool = pools.DescriptorPool()
+    pool.Add(file)
+    return {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"distlaunch.{name}")) for name in _MESSAGES}
