@@ -96,7 +96,7 @@ def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunc
 
 def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """TensorFlow's own way recorded operations of all workers, of which those that follow died at times."""
-    with running(tmp_path, "-n", "2", *DEMO, "2000") as run:
+    with running(tmp_path, "-n", "2", "--evaluator", *DEMO, "2000") as run:  # the evaluator has no server
         run.wait_for(b"Epoch 3/2000", 0)
         folder = capture(distlaunch, 2, {"worker-0", "worker-1"})
         assert folder.is_relative_to(tmp_path / "run" / "tensorboard")

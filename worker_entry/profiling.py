@@ -6,6 +6,7 @@ itself, which needs gRPC but not TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -67,39 +68,39 @@ def _ask_all(
     """All at the same time; an earlier answer of the session is replaced."""
     grpc: Any = importlib.import_module("grpc")
     duration_ms = int(order["duration_s"] * 1000)
-    asked = {}
-    for name, task in order["tasks"].items():
-        channel = grpc.insecure_channel(task["address"], options=[("grpc.enable_http_proxy", 0)])
-        ask = channel.unary_unary(
-            "/tensorflow.ProfilerService/Profile",
-            request_serializer=messages["Request"].SerializeToString,
-            response_deserializer=messages["Response"].FromString,
-        )
-        options = messages["Options"](
-            version=1,
-            duration_ms=duration_ms,
-            include_dataset_ops=True,
-            enable_hlo_proto=True,
-            device_tracer_level=1,
-            python_tracer_level=1,
-            host_tracer_level=2 if task["operations"] else 0,
-        )
-        request = messages["Request"](
-            duration_ms=duration_ms,
-            max_events=MAX_EVENTS,
-            opts=options,
-            repository_root=root,
-            session_id=session,
-            host_name=name,
-        )
-        asked[name] = ask.future(request, timeout=order["duration_s"] + GATHER_S)
-    silent, failed = [], {}
-    for name, answer in asked.items():
-        try:
-            if answer.result().empty_trace:
-                silent.append(name)
-        except grpc.RpcError as error:
-            failed[name] = error.details()
+    silent, failed, asked = [], {}, {}
+    with contextlib.ExitStack() as channels:
+        for name, task in order["tasks"].items():
+            channel = grpc.insecure_channel(task["address"], options=[("grpc.enable_http_proxy", 0)])
+            ask = channels.enter_context(channel).unary_unary(
+                "/tensorflow.ProfilerService/Profile",
+                request_serializer=messages["Request"].SerializeToString,
+                response_deserializer=messages["Response"].FromString,
+            )
+            options = messages["Options"](
+                version=1,
+                duration_ms=duration_ms,
+                include_dataset_ops=True,
+                enable_hlo_proto=True,
+                device_tracer_level=1,
+                python_tracer_level=1,
+                host_tracer_level=2 if task["operations"] else 0,
+            )
+            request = messages["Request"](
+                duration_ms=duration_ms,
+                max_events=MAX_EVENTS,
+                opts=options,
+                repository_root=root,
+                session_id=session,
+                host_name=name,
+            )
+            asked[name] = ask.future(request, timeout=order["duration_s"] + GATHER_S)
+        for name, answer in asked.items():
+            try:
+                if answer.result().empty_trace:
+                    silent.append(name)
+            except grpc.RpcError as error:
+                failed[name] = error.details()
     return silent, failed
 
 
