@@ -100,7 +100,7 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
         run.wait_for(b"Epoch 3/2000", 0)
         folder = capture(distlaunch, 2, {"worker-0", "worker-1"})
         assert folder.is_relative_to(tmp_path / "run" / "tensorboard")
-        leader, follower = events_of(folder / "worker-0.xplane.pb"), events_of(folder / "worker-1.xplane.pb")
+        leader, follower = events_of(folder, "worker-0", "worker-1")
         assert operations(leader)
         assert not operations(follower)
         assert any("epoch_iterator.py" in event for event in leader)
@@ -115,10 +115,9 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all(distlaunch: Di
     with running(tmp_path, "--strategy", "parameter_server", "-n", "2", "--ps", "1", *DEMO, "2000") as run:
         log = run.directory / "attempt-1" / "chief-0.log"
         wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)
-        names = {"chief-0", "worker-0", "worker-1", "ps-0"}
-        folder = capture(distlaunch, 1, names)
-        for name in names:
-            assert operations(events_of(folder / f"{name}.xplane.pb")), name
+        names = ("chief-0", "worker-0", "worker-1", "ps-0")
+        folder = capture(distlaunch, 1, set(names))
+        assert all(operations(events) for events in events_of(folder, *names))
 
 
 def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
@@ -131,16 +130,19 @@ def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
     return folder
 
 
-def events_of(file: Path) -> set[str]:
-    """The names of what was captured, as TensorFlow itself reads them."""
+def events_of(folder: Path, *names: str) -> list[set[str]]:
+    """The names of what was captured of each, as TensorFlow itself reads them."""
     script = (
-        "import sys\nfrom tensorflow.tsl.profiler.protobuf import xplane_pb2\n"
-        "space = xplane_pb2.XSpace()\nspace.ParseFromString(open(sys.argv[1], 'rb').read())\n"
-        "print(*{plane.event_metadata[event.metadata_id].name\n"
-        "        for plane in space.planes for line in plane.lines for event in line.events}, sep='\\n')\n"
+        "import json, sys\nfrom tensorflow.tsl.profiler.protobuf import xplane_pb2\n"
+        "def read(file):\n"
+        "    space = xplane_pb2.XSpace.FromString(open(file, 'rb').read())\n"
+        "    return [plane.event_metadata[event.metadata_id].name\n"
+        "            for plane in space.planes for line in plane.lines for event in line.events]\n"
+        "print(json.dumps([sorted(set(read(file))) for file in sys.argv[1:]]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines())
+    command = [sys.executable, "-c", script, *(str(folder / f"{name}.xplane.pb") for name in names)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [set(events) for events in json.loads(done.stdout)]
 
 
 def operations(events: set[str]) -> set[str]:
