@@ -189,14 +189,14 @@ def test_signals_are_as_exact_where_python_knows_no_pidfd(monkeypatch: pytest.Mo
 
 @linux
 def test_sending_signals_keeps_no_descriptor_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     with child() as process:
         found = find(process)
         kernel.send_signal(found, signal.SIGCONT)
         kernel.send_signal(kernel.Process(found.pid, 0, 0, 1, zombie=False), signal.SIGCONT)
         process.kill()
     kernel.send_signal(found, signal.SIGCONT)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # some of an earlier test may be collected meanwhile
 
 
 @linux
