@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
@@ -169,6 +170,15 @@ class TestWhenNotTo:
         assert said["problem"].startswith("KERAS_BACKEND of its environment is another one than when")
         said, _ = forker.ask(tmp_path, ["program.py"], CUDA_VISIBLE_DEVICES="1", TF_CONFIG="{}", DISTLAUNCH_TASK="w")
         assert said == {"status": 0}
+
+    def test_a_clone_of_distlaunch_hides_nothing(self, forker: Forker, tmp_path: Path) -> None:
+        """A task that is started by itself has the installed one, too."""
+        (tmp_path / "program.py").write_text("import tensorflow, worker_entry; print(worker_entry.__file__)")
+        (tmp_path / "worker_entry").mkdir()
+        (tmp_path / "worker_entry" / "__init__.py").touch()
+        runner = str(Path(worker_entry.__file__).parent)
+        by_itself = run(tmp_path, [runner, "run", "program.py"], together=True, env=forker.env)
+        assert forker.run(tmp_path, ["program.py"]) == by_itself == Ended(0, f"{worker_entry.__file__}\n", "")
 
     def test_a_module_beside_the_program_that_hides_one_that_is_imported(self, forker: Forker, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("")

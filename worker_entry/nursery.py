@@ -96,7 +96,8 @@ def _import(modules: Sequence[str], folder: Optional[str] = None) -> str:
 def _find_problem(request: dict[str, Any]) -> str:
     """Why a plain start would find another module than what is imported here."""
     folder = _folder_of(request)
-    ours = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+    # A plain start has this package of its own, too, before the program's folder is looked at.
+    ours = {name.partition(".")[0] for name in sys.modules} - {"__main__", __name__.partition(".")[0]}
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             name = entry.name.partition(".")[0]
