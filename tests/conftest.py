@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -36,6 +37,13 @@ class Ran:
 
     def log(self, task: str = "worker-0") -> bytes:
         return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
+
+    def line(self, pattern: str, task: str = "worker-0") -> re.Match[str]:
+        """The one line of a task's log that is so as a whole; after a program's last one TensorFlow may chatter."""
+        log = self.log(task).decode()
+        found = [*re.finditer(f"^{pattern}$", log, re.MULTILINE)]
+        assert len(found) == 1, log
+        return found[0]
 
 
 Distlaunch = Callable[..., Ran]

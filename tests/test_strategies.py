@@ -16,10 +16,6 @@ pytestmark = pytest.mark.tensorflow
 DEMO = ["-m", "worker_entry.demo.train"]
 
 
-def last_line(ran: Ran, task: str = "worker-0") -> str:
-    return ran.log(task).decode().splitlines()[-1]
-
-
 @pytest.fixture
 def look(tmp_path: Path) -> str:
     """A program that tells which strategy it was given, and what that does with a batch."""
@@ -42,7 +38,7 @@ def look(tmp_path: Path) -> str:
 
 def looked(ran: Ran) -> dict[str, Any]:
     assert ran.status == 0, ran.stderr
-    loaded: dict[str, Any] = json.loads(last_line(ran))
+    loaded: dict[str, Any] = json.loads(ran.line(r'\{"name": .*\}')[0])
     return loaded
 
 
@@ -90,8 +86,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     )
     assert ran.status == 0, ran.stderr
     steps = 30 * 44
-    done = re.fullmatch(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", last_line(ran, "chief-0"))
-    assert done is not None
+    done = ran.line(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", "chief-0")
     assert float(done[1]) > 0.95
     assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
     assert "worker:1 ended with SIGKILL (signal 9); starting it again, the others go on\n" in ran.stderr
@@ -101,7 +96,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     exits = {task["task"]: task["exit_code"] for task in attempt["tasks"]}
     assert exits["chief:0"] == exits["evaluator:0"] == 0
     assert ran.log("worker-1").count(b"worker:1 serves") == 2
-    assert re.fullmatch(r"evaluator:0: epoch 30, validation accuracy 0\.\d+", last_line(ran, "evaluator-0"))
+    assert ran.line(r"evaluator:0: epoch 30, validation accuracy 0\.\d+", "evaluator-0")
     assert "0 processes left on this machine" in ran.stderr
 
 
