@@ -250,7 +250,8 @@ class GangLoop:
     def _preload(self, node: str) -> None:
         """Has the node begin with what takes longest, while the others are still on their way."""
         plan = self._replan(self._links.facts(), None, None)
-        preload = make_preload(plan, node, keep=self._stage.restarts)
+        again = self._stage.restarts or (self._stage.max_worker_restarts > 0 and bool(plan.rules.returns))
+        preload = make_preload(plan, node, keep=again)
         if preload is not None and not self._stage.only_checks:
             self._links.send(node, preload)
 

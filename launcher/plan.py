@@ -222,7 +222,7 @@ def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
     Args:
         plan: made with the node's facts.
         node: its host.
-        keep: whether another attempt may follow.
+        keep: whether another attempt may follow, or a task come back alone.
     """
     tasks = [task for task in plan.tasks if task.node == node and not task.task.is_side]
     if plan.preload is None or not tasks:
@@ -273,8 +273,7 @@ def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[s
         env["DISTLAUNCH_COMMUNICATION"] = spec.communication
     if spec.cross_device is not None:
         env["DISTLAUNCH_CROSS_DEVICE"] = spec.cross_device
-    if task.type != "evaluator":
-        env.update(spec.rules.env)
+    env.update(spec.rules.env)
     if spec.logs is not None:
         env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.type}-{task.index}"
     if spec.checkpoint_directory is not None:

@@ -49,7 +49,7 @@ class StrategyRules:
     shares_gpus: bool = True
     """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every task but the evaluator."""
+    """Variables of every task."""
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)

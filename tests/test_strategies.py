@@ -81,7 +81,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
 ) -> None:
     ran = distlaunch(
         *("local", "--strategy", "parameter_server", "--workers", "2", "--evaluator"),
-        *("--chaos", "kill:worker:1@seconds=6", "--max-restarts", "0"),
+        *("--chaos", "kill:worker:1@seconds=4", "--max-restarts", "0"),
         *(*DEMO, "--epochs", "30", "--checkpoints", str(tmp_path / "checkpoints")),
     )
     assert ran.status == 0, ran.stderr
@@ -96,6 +96,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     exits = {task["task"]: task["exit_code"] for task in attempt["tasks"]}
     assert exits["chief:0"] == exits["evaluator:0"] == 0
     assert ran.log("worker-1").count(b"worker:1 serves") == 2
+    assert "without an import done ahead" not in ran.stderr
     assert ran.line(r"evaluator:0: epoch 30, validation accuracy 0\.\d+", "evaluator-0")
     assert "0 processes left on this machine" in ran.stderr
 

@@ -92,7 +92,7 @@ class Preload:
 
     `env` is laid over the agent's own environment, from which `unset` was removed: what all tasks will have in common.
     A `program` that does not import TensorFlow, as far as can be seen, needs none of it. `keep`: whether another
-    attempt may follow.
+    attempt may follow, or a task come back alone.
     """
 
     program: Program

@@ -125,7 +125,7 @@ class Nursery:
         raise NurseryError(json.loads(answer)["problem"])
 
     def rest(self) -> None:
-        """All tasks have been forked: it is kept only for another attempt."""
+        """All tasks have been forked: it is kept only for those that may be started again."""
         if self._order is not None and not self._order.keep:
             self.dismiss()
 
