@@ -32,7 +32,7 @@ _CONTINUED = re.compile(
 """Second lines of such messages: chatter only below chatter."""
 _CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')
 """The lines of a message that shows a configuration whole: chatter only below the mark that begins it."""
-_BEGINS_CONFIGURATION = b"goo.gle/debugproto"
+_BEGINS_CONFIGURATION = b"goo.gle/debug"  # goes on as proto, str or only, as protocol buffers throw the dice
 _HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog")
 """One of them is in every line of chatter that is not a second line."""
 
