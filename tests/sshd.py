@@ -122,7 +122,11 @@ def running_sshd(
 def sessions() -> list[psutil.Process]:
     """The processes of the test's own daemons that serve connections."""
     me = psutil.Process()
-    below = {process.pid: process for process in me.children(recursive=True) if process.name() == "sshd"}
+    below = {}
+    for process in me.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == "sshd":
+                below[process.pid] = process
     daemons = {process.pid for process in me.children()}
     return [process for pid, process in below.items() if pid not in daemons]
 
