@@ -31,11 +31,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 )
 @click.option(
     "--strategy",
-    # Not imported from `strategies`, which would cost more than all else of `--help`.
-    # Not imported from `strategies`, which would cost more than all else of `--help`.
-    type=click.Choice(
-        ["one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu"]
-    ),
+    type=click.Choice(_STRATEGIES),
     default="multi_worker_mirrored",
     show_default=True,
     help="The tf.distribute strategy; `worker_entry.strategies.from_environment()` builds it.",

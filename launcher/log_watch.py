@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from launcher.events import Event, LeaderWaits, TaskWrote
 from launcher.gang_state import Gang, Phase
 from launcher.run_dir import RunDir
-from launcher.stragglers import find_leader, parse_stragglers
-from launcher.tasks import TaskId
+from launcher.stragglers import parse_stragglers
+from launcher.tasks import TaskId, find_leader
 
 LOOK_S = 0.2
 """How often logs are looked at."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.errors import UsageError
 from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.strategies import RULES, StrategyRules
-from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType
+from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
 from launcher.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.torch_env import make_torch_envs
 from worker_entry.orders import Preload
@@ -180,8 +180,8 @@ def make_plan(
 
 
 def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
-    trainers = [(task, node) for node, task in placements if task.trains]
-    return min(trainers, key=lambda placed: (placed[0].type != "chief", placed[0]))[1]
+    leader = find_leader(task for _, task in placements)
+    return next(node for node, task in placements if task == leader)
 
 
 def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, python: str) -> TaskPlan:
@@ -275,7 +275,7 @@ def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[s
         env["DISTLAUNCH_CROSS_DEVICE"] = spec.cross_device
     env.update(spec.rules.env)
     if spec.logs is not None:
-        env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.type}-{task.index}"
+        env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.file_name}"
     if spec.checkpoint_directory is not None:
         env["DISTLAUNCH_CHECKPOINT_DIR"] = spec.checkpoint_directory
     if config is not None:

@@ -14,9 +14,7 @@ import worker_entry
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.run_dir import RunDir
 from launcher.spec import LOCAL, ClusterSpec
-from launcher.stragglers import find_leader
-from launcher.strategies import RULES
-from launcher.tasks import parse_task_id
+from launcher.tasks import find_leader, parse_task_id
 from launcher.tf_config import format_address
 from worker_entry.profiling import ATTEMPTS, GATHER_S
 
@@ -84,9 +82,8 @@ def _find_servers(spec: ClusterSpec, plan: Mapping[str, Any]) -> dict[str, dict[
         if task["tf_config"] and task["tf_config"]["task"]["type"] != "evaluator"
     }
     leader = find_leader(servers)
-    asking = RULES[spec.strategy].collective
     return {
-        f"{task.type}-{task.index}": {"address": address, "operations": not asking or task == leader}
+        task.file_name: {"address": address, "operations": task == leader or not spec.rules.collective}
         for task, address in servers.items()
     }
 

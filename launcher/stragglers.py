@@ -7,18 +7,11 @@ INFO only; with TF_CPP_MIN_LOG_LEVEL above 0 nothing is known.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from launcher.tasks import TASK_TYPES, TaskId
 
 _WAITING = re.compile(rb"Waiting for (\d+)/\d+ tasks to connect")
 _TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
-
-
-def find_leader(tasks: Iterable[TaskId]) -> TaskId | None:
-    """The task whose coordination service all others connect to."""
-    trainers = [task for task in tasks if task.trains and task.index == 0]
-    return min(trainers, key=lambda task: TASK_TYPES.index(task.type), default=None)
 
 
 def parse_stragglers(log: bytes) -> frozenset[TaskId] | None:

@@ -31,6 +31,11 @@ class TaskId(NamedTuple):
         """Whether it is no task of the spec's: it never ends by itself, and its end is no matter."""
         return self.type in SIDE_TYPES
 
+    @property
+    def file_name(self) -> str:
+        """`worker-1`, where a file or folder is named after it."""
+        return f"{self.type}-{self.index}"
+
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
 
@@ -49,6 +54,12 @@ def parse_task_id(text: str) -> TaskId:
         if task_type == known and index.isascii() and index.isdigit():
             return TaskId(known, int(index))
     raise ValueError(f"{text!r} is no task; tasks are named like worker:0")
+
+
+def find_leader(tasks: Iterable[TaskId]) -> TaskId | None:
+    """The task whose coordination service all others connect to."""
+    trainers = [task for task in tasks if task.trains and task.index == 0]
+    return min(trainers, key=lambda task: TASK_TYPES.index(task.type), default=None)
 
 
 def name_tasks(tasks: Iterable[TaskId], limit: int = 8) -> str:

@@ -22,8 +22,7 @@ from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.stacks import render_places
 from launcher.stalls import find_staller, render_stall, render_steps
-from launcher.stragglers import find_leader
-from launcher.tasks import TaskId, name_tasks
+from launcher.tasks import TaskId, find_leader, name_tasks
 from launcher.waiting import render_waiting
 from worker_entry.values import CrashRecord, Problem, TaskExit
 

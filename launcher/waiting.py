@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from launcher.gang_state import Gang
-from launcher.stragglers import find_leader
-from launcher.tasks import TaskId, name_tasks
+from launcher.tasks import TaskId, find_leader, name_tasks
 
 SHOWN_TASKS = 4
 

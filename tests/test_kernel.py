@@ -17,6 +17,7 @@ import pytest
 from tests.apart import apart, apart_on_linux, linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
+from tests.witness import open_descriptors
 from worker_entry import kernel
 
 FAMILY = str(PROGRAMS / "tree_family.py")
@@ -189,14 +190,14 @@ def test_signals_are_as_exact_where_python_knows_no_pidfd(monkeypatch: pytest.Mo
 
 @linux
 def test_sending_signals_keeps_no_descriptor_open() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with child() as process:
         found = find(process)
         kernel.send_signal(found, signal.SIGCONT)
         kernel.send_signal(kernel.Process(found.pid, 0, 0, 1, zombie=False), signal.SIGCONT)
         process.kill()
     kernel.send_signal(found, signal.SIGCONT)
-    assert set(os.listdir("/proc/self/fd")) <= before  # some of an earlier test may be collected meanwhile
+    assert open_descriptors() == before
 
 
 @linux

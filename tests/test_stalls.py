@@ -11,8 +11,8 @@ import pytest
 from launcher.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
 from launcher.gang_state import Gang, Phase, Reason
 from launcher.stalls import find_staller, render_stall, render_steps
-from launcher.stragglers import find_leader, parse_stragglers
-from launcher.tasks import TaskId
+from launcher.stragglers import parse_stragglers
+from launcher.tasks import TaskId, find_leader
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import FAILURE_STOP, W0, W1, W2, exited, make_rules, play, running
 from worker_entry.values import Progress

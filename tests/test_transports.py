@@ -24,7 +24,7 @@ from launcher.transports.local import LocalTransport
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
-from tests.witness import MARK, make_mark, marked
+from tests.witness import MARK, make_mark, marked, open_descriptors
 from worker_entry.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
 from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol import BODY_LIMIT, MARKER, encode
@@ -304,11 +304,11 @@ def test_silence_instead_of_an_agent_is_told(connect: Connect) -> None:
     ("python", "error"), [("/no/such/python", errno.ENOENT), ("/dev/null", errno.EACCES), ("/", errno.EACCES)]
 )
 def test_an_interpreter_that_cannot_be_started_is_an_os_error(connect: Connect, python: str, error: int) -> None:
-    descriptors = set(os.listdir("/dev/fd"))
+    descriptors = open_descriptors()
     with pytest.raises(OSError, match=python) as caught:
         connect(python=python)
     assert caught.value.errno == error
-    assert set(os.listdir("/dev/fd")) <= descriptors  # some of an earlier test may be collected meanwhile
+    assert open_descriptors() == descriptors
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -28,6 +30,12 @@ def _find(value: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
+
+
+def open_descriptors() -> set[str]:
+    """This process's; none of what an earlier test has left to the collector, which would close it at any time."""
+    gc.collect()
+    return set(os.listdir("/dev/fd"))
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
