@@ -119,7 +119,7 @@ def _judge_success(gang: Gang) -> Verdict:
     evidence += [
         f"{event.task} had come to its end when {event.exit} ended its interpreter, which does not fail the run"
         for event in gang.exits.values()
-        if event.finished is not None and not event.exit.ok
+        if event.finished is not None and not event.exit.ok and not event.task.is_side
     ]
     evidence += [
         f"{task} was still running and was stopped"

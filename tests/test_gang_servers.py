@@ -15,6 +15,7 @@ from launcher.gang_state import Gang, Phase, Reason, Rules
 from launcher.strategies import RULES, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
 from tests.test_gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
+from tests.test_verdict import judged
 
 CHIEF, W0, W1, PS, EVALUATOR = (
     parse_task_id(text) for text in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
@@ -207,6 +208,13 @@ class TestWhatRunsBesideTheTasks:
         assert later.reason is None
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
         assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (FAILURE_STOP,))
+
+    def test_its_end_is_not_told_of_however_it_came(self) -> None:
+        rules, events = self.up(keeps=False)
+        slow = replace(exited(self.BOARD, signal=signal.SIGKILL), finished=1009.0)  # TERM was heeded, but for too long
+        gang, _ = play(rules, *events, exited(W0), exited(W1), slow, NodeEmpty("a"))
+        verdict = judged(gang)
+        assert (verdict.reference, verdict.evidence) == ("succeeded", [])
 
     def test_does_not_keep_a_failure_waiting(self) -> None:
         rules, events = self.up(keeps=True)
