@@ -35,7 +35,7 @@ class Forker:
         self._folder = folder
         folder.mkdir()
         (folder / "tensorflow.py").write_text(tensorflow)
-        self.env = {"PYTHONPATH": str(folder)}
+        self.env = {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"}
         arguments = [json.dumps({"env": self.env, "modules": modules}), str(folder / "nursery.log")]
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "fork_tasks.py"), *arguments],
