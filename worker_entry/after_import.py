@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Optional
 
@@ -20,20 +20,35 @@ def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optio
         sys.meta_path.insert(0, _Finder(name, then, before))
 
 
+def run_hooks(names: Collection[str]) -> None:
+    """Does what waits for these modules, which were imported without the finders of this module."""
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder) and finder.name in names]:
+        sys.meta_path.remove(finder)
+        finder.run(sys.modules[finder.name])
+
+
 class _Finder:
     """A meta path finder that finds one module."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None], before: Optional[Callable[[], None]]) -> None:
-        self._name = name
+        self.name = name
         self._before = before
         self._then = then
+
+    def run(self, module: ModuleType) -> None:
+        """The module has been imported already."""
+        if self._before is not None:
+            self._before()
+        self._then(module)
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if name != self._name:
+        if name != self.name:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :] if self in sys.meta_path else sys.meta_path
+        found = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -22,7 +22,7 @@ from worker_entry.connection import Connection
 from worker_entry.inspection import introduce
 from worker_entry.log_stream import stream_logs
 from worker_entry.meeting import Meeting, Newcomer
-from worker_entry.messages import Broken, Empty, Message, Prepared, Refused
+from worker_entry.messages import Broken, Empty, Message, Noted, Prepared, Refused, Told
 from worker_entry.node_checks import NodeChecks
 from worker_entry.orders import (
     VERSION,
@@ -148,6 +148,9 @@ class Agent:
             self._tasks.note_exit(pid, status)
         for seen in (*self._watch.look(self._tasks.by_name, self._ports, self._tree, now), *self._stacks.collect(now)):
             self._send(seen)
+            if isinstance(seen, Told) and seen.status.not_forked and self._nursery.wanted:
+                self._nursery.dismiss(seen.status.not_forked)
+                self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
         if self._streaming and self._connection.is_open:
             stream_logs(self._tasks.turns, self._attempt, self._connection)
         if self._tree.stopping and self._tree.sweep() == 0:
@@ -218,7 +221,7 @@ class Agent:
         elif isinstance(message, Preload):
             self._preload(message, self._hello)
         elif isinstance(message, Start):
-            self._accept(message)
+            self._accept(message, self._hello.cwd)
         elif isinstance(message, ShowStacks):
             files = {task.name: task.stacks_file for task in self._tasks.by_name.values()}
             self._stacks.begin(files, self._tasks.pids, self._tree.living())
@@ -273,17 +276,20 @@ class Agent:
         if may_import(order.program, hello.cwd, TENSORFLOW_PACKAGES):
             self._nursery.begin(order, hello.cwd, os.path.join(hello.directory, NURSERY_LOG))
 
-    def _accept(self, order: Start) -> None:
+    def _accept(self, order: Start, cwd: str) -> None:
         names = {start.task for start in order.tasks}
         busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
         if busy or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         self._checks.close()
         self._waiting = order
+        for start in order.tasks[:1]:  # the program may not have been there when the import began
+            if may_import(start.program, cwd, TENSORFLOW_PACKAGES):
+                self._nursery.expect(start.program, cwd)
+            else:
+                self._nursery.dismiss()
 
     def _start(self, order: Start, hello: Hello) -> None:
-        if not any(may_import(start.program, hello.cwd, TENSORFLOW_PACKAGES) for start in order.tasks[:1]):
-            self._nursery.dismiss()  # the program was not there yet when it began
         if not self._tasks:
             self._tree = processes.Tree(self._nursery.pids)
         try:

@@ -4,14 +4,15 @@ It is a child of the agent, which sends it one request for each task, with one e
 forks twice and the process between exits, so that the task becomes the agent's own child; it says its pid, and waits
 for the agent's word. From then on it is as if it had been started by itself, with its imports done.
 
-A fork is safe while nothing of TensorFlow has run: then it has started no threads that a fork would lose.
+A fork is safe while nothing of TensorFlow has run: then it has started no threads that a fork would lose. What the
+program does before it imports TensorFlow has its effect all the same: see `early_import`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
-import importlib
 import json
 import os
 import signal
@@ -20,70 +21,66 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 from worker_entry import kernel
+from worker_entry.early_import import NUMPY, EarlyImport
+from worker_entry.programs import folder_of
 from worker_entry.values import Injection, Program, TaskOrder
 
 MESSAGE_LIMIT = 4 << 20
-TENSORFLOW = "tensorflow"
 IMPORT_THREADS = 4
 """Threads that TensorFlow's import may leave behind; it leaves two, which wait for work."""
 GO = b"go"
 
 
 def serve() -> Optional[TaskOrder]:
-    """Imports what the first message names, then forks a task for each message that follows.
+    """Imports what messages name, and forks a task for each message that comes with a socket.
 
     Returns only in a task, with what it has to run, or with None when the agent is gone.
     """
     agent = os.getppid()
     control = socket.socket(fileno=os.dup(0))
     _point_to(os.devnull, 0)
-    first = _receive(control)
-    if first is None:
-        return None
-    gc.disable()  # an import makes many objects and little garbage: it takes a fifth less without a collector
-    problem = _import([TENSORFLOW])
-    gc.freeze()  # what a collector never looks at stays shared with the tasks
-    gc.enable()
-    _answer(control, problem=problem)
-    modules: Optional[list[str]] = first[0]["modules"]
+    early, problem = EarlyImport(), ""
     while True:
         message = _receive(control)
         if message is None:
             return None
-        request, [gate] = message
-        if modules is not None:  # which may be the program's own, whose folder may not have been there before
-            problem, modules = _import(modules, _folder_of(request)), None
-            gc.freeze()
-        problem = problem or _find_problem(request)
-        if problem:
-            _answer(gate, problem=problem)
+        request, gates = message
+        if not gates:
+            problem = problem or _import(early, request["modules"], request["folder"])
+            _answer(control, problem=problem)
+            continue
+        [gate] = gates
+        hindrance = problem or _find_problem(request)
+        if hindrance:
+            _answer(gate, problem=hindrance)
         elif _fork_away(agent):
             control.close()
             _become_task(request, gate, agent)
-            order = request["order"]
-            program = Program(**order.pop("program"))
-            injections = [Injection(**injection) for injection in order.pop("injections")]
-            return TaskOrder(program, injections=injections, **order)
+            early.hide(functools.partial(_start_again, request))
+            return _make_order(request)
         gate.close()
 
 
-def _import(modules: Sequence[str], folder: Optional[str] = None) -> str:
+def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -> str:
     """Imports them, first of all from that folder; returns why nothing may be forked from here, if something is."""
     before = sys.path[:]
+    gc.disable()  # an import makes many objects and little garbage: it takes a fifth less without a collector
     try:
         with contextlib.suppress(ImportError):
-            importlib.import_module("numpy")  # whose library for matrices has threads, and forks well
+            early.load(NUMPY)  # whose library for matrices has threads, and forks well
         threads = _count_threads()
         sys.path[:0] = [] if folder is None else [folder]
         for module in modules:
-            importlib.import_module(module)
+            early.load(module)
     except BaseException as error:  # noqa: BLE001 - the import runs anything, and the tasks will tell of it themselves
         return f"{type(error).__name__}: {error}"[:200]
     finally:
         sys.path[:] = before
+        gc.freeze()  # what a collector never looks at stays shared with the tasks
+        gc.enable()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each task would say it again
     if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
@@ -93,9 +90,30 @@ def _import(modules: Sequence[str], folder: Optional[str] = None) -> str:
     return ""
 
 
+def _make_order(request: dict[str, Any]) -> TaskOrder:
+    order = dict(request["order"])
+    program = Program(**order.pop("program"))
+    injections = [Injection(**injection) for injection in order.pop("injections")]
+    return TaskOrder(program, injections=injections, **order)
+
+
+def _start_again(request: dict[str, Any], why: str) -> NoReturn:
+    """In a task: the same process becomes a plain Python, whose program begins anew."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the program may have put anything there
+            stream.flush()
+    order = {**request["order"], "not_forked": why}
+    file = request["order_file"]
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump(order, stream)
+    os.chdir(request["cwd"])
+    here = os.path.dirname(os.path.abspath(__file__))
+    os.execve(sys.executable, [sys.executable, here, "task", file], request["env"])  # noqa: S606 - there is no shell
+
+
 def _find_problem(request: dict[str, Any]) -> str:
     """Why a plain start would find another module than what is imported here."""
-    folder = _folder_of(request)
+    folder = folder_of(Program(**request["order"]["program"]), request["cwd"])
     # A plain start has this package of its own, too, before the program's folder is looked at.
     ours = {name.partition(".")[0] for name in sys.modules} - {"__main__", __name__.partition(".")[0]}
     with contextlib.suppress(OSError):
@@ -105,13 +123,6 @@ def _find_problem(request: dict[str, Any]) -> str:
             if name in ours and is_module and not _is_at(sys.modules.get(name), entry.path):
                 return f"{entry.path} hides a module of that name, which is imported already"
     return ""
-
-
-def _folder_of(request: dict[str, Any]) -> str:
-    """Where the program looks for its modules first."""
-    program = request["order"]["program"]
-    path = os.path.join(request["cwd"], program["target"])
-    return os.path.dirname(os.path.realpath(path)) if program["kind"] == "script" else str(request["cwd"])
 
 
 def _is_at(module: Any, path: str) -> bool:

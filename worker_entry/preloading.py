@@ -17,14 +17,17 @@ from typing import Optional
 from worker_entry import kernel, processes
 from worker_entry.nursery import GO
 from worker_entry.orders import Preload
-from worker_entry.values import TaskOrder
+from worker_entry.program_env import LATE, ProgramEnv, find_program_env
+from worker_entry.programs import folder_of
+from worker_entry.values import Program, TaskOrder
 
+TENSORFLOW = "tensorflow"
 IMPORT_S = 120.0
 """An import that takes longer is not waited for."""
-FORK_S = 10.0
-LATE = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "no_grpc_proxy")
-"""Variables that no import reads; nor those of our own."""
+FORK_S = 5.0
+"""A process that does not fork within so long is given up: the agent waits for it, and for nothing else."""
 OWN_PREFIX = "DISTLAUNCH_"
+"""How variables of our own begin, which no import reads."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
 """A program without one of these words has no use for a nursery."""
 
@@ -46,7 +49,12 @@ class Nursery:
         self._selector = selector
         self._control: Optional[socket.socket] = None
         self._env: dict[str, str] = {}
-        self._ready = False
+        """That of the import: what all tasks have in common, and what the program will have set by then."""
+        self._program_env = ProgramEnv()
+        self._unanswered = 0
+        """Imports that were asked for, and have not been done yet."""
+        self._modules: list[str] = []
+        """What is still to be imported once the program's folder is there."""
         self._deadline = 0.0
         self._order: Optional[Preload] = None
 
@@ -56,9 +64,9 @@ class Nursery:
 
     def settled(self, now: float) -> bool:
         """`now`: monotonic seconds."""
-        if self._control is not None and not self._ready and now > self._deadline:
+        if self._control is not None and self._unanswered and now > self._deadline:
             self._fail(f"the import of TensorFlow has taken more than {IMPORT_S:g} s")
-        return self._control is None or self._ready
+        return self._control is None or not self._unanswered
 
     def begin(self, order: Preload, cwd: str, log: str) -> None:
         """Starts it, if there is none yet."""
@@ -66,9 +74,13 @@ class Nursery:
         if not self.wanted or (self._control is not None and self.pids):
             return
         self._forget()
-        self.problem = ""
-        self._env = {name: value for name, value in os.environ.items() if name not in order.unset}
-        self._env.update(order.env)
+        env = {name: value for name, value in os.environ.items() if name not in order.unset}
+        env.update(order.env)
+        self._program_env = find_program_env(order.program, cwd, env, TENSORFLOW_PACKAGES)
+        self.problem = _explain(self._program_env)
+        if self.problem:
+            return
+        self._env = self._program_env.over(env)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = os.path.dirname(os.path.abspath(__file__))
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -88,24 +100,43 @@ class Nursery:
         finally:
             os.close(output)
         self.pids.add(pid)
-        self._control, self._ready, self._deadline = ours, False, time.monotonic() + IMPORT_S
+        self._control, self._modules = ours, list(order.modules)
         self._selector.register(ours, selectors.EVENT_READ, self._hear)
-        ours.sendall(json.dumps({"modules": order.modules}).encode())
+        self._ask_for([TENSORFLOW])
 
-    def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str) -> int:
+    def expect(self, program: Program, cwd: str) -> None:
+        """The program is there, and will be started: what is left to be imported may be its own."""
+        if self._control is None:
+            return
+        env = {name: value for name, value in self._env.items() if name not in self._program_env.changes}
+        found = find_program_env(program, cwd, env, TENSORFLOW_PACKAGES)
+        if found.changes != self._program_env.changes or found.unclear:
+            self._fail(_explain(found) or "the program sets other variables than when TensorFlow was imported")
+        elif self._modules:
+            modules, self._modules = self._modules, []
+            self._ask_for(modules, folder_of(program, cwd))
+
+    def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str, order_file: str) -> int:
         """Starts the task; returns its pid, a child's of this process.
+
+        Args:
+            order: what it runs.
+            env: its environment.
+            cwd: its working directory.
+            log: the file of its output.
+            order_file: where the order is written if the task has to start again as plain Python.
 
         Raises:
             NurseryError: it has to be started by itself; the message says why, and is empty if nobody expects more.
         """
         if not self.wanted:
             raise NurseryError("")
-        if self._control is None or not self._ready:
+        if self._control is None or self._unanswered:
             raise NurseryError(self.problem or "TensorFlow is not imported yet")
-        different = _find_difference(self._env, env)
+        different = _find_difference(self._env, self._program_env.over(dict(env)))
         if different is not None:
             raise NurseryError(f"{different} of its environment is another one than when TensorFlow was imported")
-        request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log}
+        request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log, "order_file": order_file}
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with gate:
             gate.settimeout(FORK_S)
@@ -119,7 +150,8 @@ class Nursery:
                     gate.sendall(GO)
                     return int(answer)
             except OSError as error:
-                raise NurseryError(f"the process with TensorFlow does not answer: {error}") from None
+                self._fail(f"the process with TensorFlow does not answer: {error}")
+                raise NurseryError(self.problem) from None
         if not answer:
             raise NurseryError("the process with TensorFlow did not fork")
         raise NurseryError(json.loads(answer)["problem"])
@@ -129,9 +161,9 @@ class Nursery:
         if self._order is not None and not self._order.keep:
             self.dismiss()
 
-    def dismiss(self) -> None:
-        """Nothing will be forked any more."""
-        self.end()
+    def dismiss(self, problem: str = "") -> None:
+        """Nothing will be forked any more; `problem` says why, if that is worth telling."""
+        self._fail(problem)
         self._order = None
 
     def revive(self, cwd: str, log: str) -> None:
@@ -157,11 +189,11 @@ class Nursery:
             data = b""
         if not data:
             # One that has been of use is started again for the next attempt.
-            self._fail("" if self._ready else "the process that imported TensorFlow has ended")
+            self._fail("" if not self._unanswered else "the process that imported TensorFlow has ended")
         elif problem := json.loads(data)["problem"]:
             self._fail(problem)
         else:
-            self._ready = True
+            self._unanswered -= 1
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
@@ -171,7 +203,20 @@ class Nursery:
         if self._control is not None:
             self._selector.unregister(self._control)
             self._control.close()
-        self._control, self._ready = None, False
+        self._control, self._unanswered, self._modules = None, 0, []
+
+    def _ask_for(self, modules: list[str], folder: Optional[str] = None) -> None:
+        assert self._control is not None
+        self._unanswered += 1
+        self._deadline = time.monotonic() + IMPORT_S
+        self._control.sendall(json.dumps({"modules": modules, "folder": folder}).encode())
+
+
+def _explain(found: ProgramEnv) -> str:
+    """Why nothing is imported early for a program that sets variables in a way that only it can tell."""
+    for name, place in sorted(found.unclear.items()):
+        return f"{place} may set {name}, which the import of TensorFlow reads"
+    return ""
 
 
 def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Optional[str]:

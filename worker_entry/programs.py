@@ -109,6 +109,12 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
     return not found or bool(queue)
 
 
+def folder_of(program: Program, cwd: str) -> str:
+    """The folder in which a Python program looks for its modules first."""
+    path = os.path.join(cwd, program.target)
+    return os.path.dirname(os.path.realpath(path)) if program.kind == "script" else cwd
+
+
 def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
     """The executable file that the command's name stands for, in `cwd` and on the environment's PATH."""
     if os.sep in name:

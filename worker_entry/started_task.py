@@ -86,7 +86,7 @@ class StartedTask:
             else:
                 order = _make_order(start, files)
                 try:
-                    pid = nursery.fork(order, env, cwd, os.path.abspath(log))
+                    pid = nursery.fork(order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task)))
                 except NurseryError as error:
                     not_forked = str(error)
                     pid = _start_runner(order, files.order(start.task), env, cwd, output)

@@ -78,6 +78,8 @@ def run(order: TaskOrder) -> None:
     if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
         main.__annotations__ = {}
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has put the one of then there
+        sys.modules["__mp_main__"] = main
     sys.argv = [program.target, *program.args]
     # Registered before any handler of the program's, so that it runs after them.
     interrupted = _InterruptedAtExit()
@@ -115,7 +117,7 @@ def _prepare(order: TaskOrder) -> None:
     if order.stacks_file is not None:
         telling.dump_on_signal(order.stacks_file)
     if order.status_file is not None:
-        teller = telling.Teller(order.status_file)
+        teller = telling.Teller(order.status_file, order.not_forked)
         telling.tell_phases(teller)
         watchers: list[Callable[[Progress], None]] = []
         if order.progress:

@@ -32,8 +32,8 @@ class Teller:
     It is written over in place, by one small write; readers see what was written last.
     """
 
-    def __init__(self, file: str) -> None:
-        self._status = TaskStatus("has not imported TensorFlow", time.time())
+    def __init__(self, file: str, not_forked: str = "") -> None:
+        self._status = TaskStatus("has not imported TensorFlow", time.time(), not_forked=not_forked)
         self._process = os.getpid()
         self._length = 0
         self._writing = threading.Lock()

@@ -60,13 +60,14 @@ class Progress:
 class TaskStatus:
     """How far a running program has come, as a phrase that goes on from its name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it.
+    `injected`: the faults of `--chaos` that were done to it. `not_forked`: why it has started again as plain Python.
     """
 
     phase: str
     since: float
     progress: Optional[Progress] = None
     injected: list[str] = field(default_factory=list)
+    not_forked: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class TaskOrder:
 
     `crash_file`: where to write the crash record, if the program fails. `finished_file`: made when the program has
     come to its end; what fails after that is not the program. `status_file`: says how far the program has come.
-    `stacks_file`: where the stacks are written on SIGURG. The rest is as in TaskStart.
+    `stacks_file`: where the stacks are written on SIGURG. `not_forked`: why a forked task has started again as plain
+    Python, if it has. The rest is as in TaskStart.
     """
 
     program: Program
@@ -176,6 +178,7 @@ class TaskOrder:
     heartbeat_s: float = 0.0
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
+    not_forked: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,303 @@
+"""What a program does before it imports TensorFlow counts in a forked task as in plain Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.apart import linux
+from tests.conftest import Distlaunch
+from tests.test_nursery import Forker
+from tests.test_task import Ended, run
+from worker_entry.program_env import find_program_env
+from worker_entry.values import Program
+
+pytestmark = linux
+
+REAL = {
+    "devices": """
+        import tensorflow as tf
+        tf.config.set_visible_devices([], "GPU")
+        cpu, = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+        print(tf.config.list_logical_devices(), tf.config.get_visible_devices())
+    """,
+    "threads": """
+        import tensorflow as tf
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(2)
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+        print(float(tf.reduce_sum(tf.ones([9, 9]))), tf.config.threading.get_intra_op_parallelism_threads())
+        print(tf.config.threading.get_inter_op_parallelism_threads(), tf.config.list_physical_devices())
+    """,
+    "logging that is configured first": """
+        import logging
+        logging.basicConfig(format="%(name)s|%(levelname)s|%(message)s", level=logging.INFO)
+        import tensorflow as tf
+        tf.get_logger().warning("once")
+        logging.getLogger("mine").info("mine")
+        print(logging.root.handlers, tf.get_logger().handlers, tf.get_logger().propagate, tf.get_logger().level)
+    """,
+    "logging that is configured later": """
+        import tensorflow as tf
+        import logging
+        tf.get_logger().setLevel("INFO")
+        tf.get_logger().info("once")
+        logging.basicConfig(format="%(name)s|%(message)s")
+        tf.get_logger().warning("twice, since both have a handler")
+        from absl import logging as absl_logging
+        absl_logging.info("not shown")
+        absl_logging.warning("shown")
+        print(logging.root.handlers, tf.get_logger().handlers, logging.getLoggerClass())
+    """,
+    "a stream that is replaced first": """
+        import sys
+        class Tee:
+            def __init__(self, stream): self.stream = stream
+            def write(self, text): return self.stream.write(text.upper())
+            def flush(self): self.stream.flush()
+        sys.stderr = Tee(sys.stderr)
+        import tensorflow as tf
+        tf.get_logger().warning("through the program's own stream")
+    """,
+    "filters of warnings": """
+        import warnings
+        warnings.filterwarnings("error", category=UserWarning)
+        import tensorflow as tf, numpy
+        print([(f[0], f[1] and f[1].pattern, f[2].__name__, f[4]) for f in warnings.filters])
+        warnings.resetwarnings()
+        warnings.warn("shown")
+    """,
+    "variables that no import reads": """
+        import os
+        os.environ["WANDB_PROJECT"] = os.environ["CUDA_VISIBLE_DEVICES"] = "".join("-1")
+        import tensorflow as tf, keras
+        print(os.environ["WANDB_PROJECT"], os.environ["CUDA_VISIBLE_DEVICES"], keras.backend.backend())
+    """,
+    "what imports leave in the environment": """
+        import os
+        before = {*os.environ}
+        import tensorflow, keras, numpy, h5py
+        print(sorted({*os.environ} - before), {k: os.environ.get(k) for k in ("TF2_BEHAVIOR", "HDF5_PLUGIN_PATH")})
+    """,
+    "what is imported before TensorFlow is": """
+        import sys
+        names = ("tensorflow", "keras", "numpy", "h5py", "absl", "six", "google.protobuf", "PIL", "wrapt", "requests")
+        print([name in sys.modules for name in names])
+        import h5py
+        print([name in sys.modules for name in names])
+        from absl import flags
+        print([name in sys.modules for name in names])
+        import importlib.util
+        print(importlib.util.find_spec("tensorflow").origin, importlib.util.find_spec("keras").name)
+        print("tensorflow" in sys.modules)
+        import keras
+        print([name in sys.modules for name in names])
+        import tensorflow.keras.layers, google.protobuf.message
+        print([name in sys.modules for name in names], tensorflow.__spec__, keras.__loader__.name, h5py.__spec__.name)
+    """,
+    "pickles and processes": """
+        import multiprocessing, pickle, sys
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("spawn")
+        print(sys.modules.get("__mp_main__") in (None, sys.modules["__main__"]))
+        class Own: pass
+        def double(x): return 2 * x
+        if __name__ == "__main__":
+            import tensorflow as tf, numpy as np
+            print(pickle.loads(pickle.dumps((np.arange(3), tf.constant(4), Own()))))
+            with multiprocessing.Pool(1) as pool:
+                print(pool.map(double, [1, 2]))
+    """,
+    "a locale and a recursion limit": """
+        import locale, sys, signal, decimal
+        locale.setlocale(locale.LC_ALL, "C")
+        sys.setrecursionlimit(1234)
+        decimal.getcontext().prec = 7
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        import tensorflow
+        print(locale.setlocale(locale.LC_ALL), sys.getrecursionlimit(), decimal.Decimal(1) / 3)
+        print(signal.getsignal(signal.SIGUSR1))
+    """,
+    "Keras alone": """
+        from keras import ops, layers
+        import keras, sys
+        print(float(ops.sum(ops.ones(3))), keras.config.backend(), "tensorflow" in sys.modules)
+        print(layers.Dense(2)(ops.ones((1, 3))).shape)
+    """,
+    "an import within a function, an exception and a lazy module": """
+        def use():
+            import tensorflow as tf
+            return tf.keras.layers.Dense(1), tf.compat.v1.logging
+        try:
+            import no_such_module_of_tensorflow
+        except ImportError as error:
+            print(error)
+        print(*use())
+        import tensorflow.no_such_module
+    """,
+}
+"""With the real TensorFlow: the environment of its import is the program's."""
+
+LOOK = """
+    import os, tensorflow
+    print({name: value for name, value in tensorflow.SEEN.items() if name.startswith(("TF_", "KERAS_", "MPL"))})
+"""
+FAKE = {
+    "a constant": 'import os; os.environ["KERAS_BACKEND"] = "jax"',
+    "several": 'import os\nos.environ.update({"TF_A": "1", "TF_B": "2"}, TF_C="3")\nos.environ.setdefault("TF_D", "4")',
+    "one that is removed": 'import os; os.environ.pop("TF_GIVEN"); os.environ.pop("TF_ABSENT", None)',
+    "one that is deleted": 'from os import environ\ndel environ["TF_GIVEN"]',
+    "one that only the program knows": 'import os, sys; os.environ["TF_PID"] = str(len(sys.argv))',
+    "one of many": 'import os\nfor n in range(2):\n    os.environ[f"TF_{n}"] = "x"',
+    "one in a condition": 'import os, sys\nif len(sys.argv) == 1:\n    os.environ["TF_USE_LEGACY_KERAS"] = "1"',
+    "one in a function": 'import os\ndef prepare():\n    os.environ["TF_DETERMINISTIC_OPS"] = "1"\nprepare()',
+    "one in a module": "import settings",
+    "one of a tool": 'import os\nvars(os)["environ"].__setitem__("TF_ENABLE_ONEDNN_OPTS", "0")',
+    "one that is read in Python alone": 'import os; vars(os)["environ"]["MPLBACKEND"] = "agg"',
+    "one after NumPy": 'import numpy, os; os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"',
+    "another TensorFlow": 'import os, sys; sys.path.insert(0, os.getcwd() + "/other")',
+}
+"""With a TensorFlow that shows what it has seen: whether and how the program says what it sets."""
+
+
+CHATTER = re.compile(r"[IWE]\d{4} |\d{4}-\d\d-\d\d |WARNING: All log|To enable the following")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    forker = Forker(tmp_path_factory.mktemp("real") / "early", None)
+    yield forker
+    forker.close()
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    tensorflow = """
+        import os
+        SEEN = dict(os.environ)
+        os.environ.get("MPLBACKEND"), os.environ.get("KERAS_BACKEND")
+        print("imported")
+    """
+    folder = tmp_path_factory.mktemp("fake") / "early"
+    forker = Forker(folder, textwrap.dedent(tensorflow), env={"TF_GIVEN": "1"})
+    yield forker
+    forker.close()
+
+
+def readable(ended: Ended, folder: Path) -> Ended:
+    """Without what differs from one plain start to the next: numbers of processes and addresses in memory."""
+    lines = [line for line in ended.stdout.splitlines(keepends=True) if not CHATTER.match(line)]
+    text = "".join(lines).replace(str(folder), "")
+    return Ended(ended.status, re.sub(r"0x[0-9a-f]+", "0x…", text), ended.stderr)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_tensorflow_finds_what_the_program_has_done(real: Forker, tmp_path: Path, name: str) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(REAL[name]))
+    plain = run(tmp_path, ["program.py"], together=True, env=real.env)
+    assert readable(real.run(tmp_path, ["program.py"]), tmp_path) == readable(plain, tmp_path)
+    assert not real.order_file.exists()  # it was forked, and stayed so
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_an_import_sees_the_variables_of_the_program(fake: Forker, tmp_path: Path, name: str) -> None:
+    (tmp_path / "program.py").write_text(f"{FAKE[name]}\n{textwrap.dedent(LOOK)}")
+    (tmp_path / "settings.py").write_text('import os\nos.environ["TF_SET_ELSEWHERE"] = "1"\n')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tensorflow.py").write_text("SEEN = {'TF_OTHER': __file__}\nprint('imported')\n")
+    plain = run(tmp_path, ["program.py"], together=True, env=fake.env)
+    assert plain.status == 0
+    assert "imported" in plain.stdout
+    assert fake.run(tmp_path, ["program.py"], expected=False) == plain
+    assert json.loads(fake.order_file.read_text())["not_forked"]
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "unclear"),
+    [
+        ('import os; os.environ["TF_A"] = "1"\nimport tensorflow', {"TF_A": "1"}, []),
+        ('import os, tensorflow; os.environ["TF_A"] = "1"', {}, []),
+        ('from os import environ as e, environ\nenviron["TF_A"] = "1"', {"TF_A": "1"}, []),
+        ('import os; os.environ["TF_A"] = str(2)', {"TF_A": "2"}, []),
+        (
+            'import os; os.environ.setdefault("TF_A", "2"); os.environ.setdefault("TF_GIVEN", "3")',
+            {"TF_A": "2", "TF_GIVEN": "1"},
+            [],
+        ),
+        (
+            'import os; os.putenv("TF_A", "2"); os.environ.update({"TF_B": "1"}, TF_C="x")',
+            {"TF_A": "2", "TF_B": "1", "TF_C": "x"},
+            [],
+        ),
+        ('import os; os.environ |= {"TF_A": "2"}; del os.environ["TF_GIVEN"]', {"TF_A": "2", "TF_GIVEN": None}, []),
+        ('import os; gone = os.environ.pop("TF_GIVEN", None)', {"TF_GIVEN": None}, []),
+        ('import os\nif __name__ == "__main__":\n    os.environ["TF_A"] = "1"\n', {"TF_A": "1"}, []),
+        (
+            'import os\ntry:\n    import yaml\nexcept ImportError:\n    pass\nelse:\n    os.environ["TF_A"] = "1"\n',
+            {"TF_A": "1"},
+            [],
+        ),
+        ("import settings\nimport tensorflow", {"TF_SET": "1"}, []),
+        ("from settings import x\nfrom keras import layers", {"TF_SET": "1"}, []),
+        ('import os, sys\nif sys.argv:\n    os.environ["TF_A"] = "1"\n', {}, ["TF_A"]),
+        ('import os, sys\nos.environ["TF_A"] = sys.argv[1]\n', {}, ["TF_A"]),
+        ('import os, sys\nos.environ["WANDB_NAME"] = os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]\n', {}, []),
+        ('import os\ndef f():\n    os.environ["TF_A"] = "1"\n', {}, []),
+        ("from dotenv import load_dotenv\nload_dotenv()\nimport tensorflow", {}, ["TF_OF_DOTENV"]),
+        ('import tensorflow as tf\nimport os\nos.environ["TF_A"] = "1"', {}, []),
+        ("def f(:", {}, []),
+    ],
+)
+def test_the_text_of_a_program_says_what_it_sets(
+    tmp_path: Path, source: str, changes: dict[str, str], unclear: list[str]
+) -> None:
+    (tmp_path / "program.py").write_text(source)
+    (tmp_path / "settings.py").write_text('import os\nos.environ["TF_SET"] = "1"\nx = 1\n')
+    (tmp_path / ".env").write_text('# settings\nTF_OF_DOTENV="1"\nexport MINE=2\n')
+    packages = ("tensorflow", "keras")
+    for program in (Program("script", "program.py"), Program("module", "program")):
+        found = find_program_env(program, str(tmp_path), {"TF_GIVEN": "1"}, packages)
+        assert (found.changes, [*found.unclear]) == (changes, unclear)
+
+
+@pytest.mark.tensorflow
+def test_a_run_says_once_that_it_starts_again_and_remembers_it(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "def prepare():\n    os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\n"
+        "prepare()\nimport tensorflow\n"
+        "print('forked' if 'nursery' in open('/proc/self/cmdline').read() else 'plain')\n"
+        "from worker_entry import progress\n"
+        "progress.report()\n"
+        "sys.exit(int(os.environ['DISTLAUNCH_ATTEMPT']) < 2)\n"
+    )
+    ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "program.py")
+    assert ran.status == 0, ran.stderr
+    why = "the program sets TF_ENABLE_ONEDNN_OPTS before it imports tensorflow"
+    assert ran.stderr.count(why) == 1
+    for attempt in (1, 2):
+        for task in (0, 1):
+            log = (ran.directory / f"attempt-{attempt}" / f"worker-{task}.log").read_text()
+            assert re.findall("^(plain|forked)$", log, re.MULTILINE) == ["plain"]
+            assert "oneDNN custom operations" not in log
+
+
+@pytest.mark.tensorflow
+def test_what_a_program_sets_in_plain_sight_costs_it_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import os\nos.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\nimport tensorflow\n"
+        "print('forked' if 'nursery' in open('/proc/self/cmdline').read() else 'plain')\n"
+    )
+    ran = distlaunch("local", "-n", "2", "program.py")
+    assert ran.status == 0, ran.stderr
+    assert "early import" not in ran.stderr
+    assert [ran.line("forked", f"worker-{task}")[0] for task in (0, 1)] == ["forked", "forked"]
+    assert "oneDNN custom operations" not in (ran.directory / "nursery.log").read_text()
