@@ -46,15 +46,15 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
-    kernel orders
+    kernel orders program_env
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting
     keras_progress
-    task
-    nursery
+    task early_import
     preloading
+    nursery
     started_task outbox meeting inspection
     connection dialling task_watch stacks running_tasks
     node_checks cleaning log_stream replica

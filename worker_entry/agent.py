@@ -40,8 +40,8 @@ from worker_entry.orders import (
 )
 from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_port
-from worker_entry.preloading import TENSORFLOW_PACKAGES, Nursery
-from worker_entry.programs import find_problems, may_import
+from worker_entry.preloading import Nursery
+from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
 from worker_entry.run_files import AttemptFiles, make_private_directory
 from worker_entry.running_tasks import RunningTasks
@@ -148,8 +148,7 @@ class Agent:
             self._tasks.note_exit(pid, status)
         for seen in (*self._watch.look(self._tasks.by_name, self._ports, self._tree, now), *self._stacks.collect(now)):
             self._send(seen)
-            if isinstance(seen, Told) and seen.status.not_forked and self._nursery.wanted:
-                self._nursery.dismiss(seen.status.not_forked)
+            if isinstance(seen, Told) and self._nursery.is_refused(seen.status):
                 self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
         if self._streaming and self._connection.is_open:
             stream_logs(self._tasks.turns, self._attempt, self._connection)
@@ -219,7 +218,7 @@ class Agent:
         elif isinstance(message, Dial):
             self._checks.dial(message)
         elif isinstance(message, Preload):
-            self._preload(message, self._hello)
+            self._nursery.begin(message, self._hello.cwd, os.path.join(self._hello.directory, NURSERY_LOG))
         elif isinstance(message, Start):
             self._accept(message, self._hello.cwd)
         elif isinstance(message, ShowStacks):
@@ -272,10 +271,6 @@ class Agent:
         else:
             self._send(Prepared(order.attempt, dict(self._ports.numbers)))
 
-    def _preload(self, order: Preload, hello: Hello) -> None:
-        if may_import(order.program, hello.cwd, TENSORFLOW_PACKAGES):
-            self._nursery.begin(order, hello.cwd, os.path.join(hello.directory, NURSERY_LOG))
-
     def _accept(self, order: Start, cwd: str) -> None:
         names = {start.task for start in order.tasks}
         busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
@@ -283,11 +278,7 @@ class Agent:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         self._checks.close()
         self._waiting = order
-        for start in order.tasks[:1]:  # the program may not have been there when the import began
-            if may_import(start.program, cwd, TENSORFLOW_PACKAGES):
-                self._nursery.expect(start.program, cwd)
-            else:
-                self._nursery.dismiss()
+        self._nursery.expect(order.tasks[0].program, cwd)
 
     def _start(self, order: Start, hello: Hello) -> None:
         if not self._tasks:

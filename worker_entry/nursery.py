@@ -25,13 +25,13 @@ from typing import Any, NoReturn, Optional
 
 from worker_entry import kernel
 from worker_entry.early_import import NUMPY, EarlyImport
+from worker_entry.preloading import GO
 from worker_entry.programs import folder_of
 from worker_entry.values import Injection, Program, TaskOrder
 
 MESSAGE_LIMIT = 4 << 20
 IMPORT_THREADS = 4
 """Threads that TensorFlow's import may leave behind; it leaves two, which wait for work."""
-GO = b"go"
 
 
 def serve() -> Optional[TaskOrder]:

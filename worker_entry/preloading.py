@@ -15,12 +15,13 @@ from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import kernel, processes
-from worker_entry.nursery import GO
 from worker_entry.orders import Preload
 from worker_entry.program_env import LATE, ProgramEnv, find_program_env
-from worker_entry.programs import folder_of
-from worker_entry.values import Program, TaskOrder
+from worker_entry.programs import folder_of, may_import
+from worker_entry.values import Program, TaskOrder, TaskStatus
 
+GO = b"go"
+"""An agent's answer to a forked task's pid: it is known, and may begin."""
 TENSORFLOW = "tensorflow"
 IMPORT_S = 120.0
 """An import that takes longer is not waited for."""
@@ -69,7 +70,9 @@ class Nursery:
         return self._control is None or not self._unanswered
 
     def begin(self, order: Preload, cwd: str, log: str) -> None:
-        """Starts it, if there is none yet."""
+        """Starts it, if there is none yet and the program has a use for it."""
+        if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
+            return
         self._order = order
         if not self.wanted or (self._control is not None and self.pids):
             return
@@ -106,6 +109,8 @@ class Nursery:
 
     def expect(self, program: Program, cwd: str) -> None:
         """The program is there, and will be started: what is left to be imported may be its own."""
+        if not may_import(program, cwd, TENSORFLOW_PACKAGES):
+            self.dismiss()
         if self._control is None:
             return
         env = {name: value for name, value in self._env.items() if name not in self._program_env.changes}
@@ -155,6 +160,13 @@ class Nursery:
         if not answer:
             raise NurseryError("the process with TensorFlow did not fork")
         raise NurseryError(json.loads(answer)["problem"])
+
+    def is_refused(self, status: TaskStatus) -> bool:
+        """Whether a task tells that it cannot do with an early import, which is news: then there will be none."""
+        is_news = bool(status.not_forked) and self.wanted
+        if is_news:
+            self.dismiss(status.not_forked)
+        return is_news
 
     def rest(self) -> None:
         """All tasks have been forked: it is kept only for those that may be started again."""
