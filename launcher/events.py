@@ -21,7 +21,7 @@ from worker_entry.messages import (
     Synced,
     Told,
 )
-from worker_entry.values import CrashRecord, Problem, Progress, TaskExit
+from worker_entry.values import Activity, CrashRecord, Problem, Progress, TaskExit
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class LeaderWaits:
 class TaskTold:
     """How far the task's program has come, as a phrase that goes on from its name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it.
+    `injected`: the faults of `--chaos` that were done to it. `strategy`: the class of the tf.distribute strategy that
+    it has built. `own_tf_config`: the line by which it sets a TF_CONFIG of its own.
     """
 
     task: TaskId
@@ -119,6 +120,8 @@ class TaskTold:
     since: float
     progress: Progress | None = None
     injected: tuple[str, ...] = ()
+    strategy: str = ""
+    own_tf_config: str = ""
 
     @property
     def stepping(self) -> Progress | None:
@@ -174,9 +177,10 @@ class StacksAsked:
 
 @dataclass(frozen=True)
 class StacksTold:
-    """What all tasks are doing, as faulthandler has it; empty for those that have not said."""
+    """What all tasks are doing, as faulthandler has it, empty for those that have not said; and whether they work."""
 
     texts: Mapping[TaskId, str]
+    activity: Mapping[TaskId, Activity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
                 began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
                 progress = replace(progress, began=began, time=at)
             since = status.since - clock_offset_s
-            return TaskTold(parse_task_id(task), status.phase, since, progress, tuple(status.injected))
+            more = (tuple(status.injected), status.strategy, status.own_tf_config)
+            return TaskTold(parse_task_id(task), status.phase, since, progress, *more)
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
         case Exited(task, how, time, crash, finished, evidence):

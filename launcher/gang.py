@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from launcher.busy import RECHECK_S, find_busy, is_excused
 from launcher.events import (
     Action,
     AskStacks,
@@ -80,7 +81,7 @@ def decide(gang: Gang, event: Event, now: float) -> Decision:
         return gang, ()
     gang = _record(gang, event)
     if is_progress(gang, event):
-        gang = replace(gang, moved=now)
+        gang = replace(gang, moved=now, busy={}, excused=None)
     if gang.phase is Phase.STOPPING:
         return _while_stopping(gang, event, now)
     if isinstance(event, Interrupted):
@@ -161,8 +162,8 @@ def _record(gang: Gang, event: Event) -> Gang:
             return replace(gang, unheard=tasks)
         case TaskTold(task):
             return replace(gang, told={**gang.told, task: event})
-        case StacksTold(texts):
-            return replace(gang, stacks=texts)
+        case StacksTold(texts, activity):
+            return replace(gang, stacks=texts, activity=activity)
         case TaskHalted(task, signum):
             others = {name: halt for name, halt in gang.halted.items() if name != task}
             return replace(gang, halted=others if signum is None else {**others, task: event})
@@ -233,10 +234,10 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     elif gang.phase is Phase.RUNNING:
         if is_stalled(gang, now):
             return _suspect(gang, Reason.STALLED, event, now)
+        if ended and (gang.suspicion is Reason.DRAIN_TIMEOUT or _is_due(gang, now)):
+            return _suspect(gang, Reason.DRAIN_TIMEOUT, event, now)
         if gang.suspicion is not None:  # it gets on
             gang = replace(gang, suspicion=None, deadline=gang.deadline if ended else None)
-        if _is_due(gang, now):
-            return _stop(gang, Reason.DRAIN_TIMEOUT, FAILURE_GRACE_S, now)
     return gang, ()
 
 
@@ -264,10 +265,16 @@ def _start_again(gang: Gang, event: TaskExited) -> Decision:
 
 
 def _suspect(gang: Gang, reason: Reason, event: Event, now: float) -> Decision:
-    """Has the tasks say what they are doing before they are stopped for it."""
+    """Has the tasks say what they are doing before they are stopped for it; who is at work is left at it."""
     if gang.suspicion is None:
         stalled_s = now - gang.moved if gang.moved is not None else 0.0
         return replace(gang, suspicion=reason, stalled_s=stalled_s, deadline=now + STACKS_S), (AskStacks(),)
+    if isinstance(event, StacksTold):
+        busy = find_busy(gang)
+        if is_excused(gang, reason, busy):
+            waits_s = {Reason.START_TIMEOUT: gang.rules.start_s, Reason.DRAIN_TIMEOUT: gang.rules.drain_s}.get(reason)
+            deadline = now + waits_s if waits_s is not None else None
+            return replace(gang, suspicion=None, busy=busy, excused=now + RECHECK_S, deadline=deadline), ()
     if isinstance(event, StacksTold) or _is_due(gang, now):
         return _stop(gang, reason, FAILURE_GRACE_S, now)
     return gang, ()

@@ -192,7 +192,7 @@ class GangLoop:
             if isinstance(message, Noted):
                 self._console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
             if isinstance(message, Stacks) and self._collector is not None:
-                self._collector.note(parse_task_id(message.task), message.text)
+                self._collector.note(parse_task_id(message.task), message.text, message.activity)
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")
@@ -284,14 +284,14 @@ class GangLoop:
     def _take_stacks(self) -> Iterator[StacksTold]:
         """Hands them on once all tasks have answered, and shows them if the user has asked."""
         texts = self._collector.texts(time.monotonic()) if self._collector is not None else None
-        if texts is not None:
-            self._collector = None
+        if self._collector is not None and texts is not None:
+            activity, self._collector = self._collector.activity, None
             text = render_stacks(texts)
             self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
             if self._shows_stacks:
                 self._console.note(text or "no task is running")
             self._shows_stacks = False
-            yield StacksTold(texts)
+            yield StacksTold(texts, activity)
 
     def _tasks_of(self, node: str) -> Iterator[TaskPlan]:
         return (task for task in self.plan.tasks if task.node == node)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from launcher.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
 from launcher.tasks import TRAINING_TYPES, TaskId, TaskType
+from worker_entry.values import Activity
 
 
 class Phase(enum.Enum):
@@ -22,6 +23,8 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
+ALONE_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "TPUStrategyV2")
+"""Classes of tf.distribute that are one process with all of its devices."""
 BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
@@ -121,6 +124,12 @@ class Gang:
     """How long nothing had shown that it gets on, when it was suspected."""
     stacks: Mapping[TaskId, str] = field(default_factory=dict)
     """What they have said."""
+    activity: Mapping[TaskId, Activity] = field(default_factory=dict)
+    """Whether they were at work then."""
+    busy: Mapping[TaskId, str] = field(default_factory=dict)
+    """The tasks that are at work although nothing progresses, and where; they were found when last asked."""
+    excused: float | None = None
+    """Until when it is not suspected again because of them, on the controller's monotonic clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     returned: Mapping[TaskId, tuple[Return, ...]] = field(default_factory=dict)
     """The tasks that were started again alone."""
@@ -153,8 +162,24 @@ class Gang:
 
     @property
     def is_up(self) -> bool:
-        """Whether all have joined the cluster."""
+        """Whether all have joined the cluster, or train without having done so."""
+        if self.separate or self._trains(self.rules.trainers):
+            return True
         return not self.missing and (self.unheard is not None or not self.rules.forming or not self.rules.has_leader)
+
+    @property
+    def separate(self) -> frozenset[TaskId]:
+        """All training tasks, if each of them trains for itself: steps are done, and no port was ever opened."""
+        trainers = self.rules.trainers
+        if len(trainers) < 2 or not self.rules.has_leader or trainers & self.listening.keys():
+            return frozenset()
+        alone = {task for task in trainers & self.told.keys() if self.told[task].strategy in ALONE_STRATEGIES}
+        return trainers if all(task in alone or self._trains({task}) for task in trainers) else frozenset()
+
+    def _trains(self, tasks: Collection[TaskId]) -> bool:
+        """Whether each of them has told of a step."""
+        steps = [self.told[task].progress for task in tasks if task in self.told]
+        return len(steps) == len(tasks) and all(progress is not None and progress.first_step for progress in steps)
 
     @property
     def is_over(self) -> bool:

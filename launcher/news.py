@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 
+from launcher.busy import render_busy
 from launcher.causes import find_cause
-from launcher.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening
+from launcher.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskTold
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason
 from launcher.restarts import Restart
 from launcher.spec import LOCAL, LOOPBACK
 from launcher.stalls import render_stall
-from launcher.tasks import TENSORBOARD
+from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.waiting import render_waiting
 from worker_entry.values import TaskExit
 
+OWN_STRATEGY_HINT = (
+    "build it with worker_entry.strategies.from_environment(), or run one task with all devices (--strategy mirrored)"
+)
 REMIND_S = 5.0
 FORMING_REMIND_S = 15.0
 """To import TensorFlow takes its time."""
@@ -42,9 +46,16 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         if event.signal is None:
             return f"{event.task} goes on"
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
-    if before.suspicion is None and after.suspicion is Reason.STALLED:
+    if isinstance(event, TaskTold) and event.own_tf_config and not _own_configs(before):
+        return _render_own_config(event)
+    if after.separate and not before.separate:
+        return render_separate(after)
+    if after.busy and after.busy != before.busy:
+        return render_busy(after)
+    if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
         return f"{render_stall(after).capitalize()}; asking all tasks what they are doing"
-    if before.suspicion is Reason.STALLED and after.suspicion is None and after.phase is Phase.RUNNING:
+    suspected = before.suspicion is Reason.STALLED or (before.busy and before.phase is Phase.RUNNING)
+    if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
         return "The cluster gets on again"
     if isinstance(event, NodeSynced) and event.files:
         return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
@@ -81,6 +92,28 @@ def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str |
     return f"{name}: stopping all tasks, {after.rules.stop_grace_s:g} s grace{insist}"
 
 
+def render_separate(gang: Gang) -> str:
+    """`worker:0, worker:1 train without each other: the program has not built MultiWorkerMirroredStrategy; …`."""
+    built = sorted({gang.told[task].strategy for task in gang.separate if task in gang.told} - {""})
+    what = f"the program has built {', '.join(built)}, and not" if built else "the program has not built"
+    names = name_tasks(sorted(gang.separate))
+    return f"{names} train without each other: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
+
+
+def _own_configs(gang: Gang) -> bool:
+    return any(told.own_tf_config for told in gang.told.values())
+
+
+def _render_own_config(told: TaskTold) -> str:
+    line, _, kept = told.own_tf_config.rpartition(" ")
+    if kept == "kept":
+        return f"{told.task} sets a TF_CONFIG of its own at {line}, as --keep-own-tf-config allows"
+    return (
+        f"{told.task} sets a TF_CONFIG of its own at {line}; it keeps the one of this cluster "
+        "(--keep-own-tf-config gives it its own)"
+    )
+
+
 def _is_up(gang: Gang) -> bool:
     return bool(gang.rules.forming) and gang.rules.forming <= gang.listening.keys()
 
@@ -91,11 +124,15 @@ class Reminder:
     def __init__(self, started: float) -> None:
         self._started = started
         self._due = started + REMIND_S
+        self._drains: float | None = None
+        """The deadline of which the user was warned."""
 
     def remind(self, gang: Gang, now: float, time: float) -> str | None:
         """The line, when one is due; `time`: now in Unix seconds."""
         if now < self._due:
             return None
+        if gang.phase is Phase.RUNNING:
+            return self._remind_of_drain(gang, now)
         if gang.phase is Phase.FORMING and gang.missing and gang.started:
             forming_s = time - min(event.time for event in gang.started.values())
             if forming_s < REMIND_S:
@@ -110,3 +147,18 @@ class Reminder:
             f" and {len(missing) - SHOWN_NODES} more" * (len(missing) > SHOWN_NODES)
         )
         return f"{gang.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
+
+    def _remind_of_drain(self, gang: Gang, now: float) -> str | None:
+        """A warning, half of the time before those are stopped that have not ended yet."""
+        going = sorted(gang.rules.trainers - gang.exits.keys())
+        waits = len(going) < len(gang.rules.trainers) and bool(going) and gang.suspicion is None
+        if not waits or gang.deadline is None or gang.deadline == self._drains:
+            return None
+        left_s = gang.deadline - now
+        if left_s > gang.rules.drain_s / 2:
+            return None
+        self._drains = gang.deadline
+        return (
+            f"{name_tasks(going)} {'is' if len(going) == 1 else 'are'} still running, the others have ended; "
+            f"stopped in {left_s:.0f} s unless at work then (--drain-timeout)"
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.messages import CHILD
+from worker_entry.values import Activity
 
 SHOWN_THREADS = 2
 """Threads besides the main one that a task's line names."""
@@ -16,6 +17,8 @@ PATIENCE_S = 5.0
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
+_WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "_base.py", "thread.py")
+"""Modules of Python's own in which a thread waits for others."""
 _OURS = re.compile(r"/worker_entry/\w+\.py$")  # not the demo, a folder below
 
 Frame = tuple[str, int, str]
@@ -34,6 +37,11 @@ class Stack:
         """Whether it is the program's own code that is running, and not a library's, which may wait for others."""
         return bool(self.others) or (bool(self.main) and _own_frame(self.main) is self.main[0])
 
+    @property
+    def own(self) -> Frame | None:
+        """The innermost line of the program in its main thread."""
+        return _own_frame(self.main)
+
 
 class StackCollector:
     """What the tasks have answered since all were asked at `now`, in monotonic seconds."""
@@ -42,9 +50,11 @@ class StackCollector:
         self._missing = set(tasks)
         self._deadline = now + PATIENCE_S
         self._texts: dict[TaskId, str] = {}
+        self.activity: dict[TaskId, Activity] = {}
 
-    def note(self, task: TaskId, text: str) -> None:
+    def note(self, task: TaskId, text: str, activity: Activity) -> None:
         self._texts[task] = text
+        self.activity[task] = activity
         self._missing.discard(task)
 
     def texts(self, now: float) -> dict[TaskId, str] | None:
@@ -107,6 +117,26 @@ def _own_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost of the program's own code."""
     theirs = (frame for frame in frames if not _OURS.search(frame[0]))
     return next((frame for frame in theirs if not any(part in frame[0] for part in _LIBRARIES)), None)
+
+
+def working_frame(stack: Stack, *, waits: bool) -> Frame | None:
+    """The line of the program that is running now, if one is: not one that waits in a library for somebody else.
+
+    Args:
+        stack: where the task is.
+        waits: whether the kernel says that its main thread waits.
+    """
+    own = stack.own
+    if own is not None and not waits and not any(map(_is_waiting, stack.main[: stack.main.index(own)])):
+        return own
+    # What TensorFlow calls to get the next batch, in a thread of its own; not a thread that the program has started.
+    fed = (frames for frames in stack.others if any("/tensorflow/" in file for file, _, _ in frames))
+    return next((frames[0] for frames in fed if _own_frame(frames) is frames[0]), None)
+
+
+def _is_waiting(frame: Frame) -> bool:
+    parts = frame[0].split("/")
+    return parts[-1] in _WAITING or not {"tensorflow", "keras", "multiprocessing"}.isdisjoint(parts)
 
 
 def _place(stack: Stack, tasks: int) -> str:

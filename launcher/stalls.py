@@ -28,6 +28,8 @@ def is_stalled(gang: Gang, now: float) -> bool:
     """Whether it has got nowhere for too long; `now`: the controller's monotonic clock, in seconds."""
     if gang.moved is None or now - gang.moved < (gang.rules.stall_s or LEAST_S):
         return False
+    if gang.excused is not None and now < gang.excused:
+        return False
     limit_s = stall_limit_s(gang)
     return limit_s is not None and now - gang.moved >= limit_s
 

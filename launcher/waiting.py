@@ -34,4 +34,6 @@ def _render_task(gang: Gang, task: TaskId, now: float) -> str:
     elif task in gang.told and not unheard:
         told = gang.told[task]
         known.append(f"{told.phase}, {max(now - told.since, 0.0):.0f} s")
+        if told.strategy:
+            known.append(f"has built {told.strategy}")
     return f"{task} on {node} ({', '.join(known)})" if known else f"{task} on {node}"

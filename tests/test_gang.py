@@ -34,7 +34,7 @@ from launcher.events import (
 from launcher.gang import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_gang
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.tasks import TaskId, parse_task_id
-from worker_entry.values import Problem, Progress, TaskExit
+from worker_entry.values import Activity, Problem, Progress, TaskExit
 
 W0, W1, W2, EVALUATOR = (parse_task_id(text) for text in ("worker:0", "worker:1", "worker:2", "evaluator:0"))
 START_S, DRAIN_S, GRACE_S = 600.0, 300.0, 10.0
@@ -261,15 +261,16 @@ class TestDrain:
     def test_others_that_never_end_are_stopped_and_named(self) -> None:
         rules = make_rules(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), 7.0, exited(W0), 7.0 + DRAIN_S, Tick())
+        gang, actions = play(rules, *running(rules), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), StacksTold({}))
 
-        assert actions[2:] == [FAILURE_STOP]
+        assert actions[2:] == [AskStacks(), FAILURE_STOP]
         assert (gang.reason, gang.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W1}))
 
     def test_window_runs_from_the_first_exit_not_from_the_last(self) -> None:
         rules = make_rules({"a": [W0, W1, W2]})
 
-        gang, _ = play(rules, *running(rules), exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick())
+        ends = (exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick(), StacksTold({}))
+        gang, _ = play(rules, *running(rules), *ends)
 
         assert (gang.reason, gang.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W2}))
 
@@ -286,6 +287,26 @@ class TestDrain:
         gang, _ = play(rules, *preparing(rules), *started(W0), exited(W0), 5.0, *started(W1))
 
         assert (gang.phase, gang.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
+
+    def test_window_is_longer_for_who_is_at_work(self) -> None:
+        rules = make_rules(TWO_NODES)
+        at_work = StacksTold({}, {W1: Activity(idle_s=2.0)})
+
+        gang, actions = play(rules, *running(rules), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), at_work)
+        assert (gang.phase, gang.deadline, gang.busy) == (Phase.RUNNING, 7.0 + 2 * DRAIN_S, {W1: "at work"})
+
+        gang, more = play_on(gang, 7.0 + 2 * DRAIN_S, Tick(), StacksTold({}, {W1: Activity(idle_s=DRAIN_S)}))
+        assert (gang.reason, [*actions[2:], *more]) == (
+            Reason.DRAIN_TIMEOUT,
+            [AskStacks(), AskStacks(), FAILURE_STOP],
+        )
+
+    def test_who_ends_while_asked_has_ended(self) -> None:
+        rules = make_rules(TWO_NODES)
+
+        gang, _ = play(rules, *running(rules), exited(W0), DRAIN_S, Tick(), exited(W1), StacksTold({}))
+
+        assert gang.reason is Reason.SUCCEEDED
 
     def test_window_of_zero_is_for_ever(self) -> None:
         rules = make_rules(TWO_NODES, drain_s=0.0)

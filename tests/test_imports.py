@@ -22,7 +22,7 @@ LAUNCHER_LAYERS = """
     spec_file local_mode plan gang_state console sync casting stacks overrides
     stalls pace stragglers restarts chaos rehearsal plan_text
     compose
-    waiting
+    waiting busy
     gang
     causes
     verdict
@@ -56,7 +56,8 @@ WORKER_LAYERS = """
     preloading
     nursery
     started_task outbox meeting inspection
-    connection dialling task_watch stacks running_tasks
+    connection dialling task_watch activity running_tasks
+    stacks
     node_checks cleaning log_stream replica
     agent
     guardian

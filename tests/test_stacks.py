@@ -15,6 +15,7 @@ from launcher.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.witness import wait_until
+from worker_entry.values import Activity
 
 W0, W1, W2 = (TaskId("worker", index) for index in range(3))
 LIBRARY = "/venv/lib/python3.11/site-packages/tensorflow/python/eager/execute.py"
@@ -56,10 +57,10 @@ class TestRendering:
     def test_waits_for_all_tasks_but_not_for_ever(self) -> None:
         collector = StackCollector([W0, W1], 100.0)
         assert collector.texts(101.0) is None
-        collector.note(W0, TEXT)
+        collector.note(W0, TEXT, Activity())
         assert collector.texts(101.0) is None
         assert collector.texts(110.0) == {W0: TEXT, W1: ""}
-        collector.note(W1, TEXT)
+        collector.note(W1, TEXT, Activity())
         assert collector.texts(101.0) == {W0: TEXT, W1: TEXT}
 
 

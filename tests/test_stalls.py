@@ -8,14 +8,29 @@ from dataclasses import replace
 
 import pytest
 
+from launcher.busy import render_busy
 from launcher.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
 from launcher.gang_state import Gang, Phase, Reason
 from launcher.stalls import find_staller, render_stall, render_steps
 from launcher.stragglers import parse_stragglers
 from launcher.tasks import TaskId, find_leader
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import FAILURE_STOP, W0, W1, W2, exited, make_rules, play, running
-from worker_entry.values import Progress
+from tests.test_gang import (
+    FAILURE_STOP,
+    START_S,
+    W0,
+    W1,
+    W2,
+    exited,
+    listening,
+    make_rules,
+    play,
+    play_on,
+    preparing,
+    running,
+    started,
+)
+from worker_entry.values import Activity, Progress
 
 THREE = {"a": [W0, W1, W2]}
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'
@@ -58,7 +73,7 @@ class TestWhen:
         assert stalled(*all_told(50), *all_told(50, training=False), 1e6, Tick()).suspicion is None
 
     def test_a_task_that_has_ended_leaves_it_to_the_rules_of_the_end(self) -> None:
-        gang = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick())
+        gang = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick(), StacksTold({}))
         assert gang.reason is Reason.DRAIN_TIMEOUT
 
     def test_a_limit_counts_from_when_the_cluster_is_up(self) -> None:
@@ -98,10 +113,112 @@ class TestThen:
         assert stalled(*self.LATE, exited(W1, 1)).reason is Reason.TASK_FAILED
 
 
+class TestAtWork:
+    """Who is at work is named, and not stopped, unless the user has given a limit."""
+
+    LATE = (*all_told(50), 120.0, Tick())
+    CALLBACK = STACK.format(file="/home/me/train.py", line=40, function="on_epoch_end")
+    EXPORT = STACK.format(file="/venv/lib/python3.11/site-packages/h5py/files.py", line=9, function="flush")
+    EXPORT += '  File "/home/me/train.py", line 44 in on_epoch_end\n'
+    SAVING = WAITING + '  File "/home/me/train.py", line 44 in on_epoch_end\n'
+    LOCK = STACK.format(file="/usr/lib/python3.11/threading.py", line=331, function="wait") + (
+        '  File "/home/me/train.py", line 45 in load_batch\n'
+    )
+    FEEDING = (
+        CALLBACK + '  File "/venv/lib/python3.11/site-packages/tensorflow/python/ops/script_ops.py", line 1 in f\n'
+    )
+    IDLE, ACTIVE = Activity(idle_s=120.0), Activity(idle_s=1.0)
+    LOCKED = Activity(idle_s=120.0, waits=True)
+
+    def asked(self, *events: Event | float, stall_s: float | None = None, **said: tuple[str, Activity]) -> Gang:
+        answers = {task: said.get(f"w{task.index}", (WAITING, self.LOCKED)) for task in (W0, W1, W2)}
+        texts = {task: text for task, (text, _) in answers.items()}
+        activity = {task: activity for task, (_, activity) in answers.items()}
+        return stalled(*self.LATE, *events, StacksTold(texts, activity), stall_s=stall_s)
+
+    @pytest.mark.parametrize(
+        ("text", "activity", "place"),
+        [
+            (CALLBACK, IDLE, "in on_epoch_end at /home/me/train.py:40"),
+            (EXPORT, IDLE, "in on_epoch_end at /home/me/train.py:44"),
+            (SAVING, ACTIVE, "in on_epoch_end at /home/me/train.py:44"),
+            (WAITING, ACTIVE, "at work"),
+            ("", ACTIVE, "at work"),
+            (FEEDING + WAITING, LOCKED, "in on_epoch_end at /home/me/train.py:40"),
+        ],
+    )
+    def test_it_is_named_and_left_at_it(self, text: str, activity: Activity, place: str) -> None:
+        gang = self.asked(w0=(text, activity))
+        assert (gang.phase, gang.suspicion, gang.busy) == (Phase.RUNNING, None, {W0: place})
+        assert render_busy(gang) == f"worker:0 has been {place} for 120 s; the others wait"
+
+    @pytest.mark.parametrize(
+        ("text", "activity"),
+        [(SAVING, IDLE), (CALLBACK, LOCKED), (LOCK, IDLE), (CALLBACK + WAITING, LOCKED), ("", IDLE), ("", Activity())],
+    )
+    def test_who_waits_is_not_at_work(self, text: str, activity: Activity) -> None:
+        assert self.asked(w0=(text, activity)).reason is Reason.STALLED
+
+    def test_a_limit_of_the_users_is_exact(self) -> None:
+        assert self.asked(w0=(self.CALLBACK, self.ACTIVE), stall_s=60.0).reason is Reason.STALLED
+
+    def test_a_task_that_a_signal_stopped_is_not_excused_by_another(self) -> None:
+        gang = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=(self.CALLBACK, self.ACTIVE))
+        assert gang.reason is Reason.STALLED
+
+    def test_it_is_asked_again_after_a_minute_and_stopped_once_all_wait(self) -> None:
+        gang = self.asked(w0=(self.CALLBACK, self.IDLE))
+        gang, actions = play_on(gang, 179.0, Tick(), 180.0, Tick(), StacksTold({}))
+        assert (gang.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
+
+    def test_a_step_ends_it(self) -> None:
+        gang = self.asked(w0=(self.CALLBACK, self.IDLE))
+        gang, _ = play_on(gang, 130.0, told(W0, 51), 249.0, Tick())
+        assert (gang.busy, gang.suspicion) == ({}, None)
+        assert play_on(gang, 250.0, Tick())[0].suspicion is Reason.STALLED
+
+
+class TestTogether:
+    """Training tasks that ought to be one cluster, and whether they are."""
+
+    RULES = make_rules({"a": [W0, W1]})
+    STARTED = (*preparing(RULES), *started(W0, W1))
+
+    def test_steps_show_that_a_cluster_is_up(self) -> None:
+        gang, _ = play(self.RULES, *self.STARTED, *listening(W0), told(W0, 1))
+        assert gang.phase is Phase.FORMING
+        gang, _ = play_on(gang, told(W1, 1), START_S, Tick())
+        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset())
+
+    def test_who_does_steps_without_a_port_trains_alone(self) -> None:
+        gang, _ = play(self.RULES, *self.STARTED, told(W0, 1))
+        assert gang.separate == frozenset()
+        gang, _ = play_on(gang, told(W1, 1), START_S, Tick())
+        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset({W0, W1}))
+
+    def test_who_builds_a_strategy_of_one_process_trains_alone(self) -> None:
+        said = [TaskTold(task, "is busy", 1.0, strategy="MirroredStrategy") for task in (W0, W1)]
+        gang, _ = play(self.RULES, *self.STARTED, *said, START_S, Tick())
+        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset({W0, W1}))
+
+    def test_one_task_alone_is_no_cluster(self) -> None:
+        rules = make_rules({"a": [W0]})
+        gang, _ = play(rules, *preparing(rules), *started(W0), told(W0, 1))
+        assert gang.separate == frozenset()
+
+    def test_who_is_at_work_before_any_port_is_open_has_more_time_to_form(self) -> None:
+        late = (START_S, Tick())
+        at_work = StacksTold({}, {task: Activity(idle_s=1.0) for task in (W0, W1)})
+        gang, _ = play(self.RULES, *self.STARTED, *late, at_work)
+        assert (gang.phase, gang.deadline) == (Phase.FORMING, 2 * START_S)
+        gang, _ = play(self.RULES, *self.STARTED, *listening(W0), *late, at_work)
+        assert gang.reason is Reason.START_TIMEOUT
+
+
 class TestWhom:
     def staller(self, *events: Event | float, **stacks: str) -> TaskId | None:
         texts = {task: stacks.get(name, WAITING) for name, task in (("w0", W0), ("w1", W1), ("w2", W2))}
-        return find_staller(stalled(*events, 300.0, Tick(), StacksTold(texts)))
+        return find_staller(stalled(*events, 300.0, Tick(), StacksTold(texts), stall_s=120.0))
 
     def test_nobody_if_all_are_alike(self) -> None:
         assert self.staller(*all_told(50)) is None

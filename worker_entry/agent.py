@@ -146,7 +146,8 @@ class Agent:
             self._start(order, self._hello)
         for pid, status in self._tree.reap():
             self._tasks.note_exit(pid, status)
-        for seen in (*self._watch.look(self._tasks.by_name, self._ports, self._tree, now), *self._stacks.collect(now)):
+        tasks = self._tasks.by_name
+        for seen in (*self._watch.look(tasks, self._ports, self._tree, now), *self._stacks.look(tasks, now)):
             self._send(seen)
             if isinstance(seen, Told) and self._nursery.is_refused(seen.status):
                 self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
@@ -222,8 +223,7 @@ class Agent:
         elif isinstance(message, Start):
             self._accept(message, self._hello.cwd)
         elif isinstance(message, ShowStacks):
-            files = {task.name: task.stacks_file for task in self._tasks.by_name.values()}
-            self._stacks.begin(files, self._tasks.pids, self._tree.living())
+            self._stacks.begin(self._tasks.by_name, self._tree.living())
         elif isinstance(message, Stop):
             self._stop(message.grace_s)
         elif isinstance(message, Goodbye):

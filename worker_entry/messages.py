@@ -25,6 +25,7 @@ from worker_entry.orders import (
     Stop,
 )
 from worker_entry.values import (
+    Activity,
     CrashRecord,
     DialResult,
     GpuUse,
@@ -153,10 +154,11 @@ CHILD = "\n--- a child process ---\n"
 
 @dataclass(frozen=True)
 class Stacks:
-    """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not."""
+    """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not, and what it does."""
 
     task: str
     text: str
+    activity: Activity
 
 
 @dataclass(frozen=True)

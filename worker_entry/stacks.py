@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from worker_entry.activity import ActivityWatch
 from worker_entry.kernel import Process
 from worker_entry.messages import CHILD, Stacks
+from worker_entry.started_task import StartedTask
 from worker_entry.telling import STACKS_SIGNAL
+from worker_entry.values import Activity
 
 WAIT_S = 0.3
 """Without a new line for so long, a file is complete."""
@@ -27,6 +30,7 @@ class StackDump:
     """An agent's part: asks all processes, and reads what they have written."""
 
     def __init__(self) -> None:
+        self._activity = ActivityWatch()
         self._files: dict[str, str] = {}
         self._rounds: list[list[int]] = []
         self._begins: list[dict[str, int]] = []
@@ -38,18 +42,27 @@ class StackDump:
     def pending(self) -> bool:
         return bool(self._files)
 
-    def begin(self, files: dict[str, str], tasks: Iterable[int], processes: Iterable[Process]) -> None:
-        """Asks the processes of the tasks, then all below them; `files` are those of the tasks, by their names."""
-        own = set(tasks)
+    def begin(self, tasks: Mapping[str, StartedTask], processes: Iterable[Process]) -> None:
+        """Asks the processes of the tasks, then all of the others, which are below them."""
+        self._activity.begin(tasks)
+        own = {task.pid for task in tasks.values() if task.running}
         children = [process.pid for process in processes if process.pid not in own]
         size = -(-len(children) // ROUNDS) or 1
-        self._files = dict(files)
+        self._files = {name: task.stacks_file for name, task in tasks.items()}
         self._rounds = [[*own], *(children[first : first + size] for first in range(0, len(children), size))]
         self._begins = []
         self._due = 0.0
 
-    def collect(self, now: float) -> Iterator[Stacks]:
-        """The stacks of all tasks, once they are complete; those that have written nothing have none."""
+    def look(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
+        """The answers, when all are complete; `now`: monotonic seconds."""
+        self._activity.look(tasks, now)
+        texts = dict(self._collect(now))
+        activity = self._activity.report(tasks) if texts else {}
+        for task, text in texts.items():
+            yield Stacks(task, text, activity.get(task, Activity()))
+
+    def _collect(self, now: float) -> Iterator[tuple[str, str]]:
+        """The stacks of all tasks by their names, once they are complete; of those that have written none, nothing."""
         if not self.pending or now < self._due:
             return
         sizes = {file: _size(file) for file in self._files.values()}
@@ -65,7 +78,7 @@ class StackDump:
         else:
             files, self._files = self._files, {}
             for task, file in files.items():
-                yield Stacks(task, _read(file, [begin[file] for begin in self._begins]))
+                yield task, _read(file, [begin[file] for begin in self._begins])
 
 
 def _read(file: str, begins: list[int]) -> str:

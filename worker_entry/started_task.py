@@ -108,7 +108,10 @@ class StartedTask:
         self.offset = offset
 
     def unsent(self) -> int:
-        return os.fstat(self._log).st_size - self.offset
+        return self.log_size() - self.offset
+
+    def log_size(self) -> int:
+        return os.fstat(self._log).st_size
 
     def _read_crash(self) -> Optional[CrashRecord]:
         try:

@@ -51,6 +51,12 @@ class Teller:
     def tell_injection(self, injection: str) -> None:
         self._write(injected=[*self._status.injected, injection])
 
+    def tell_strategy(self, name: str) -> None:
+        self._write(strategy=name)
+
+    def tell_own_tf_config(self, line: str) -> None:
+        self._write(own_tf_config=line)
+
     def _write(self, **changes: Any) -> None:
         if os.getpid() != self._process:  # a child that the program has forked
             return

@@ -61,6 +61,8 @@ class TaskStatus:
     """How far a running program has come, as a phrase that goes on from its name, and since when.
 
     `injected`: the faults of `--chaos` that were done to it. `not_forked`: why it has started again as plain Python.
+    `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line by which it sets a
+    TF_CONFIG of its own.
     """
 
     phase: str
@@ -68,6 +70,20 @@ class TaskStatus:
     progress: Optional[Progress] = None
     injected: list[str] = field(default_factory=list)
     not_forked: str = ""
+    strategy: str = ""
+    own_tf_config: str = ""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a task does besides steps.
+
+    `idle_s`: seconds since its processes last used a tenth of a core, read or wrote files, or printed; None where that
+    is not known. `waits`: whether its main thread sleeps until a lock, another process or a child lets it go on.
+    """
+
+    idle_s: Optional[float] = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)
