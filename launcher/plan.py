@@ -69,6 +69,8 @@ class TaskPlan:
     """Whether the framework starts a server on the port."""
     reuse_address: bool = False
     """Whether the program binds its port with SO_REUSEADDR."""
+    other_addresses: tuple[str, ...] = ()
+    """The others from which the checks will choose, if they have not yet."""
 
     @property
     def request(self) -> TaskRequest:
@@ -164,6 +166,7 @@ def make_plan(
                 collective=rules.collective,
                 opens_port=_opens_port(spec, task, configs[task], len(placements)),
                 reuse_address=spec.framework == "torch",
+                other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
             )
         )
     for node, task in board:

@@ -211,11 +211,17 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     yield from _role_contradictions(spec)
     yield from _place_contradictions(spec)
     for index, node in enumerate(spec.nodes):
-        yield from _gpu_contradictions(node, ("nodes", index))
+        yield from _gpu_contradictions(node, spec.rules, ("nodes", index))
     yield from _env_contradictions(spec)
     shared = spec.log_directory or spec.checkpoint_directory or spec.is_local
     if spec.tensorboard and not shared:
         yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
+    workers = sum(node.count(task_type) for node in spec.nodes for task_type in spec.rules.computes)
+    if spec.restart.min_workers > workers > 0:
+        yield (
+            ("restart", "min_workers"),
+            f"the cluster has {workers} worker{'s'[: workers > 1]}; name no more than that",
+        )
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "is of TensorFlow; leave it out with `framework: torch`"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
@@ -288,15 +294,15 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
                 break
 
 
-def _gpu_contradictions(node: NodeSpec, path: Path) -> Iterator[tuple[Path, str]]:
+def _gpu_contradictions(node: NodeSpec, rules: StrategyRules, path: Path) -> Iterator[tuple[Path, str]]:
     if node.gpus is None:
         return
     if len(set(node.gpus)) != len(node.gpus):
         yield (*path, "gpus"), "a GPU is named twice; name each once"
-    trainers = sum(node.tasks.get(task_type, 0) for task_type in TRAINING_TYPES)
-    wanted = (node.gpus_per_worker or 0) * trainers
+    sharers = sum(node.tasks.get(task_type, 0) for task_type in rules.computes)
+    wanted = (node.gpus_per_worker or 0) * sharers
     if wanted > len(node.gpus):
-        message = f"{trainers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
+        message = f"{sharers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
         yield (*path, "gpus_per_worker"), message
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,12 +20,29 @@ def _leave_null_out(schema: dict[str, Any]) -> None:
             schema["properties"][name] = {**value, **rest}
 
 
+_Self = TypeVar("_Self", bound="Model")
+
+
 class Model(BaseModel):
-    """A part of a spec: frozen, and without unknown fields."""
+    """A part of a spec: frozen, without unknown fields, and never changed without being validated again."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_leave_null_out
     )
+
+    def changed(self: _Self, **values: Any) -> _Self:
+        """The same part with these values.
+
+        Raises:
+            ValidationError: it would not be valid with them.
+        """
+        return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **values})
+
+    def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
+        """A copy as it is; pydantic does not validate an update, so there is none."""
+        if update:
+            raise TypeError("model_copy does not validate an update; use changed()")
+        return super().model_copy(deep=deep)
 
 
 class SshSpec(Model):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT
+from launcher.plan import make_plan
 from launcher.spec import ClusterSpec
 from launcher.spec_fields import PortRange
 from launcher.spec_file import load_spec
@@ -113,6 +114,14 @@ class TestWhatIsAccepted:
         spec = load(tmp_path, "nodes:\n- {host: a, address: c, port: 2222}\n- {host: b, address: c, port: 2223}\n")
 
         assert [node.dialled for node in spec.nodes] == ["c", "c"]
+
+    def test_only_the_tasks_that_share_the_gpus_need_any(self, tmp_path: Path) -> None:
+        tasks = "{chief: 1, ps: 1, worker: 2}"
+        text = f"nodes: [{{host: a, tasks: {tasks}, gpus: [0, 1], gpus_per_worker: 1}}]\nstrategy: parameter_server\n"
+        plan = make_plan(load(tmp_path, text), directory="/", environ={}, python="python3")
+
+        gpus = {str(task.task): task.env["CUDA_VISIBLE_DEVICES"] for task in plan.tasks}
+        assert gpus == {"chief:0": "-1", "worker:0": "0", "worker:1": "1", "ps:0": "-1"}
 
     def test_json_from_any_program_is_read(self, tmp_path: Path) -> None:
         args = ["größe 🙂", "\x01\x7f", 'it\'s "quoted"', "\\", "a\tb\n"]
