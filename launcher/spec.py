@@ -14,15 +14,16 @@ from pydantic_core import PydanticCustomError
 
 from launcher.spec_fields import (
     Address,
+    AtMost,
     Environment,
     FilledText,
     GpuName,
     HostName,
     Keepable,
-    ModuleName,
     Port,
     PortRange,
     Ports,
+    Preload,
     VariableName,
 )
 from launcher.spec_parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
@@ -83,7 +84,7 @@ class NodeSpec(Model):
     """The port of the first task here; the next tasks get the next ports. Without it, free ones of `ports`."""
     gpus: list[GpuName] | None = None
     """The GPUs that the tasks here share out, as CUDA_VISIBLE_DEVICES names them, `[]` for none; without it, all."""
-    gpus_per_worker: Annotated[int, Field(ge=1)] | None = None
+    gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
     """GPUs for each training task here; without it, an equal share."""
     python: FilledText | None = None
     """The Python interpreter to use on this node."""
@@ -126,7 +127,7 @@ class ClusterSpec(Model):
     """What the program trains with; `torch` sets the variables of `torchrun` in place of TF_CONFIG."""
     strategy: StrategyName = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
-    devices: Annotated[int, Field(ge=1, le=64)] | None = None
+    devices: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None = None
     """Into so many devices the CPU is divided for each task that has no GPU, to emulate a machine with several."""
     communication: Communication = "auto"
     """How workers add up their gradients, for programs that let distlaunch build their strategy."""
@@ -155,7 +156,7 @@ class ClusterSpec(Model):
     keras: KerasSpec = KerasSpec()
     progress: bool = True
     """Whether the steps of `model.fit` are counted, which shows slow workers, and clusters that have stalled."""
-    preload: bool | list[ModuleName] = True
+    preload: Preload = True
     """Whether each node imports TensorFlow once, and forks its Python tasks from there; or what it imports besides."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()

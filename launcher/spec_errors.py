@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
 from launcher.spec import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path, render_path
+from launcher.spec_fields import MANY, ONE
 from launcher.spec_parts import ProgramSpec
 from launcher.tasks import TASK_TYPES
 
@@ -62,7 +63,7 @@ def refuse_options(lines: list[str]) -> UsageError:
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:
     """The path of what is wrong, and whether it is the key rather than the value."""
-    path = detail["loc"]
+    path = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
     if detail["type"] == "extra_forbidden":
         return path, True
     if path[-1:] == ("[key]",):  # pydantic's mark for a key of a dict
@@ -121,8 +122,12 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = "at least" if kind == "greater_than_equal" else "at most"
         return f"expected {bound} {context['ge' if bound == 'at least' else 'le']:g}, got {shown}"
+    if kind == "at_most":
+        return f"expected at most {context['limit']}, got {shown}: {context['reason']}"
     if kind == "too_short":
         return f"is empty; name at least one{'' if path == ('nodes',) else ', or leave the field out'}"
+    if path == ("preload",) and kind in _EXPECTED:
+        return f"expected true, false or a list of modules like `[numpy]`, got {shown}"
     if kind in _EXPECTED:
         example = ""
         if _EXPECTED[kind].endswith("like"):
@@ -142,6 +147,8 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return "is empty; fill it in" + ("" if path[-1] == "host" else ", or leave the field out")
     if path == ("name",):
         return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
+    if path[0] == "preload":
+        return f"{shown} cannot name a module; write it as `import` does, like `numpy` or `my_package.data`"
     if "gpus" in path:
         return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
     if path == ("checkpoint_directory",):

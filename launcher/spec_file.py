@@ -16,6 +16,9 @@ from launcher.marked_yaml import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError
 from launcher.spec import ClusterSpec
 from launcher.spec_errors import find_problems
 
+SHOWN_LIMIT = 20
+"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
+
 
 def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:
     """Reads and checks a spec file.
@@ -35,8 +38,11 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
     try:
         return parse_spec(data, environ)
     except MistakesError as error:
-        lines = [mistake.render(str(path)) for mistake in sorted(error.mistakes, key=lambda m: m.mark)]
-        count = "a mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        first = sorted(error.mistakes, key=lambda m: m.mark)[:SHOWN_LIMIT]
+        lines = [mistake.render(str(path)) for mistake in first]
+        if (more := len(error.mistakes) - len(lines)) > 0:
+            lines.append(f"{path}: and {more:,} more")
+        count = "a mistake" if len(error.mistakes) == 1 else f"{len(error.mistakes):,} mistakes"
         raise SpecError(f"the spec has {count}; nothing was started", evidence=lines) from None
 
 

@@ -83,6 +83,15 @@ def test_a_rehearsal_is_as_valid_as_a_spec(fields: dict[str, Any], count: int, m
         (["plan", "ps.yaml", "--rehearsal", "1"], "--rehearsal 1: strategy: parameter_server needs a ps"),
         (["compose", "ps.yaml", "--nodes", "1"], "--nodes 1: strategy: parameter_server needs a ps"),
         (["local", "--start-timeout", "inf"], "--start-timeout: expected a finite number, got 'inf'"),
+        (
+            ["local", "--stall-timeout", "1e10"],
+            "--stall-timeout: expected at most 31,536,000, got '10000000000.0': a",
+        ),
+        (
+            ["local", "--max-restarts", "2000000"],
+            "--max-restarts: expected at most 1,000,000, got '2000000': a",
+        ),
+        (["local", "--gpus-per-worker", "65"], "--gpus-per-worker: expected at most 64, got '65': no machine has more"),
         (["local", "--lease", "0.5"], "--lease: expected at least 1, got '0.5'"),
         (
             ["local", "--oversubscribe", "--workers", "100001"],

@@ -213,6 +213,19 @@ ports: low
         with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started$"):
             load(tmp_path, "nodes: []\nnam: x")
 
+    def test_of_thousands_the_first_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
+        text = "nodes: [{host: local}]\n" + "".join(f"field_{number}: 1\n" for number in range(2000))
+        with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started$") as caught:
+            load(tmp_path, text)
+        assert len(caught.value.evidence) == 21
+        assert "2:1 field_0: unknown field" in caught.value.evidence[0]
+        assert caught.value.evidence[-1] == f"{tmp_path / 'spec.yaml'}: and 1,980 more"
+
+    def test_in_a_long_text_are_told_in_a_short_line(self, tmp_path: Path) -> None:
+        long = "x" * 100_000
+        for text in (f"nodes: [{{host: '{long} '}}]", f"nodes: [{{host: local}}]\n{long}: 1", f"name: {long}"):
+            assert all(len(line) < 500 for line in mistakes(tmp_path, text))
+
     def test_cannot_steer_the_terminal(self, tmp_path: Path) -> None:
         for text in (r'"\e[31m\n": 1', r'nodes: [{host: "\e[31m\n"}]', "!%1b%0a x", r'name: "\x9b\u202e"'):
             assert all(line.isprintable() for line in mistakes(tmp_path, text))
