@@ -8,6 +8,27 @@ from typing import Any
 
 import click
 
+_DURATIONS = {
+    "--start-timeout": ("start_s", "Seconds until the cluster must be up; 0: no limit.  [default: 600, or the spec's]"),
+    "--stall-timeout": (
+        "stall_s",
+        "Seconds that the cluster may go without a step; 0: no limit.  [default: 20 steps, at least 120]",
+    ),
+    "--drain-timeout": (
+        "drain_s",
+        "Seconds that the others may go on after the first has succeeded; 0: no limit.  [default: 300, or the spec's]",
+    ),
+    "--stop-grace": (
+        "stop_grace_s",
+        "Seconds from SIGTERM to SIGKILL when you stop the run.  [default: 10, or the spec's]",
+    ),
+    "--lease": (
+        "lease_s",
+        "Seconds that a node goes on without a word from distlaunch.  [default: 60, or the spec's]",
+    ),
+}
+"""The field of a spec's `timeouts:` that each option sets, and its help."""
+
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What can be said about any run."""
@@ -28,16 +49,16 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="N",
                 help="Start the whole cluster again after a failure, up to N times.  [default: 0, or the spec's]",
             ),
-            click.option(
-                "--stall-timeout",
-                type=click.FloatRange(min=0),
-                metavar="S",
-                help="Seconds that the cluster may go without a step, or output if it tells of none; 0: for ever."
-                "  [default: 20 steps, at least 120]",
+            *(
+                click.option(option, field, type=click.FloatRange(min=0), metavar="S", help=text)
+                for option, (field, text) in _DURATIONS.items()
             ),
             click.option("--tensorboard", is_flag=True, help="Run TensorBoard beside the tasks, on the chief's node."),
             click.option(
                 "--keep-tensorboard", is_flag=True, help="The same, and let it stay after the training, until Ctrl-C."
+            ),
+            click.option(
+                "--keep-own-tf-config", is_flag=True, help="Let the program set a TF_CONFIG other than the cluster's."
             ),
             click.option("--no-preload", is_flag=True, help="Let every task import TensorFlow by itself."),
             click.option("--no-progress", is_flag=True, help="Do not count the steps of `model.fit`."),

@@ -59,12 +59,6 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     metavar="K",
     help="GPUs for each worker.  [default: an equal share]",
 )
-@click.option(
-    "--start-timeout",
-    type=click.FloatRange(min=0),
-    metavar="S",
-    help="Seconds until the cluster must be up; 0 waits for ever.  [default: 600]",
-)
 @click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine can well carry.")
 @run_options
 @click.argument(
@@ -83,7 +77,6 @@ def local(
     module: bool,
     python: str | None,
     gpus_per_worker: int | None,
-    start_timeout: float | None,
     oversubscribe: bool,
     program: tuple[str, ...],
     **options: Any,
@@ -112,7 +105,6 @@ def local(
         program=local_mode.make_program(program, is_module=module, is_command=context.meta["distlaunch.is_command"]),
         python=python,
         gpus_per_worker=gpus_per_worker,
-        start_s=start_timeout,
     )
     return _run(spec, checks=False, **options)
 
@@ -174,7 +166,9 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
 
     Node, address, port, TF_CONFIG, environment, and the command that runs the task by hand. Secrets are not shown.
     """
-    _show_plan(_plan_ahead(_load(spec, rehearsal)), as_json=as_json)
+    from launcher.run import plan_ahead
+
+    _show_plan(plan_ahead(_load(spec, rehearsal)), as_json=as_json)
 
 
 @click.command()
@@ -229,45 +223,47 @@ def _run(
     verbose: bool,
     no_keras_mend: bool,
     max_restarts: int | None,
-    stall_timeout: float | None,
+    start_s: float | None,
+    stall_s: float | None,
+    drain_s: float | None,
+    stop_grace_s: float | None,
+    lease_s: float | None,
     no_progress: bool,
     no_preload: bool,
+    keep_own_tf_config: bool,
     tensorboard: bool,
     keep_tensorboard: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec with what the command line says about it; the options of `run_options`."""
-    from launcher.overrides import override
+    from launcher.overrides import Override, override
 
     if chaos and max_restarts is None and not spec.restart.max_restarts:
         max_restarts = len(chaos)  # to see what becomes of it
     spec = override(
         spec,
-        mend_keras=False if no_keras_mend else None,
-        max_restarts=max_restarts,
-        stall_s=stall_timeout,
-        progress=False if no_progress else None,
-        preload=False if no_preload else None,
-        tensorboard="keep" if keep_tensorboard else tensorboard or None,
+        Override("--no-keras-mend", ("keras", "mend"), False if no_keras_mend else None),
+        Override("--max-restarts", ("restart", "max_restarts"), max_restarts),
+        Override("--start-timeout", ("timeouts", "start_s"), start_s),
+        Override("--stall-timeout", ("timeouts", "stall_s"), stall_s),
+        Override("--drain-timeout", ("timeouts", "drain_s"), drain_s),
+        Override("--stop-grace", ("timeouts", "stop_grace_s"), stop_grace_s),
+        Override("--lease", ("timeouts", "lease_s"), lease_s),
+        Override("--no-progress", ("progress",), False if no_progress else None),
+        Override("--no-preload", ("preload",), False if no_preload else None),
+        Override("--keep-own-tf-config", ("keep_own_tf_config",), True if keep_own_tf_config else None),
+        Override("--tensorboard", ("tensorboard",), True if tensorboard else None),
+        Override("--keep-tensorboard", ("tensorboard",), "keep" if keep_tensorboard else None),
     )
+    from launcher.run import plan_ahead, run
+
     if dry_run:
-        _show_plan(_plan_ahead(spec), as_json=False)
+        _show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     from launcher.chaos import parse_fault
-    from launcher.run import run
 
     faults = [parse_fault(text, spec) for text in chaos]
     return run(spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults).exit_status
-
-
-def _plan_ahead(spec: ClusterSpec) -> LaunchPlan:
-    from launcher.casting import at_first
-    from launcher.plan import NodeFacts
-    from launcher.run import make_replan
-    from launcher.spec import LOCAL
-    from worker_entry import kernel
-
-    return make_replan(at_first(spec))({LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}, None, None)
 
 
 def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:

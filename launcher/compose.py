@@ -72,7 +72,7 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
     Raises:
         UsageError: of `rehearse`.
     """
-    nodes = [node.host for node in rehearse(spec, count).nodes]
+    nodes = [node.host for node in rehearse(spec, count, "--nodes").nodes]
     shared = [_literal(spec.checkpoint_directory)] if spec.checkpoint_directory is not None else []
     checkpoints = [f"checkpoints:{directory}" for directory in shared]
     project = f"${{PROJECT:-.}}:{PROJECT}"

@@ -315,6 +315,7 @@ class GangLoop:
             task.progress,
             injections_of(task.task, self._faults),
             joins,
+            task.keep_own_tf_config,
         )
 
     def _rules(self) -> Rules:

@@ -72,6 +72,11 @@ class Rules:
     only_checks: bool = False
     """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
 
+    def __post_init__(self) -> None:
+        # All of no tasks have ended well from the start: such an attempt would be a success that trained nothing.
+        if not self.trainers:
+            raise ValueError("a cluster needs a task whose end decides")
+
     @cached_property
     def tasks(self) -> frozenset[TaskId]:
         return frozenset().union(*self.nodes.values())

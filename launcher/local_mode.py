@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import ValidationError
+
 from launcher.errors import UsageError
+from launcher.overrides import Override, override
 from launcher.spec import LOCAL, ClusterSpec, NodeSpec
+from launcher.spec_errors import explain_option, refuse_options
 from launcher.spec_fields import PortRange
-from launcher.spec_parts import ProgramSpec, TimeoutsSpec
+from launcher.spec_parts import ProgramSpec
 from launcher.strategies import RULES, Framework, StrategyName, find_role_problem
 from launcher.tasks import TaskType
 from worker_entry import kernel
@@ -99,12 +103,11 @@ def make_spec(
     program: ProgramSpec | None,
     python: str | None,
     gpus_per_worker: int | None,
-    start_s: float | None,
 ) -> ClusterSpec:
     """The spec that the command line stands for.
 
     Raises:
-        UsageError: the name of the interpreter cannot be one.
+        UsageError: there is no valid spec for it; every option at fault is named.
     """
     if python is not None:
         _check_text(python)
@@ -115,12 +118,16 @@ def make_spec(
             "PyTorch has neither strategies nor a demo here", cure="name a program, and leave the rest to --workers"
         )
     given: dict[str, Any] = {} if program is None else {"program": program}
-    return ClusterSpec(
-        name=f"local-{sum(tasks.values())}",
-        nodes=[NodeSpec(host=LOCAL, tasks=tasks, python=python, gpus_per_worker=gpus_per_worker)],
-        devices=devices,
-        ports=PORTS,
-        timeouts=TimeoutsSpec() if start_s is None else TimeoutsSpec(start_s=start_s),
-        **given,
-        **({"framework": framework} if framework == "torch" else {"strategy": strategy}),
+    given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
+    try:
+        spec = ClusterSpec(
+            name=f"local-{sum(tasks.values())}", nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given
+        )
+    except ValidationError as error:
+        raise refuse_options(explain_option("--workers", error)) from None
+    return override(
+        spec,
+        Override("--python", ("nodes", 0, "python"), python),
+        Override("--gpus-per-worker", ("nodes", 0, "gpus_per_worker"), gpus_per_worker),
+        Override("--devices", ("devices",), devices),
     )

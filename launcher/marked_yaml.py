@@ -17,6 +17,8 @@ from launcher.spec import Path, render_path
 
 SIZE_LIMIT = 256 << 10
 """Bytes of a spec file."""
+FIELD_LIMIT = 80
+"""Characters that are shown of the name of a field."""
 VALUES_LIMIT = 100_000
 """Values of a spec with its aliases expanded; a few lines of nested anchors can stand for billions."""
 
@@ -37,10 +39,17 @@ class Mistake:
     message: str
 
     def render(self, file: str) -> str:
-        field = f" {render_path(self.path)}" if self.path else ""
+        path = (
+            f"{part[:FIELD_LIMIT]}…" if isinstance(part, str) and part[FIELD_LIMIT:] else part for part in self.path
+        )
+        field = f" {render_path(tuple(path))}" if self.path else ""
         line = f"{file}:{self.mark.line}:{self.mark.column}{field}: {self.message}"
         # What the file holds must not steer the terminal.
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= FIELD_LIMIT else f"{name[:FIELD_LIMIT]}…"
 
 
 class MistakesError(Exception):

@@ -1,37 +1,50 @@
-"""What the command line says over what a spec says."""
+"""What the command line says over what a spec says; the result is as valid as a spec that was written so."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic_core import ValidationError
 
-from launcher.spec import ClusterSpec
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def override(
-    spec: ClusterSpec,
-    *,
-    mend_keras: bool | None = None,
-    max_restarts: int | None = None,
-    stall_s: float | None = None,
-    progress: bool | None = None,
-    preload: bool | None = None,
-    tensorboard: bool | str | None = None,
-) -> ClusterSpec:
-    """The spec with these values where they are given."""
-    return _with(
-        spec,
-        keras=_with(spec.keras, mend=mend_keras),
-        restart=_with(spec.restart, max_restarts=max_restarts),
-        timeouts=_with(spec.timeouts, stall_s=stall_s),
-        progress=progress,
-        preload=preload,
-        tensorboard=tensorboard,
-    )
+from launcher.spec import ClusterSpec, Path
+from launcher.spec_errors import explain_option, refuse_options
+from launcher.spec_parts import Model
 
 
-def _with(model: _Model, **values: Any) -> _Model:
-    return model.model_copy(update={name: value for name, value in values.items() if value is not None})
+@dataclass(frozen=True)
+class Override:
+    """The value that an option gives to the field at `path`; None leaves the field as it is."""
+
+    option: str
+    path: Path
+    value: Any
+
+
+def override(spec: ClusterSpec, *overrides: Override) -> ClusterSpec:
+    """The spec with these values.
+
+    Raises:
+        UsageError: it would not be valid with them; every option at fault is named.
+    """
+    problems: list[str] = []
+    for each in overrides:
+        if each.value is None:
+            continue
+        try:
+            spec = _replace(spec, each.path, each.value)
+        except ValidationError as error:
+            problems += explain_option(each.option, error, each.path)
+    if problems:
+        raise refuse_options(problems)
+    return spec
+
+
+def _replace(old: Any, path: Path, value: Any) -> Any:
+    """`old` with the value at the path, validated at every step of the way."""
+    if not path:
+        return value
+    name, rest = path[0], path[1:]
+    if isinstance(old, Model):
+        return old.changed(**{str(name): _replace(getattr(old, str(name)), rest, value)})
+    return [_replace(item, rest, value) if index == name else item for index, item in enumerate(old)]

@@ -69,6 +69,10 @@ class TaskPlan:
     """Whether the framework starts a server on the port."""
     reuse_address: bool = False
     """Whether the program binds its port with SO_REUSEADDR."""
+    keep_own_tf_config: bool = False
+    """Whether a TF_CONFIG that the program sets counts."""
+    other_addresses: tuple[str, ...] = ()
+    """The others from which the checks will choose, if they have not yet."""
 
     @property
     def request(self) -> TaskRequest:
@@ -164,6 +168,8 @@ def make_plan(
                 collective=rules.collective,
                 opens_port=_opens_port(spec, task, configs[task], len(placements)),
                 reuse_address=spec.framework == "torch",
+                keep_own_tf_config=spec.keep_own_tf_config,
+                other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
             )
         )
     for node, task in board:

@@ -70,13 +70,16 @@ def render_text(plan: LaunchPlan) -> str:
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     for task in plan.tasks:
-        port_note = "" if task.explicit_port else " (or the next free port)"
+        notes = [] if task.explicit_port else ["or the next free port"]
+        if task.other_addresses:
+            notes.append(f"or {', '.join(task.other_addresses)}, if not all nodes reach this")
+        note = f" ({'; '.join(notes)})" if notes else ""
         config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
         env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}
         lines += [
             "",
             f"{task.task} on {task.node}",
-            f"  address    {format_address(task.address, task.port)}{port_note}",
+            f"  address    {format_address(task.address, task.port)}{note}",
             f"  TF_CONFIG  {config}",
             *(f"  {'env' if i == 0 else '':<9}  {name}={value}" for i, (name, value) in enumerate(sorted(env.items()))),
             f"  by hand    {render_by_hand(task)}",

@@ -7,7 +7,7 @@ first, on the very addresses and ports of TF_CONFIG.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.plan import program_of
@@ -37,10 +37,14 @@ class Answers:
 
 
 class Preflight:
-    """The checks of one start. `nonce` is a word that no other run uses."""
+    """The checks of one start. `nonce` is a word that no other run uses.
 
-    def __init__(self, spec: ClusterSpec, nonce: str) -> None:
+    `candidates`: the addresses by which the tasks of each node may be reached, by host; without it, those of the spec.
+    """
+
+    def __init__(self, spec: ClusterSpec, nonce: str, candidates: Mapping[str, Sequence[str]] | None = None) -> None:
         self.nonce = nonce
+        self._candidates = candidates or {node.host: node.candidates for node in spec.nodes}
         self.answers: dict[str, Answers] = {}
         self._spec = spec
         self._marks = {node.host: f"{nonce}-{number}" for number, node in enumerate(spec.nodes)}
@@ -57,7 +61,7 @@ class Preflight:
             Target(str(task), host, ports[task])
             for node, task in placements
             if task in ports and task.type != "evaluator"
-            for host in node.candidates
+            for host in self._candidates[node.host]
         ]
         shared = self._spec.checkpoint_directory or ""
         marks = [self._marks[node] for node in self.answers] if shared else []
@@ -86,14 +90,17 @@ class Preflight:
         chosen = {}
         for node in self._spec.nodes:
             tasks = [task for task, owner in self._owners.items() if owner is node]
-            good = [host for host in node.candidates if not any((task, host) in failed for task in tasks)]
-            chosen[node.host] = (good or node.candidates)[0]
+            candidates = self._candidates[node.host]
+            good = [host for host in candidates if not any((task, host) in failed for task in tasks)]
+            chosen[node.host] = (good or candidates)[0]
         return chosen
 
     def render_choices(self) -> list[str]:
         """A line for each node that had several addresses to choose from."""
         chosen = self.choose_addresses()
-        return [f"{n.host} is dialled at {chosen[n.host]}" for n in self._spec.nodes if len(n.candidates) > 1]
+        return [
+            f"{n.host} is dialled at {chosen[n.host]}" for n in self._spec.nodes if len(self._candidates[n.host]) > 1
+        ]
 
     def dials(self) -> list[DialReport]:
         return [

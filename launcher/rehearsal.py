@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pydantic_core import ValidationError
+
 from launcher.errors import UsageError
 from launcher.spec import ClusterSpec, NodeSpec
+from launcher.spec_errors import explain_option, refuse_options
 from launcher.spec_parts import SshSpec
 from launcher.tasks import TRAINING_TYPES
 
@@ -24,27 +27,34 @@ _OF_THE_MACHINES = {
 """What a node's spec says of the real machine only."""
 
 
-def rehearse(spec: ClusterSpec, count: int) -> ClusterSpec:
+def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> ClusterSpec:
     """The spec on `count` containers, which stand for its nodes; see `_choose` for fewer or more of them.
 
+    Args:
+        spec: for real machines.
+        count: how many containers.
+        option: by which the user has asked for so many.
+
     Raises:
-        UsageError: none of them would train.
+        UsageError: there is no valid spec of so many nodes: none would train, say, or a role is missing.
     """
     chosen = _choose(spec, count)
     if not any(node.count(task_type) for node in chosen for task_type in TRAINING_TYPES):
         raise UsageError(f"no task trains on the first {count} of the spec's {len(spec.nodes)} nodes", cure="use more")
-    nodes = [
-        node.model_copy(update={**_OF_THE_MACHINES, "host": name})
-        for node, name in zip(chosen, _names(chosen), strict=True)
-    ]
-    return spec.model_copy(update={"nodes": nodes, "ssh": SshSpec(), "host_keys": "strict"})
+    try:
+        nodes = [node.changed(**_OF_THE_MACHINES, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
+        workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)
+        restart = spec.restart.changed(min_workers=min(spec.restart.min_workers, workers))
+        return spec.changed(nodes=nodes, ssh=SshSpec(), host_keys="strict", restart=restart)
+    except ValidationError as error:
+        raise refuse_options(explain_option(f"{option} {count}", error)) from None
 
 
 def _choose(spec: ClusterSpec, count: int) -> list[NodeSpec]:
     """The first nodes of the spec; behind its last one, as many like the last that trains as are wanted."""
     trains = [node for node in spec.nodes if any(node.count(task_type) for task_type in TRAINING_TYPES)]
     workers = max(trains[-1].count("worker"), 1)
-    more = trains[-1].model_copy(update={"host": "", "tasks": {"worker": workers}, "port": None})
+    more = trains[-1].changed(tasks={"worker": workers}, port=None)
     return [*spec.nodes, *[more] * (count - len(spec.nodes))][:count]
 
 

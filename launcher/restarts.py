@@ -12,6 +12,8 @@ from typing import get_args
 
 from launcher.spec_parts import FailureName, RestartSpec
 
+DOUBLINGS = 60
+"""No pause is that short; a number of a thousand more could not be held."""
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
 """An attempt that lasted as long was no part of a crash loop: pauses begin anew after it."""
@@ -81,4 +83,4 @@ def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
         in_a_row += 1
     if in_a_row < 2:
         return 0.0
-    return min(spec.pause_s * 2.0 ** (in_a_row - 2), max(LONGEST_PAUSE_S, spec.pause_s))
+    return min(spec.pause_s * 2.0 ** min(in_a_row - 2, DOUBLINGS), max(LONGEST_PAUSE_S, spec.pause_s))

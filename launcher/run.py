@@ -6,27 +6,26 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from launcher.casting import at_first, cast
 from launcher.chaos import Fault
 from launcher.check_report import make_check_report
 from launcher.clean import clean_node
 from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
-from launcher.gang_loop import Cast, Replan, Stage
+from launcher.gang_loop import Cast, Stage
 from launcher.node_links import NodeLinks
-from launcher.plan import LaunchPlan, NodeFacts, make_plan
+from launcher.plan import LaunchPlan, NodeFacts
+from launcher.planner import Planner, place
 from launcher.preflight import Preflight
 from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
-from launcher.spec import DEMO_MODULE, ClusterSpec
-from launcher.spec_parts import ProgramSpec
+from launcher.spec import LOCAL, ClusterSpec
 from launcher.supervisor import Supervisor
 from launcher.sync import make_bundle
-from launcher.tasks import TaskId
-from launcher.ways import Ways, find_ways, make_transport
+from launcher.ways import Ways, find_addresses, find_ways, make_transport
+from worker_entry import kernel
 
 
 def run(
@@ -44,21 +43,23 @@ def run(
     Raises:
         DistlaunchError: it could not be started; nothing is left running.
     """
-    spec, ways = find_ways(spec)
+    ways = find_ways(spec)
     run_id = make_run_id(spec.name)
     files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
     files.hold(run_id)
-    spec = _place_checkpoints(_place_logs(_place_demo(spec, files), files), files)
+    planner = _make_planner(spec, ways, files)
+    spec, first = planner.spec, planner.at_first()
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
-    tasked = at_first(spec).nodes
+    tasked = first.spec.nodes
     console = open_console(tasks, verbose=verbose)
     try:
         count = len(tasked)
         where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
         console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
-        preflight = Preflight(at_first(spec), secrets.token_hex(8)) if checks else None
-        return _make_supervisor(spec, run_id, files, ways, console, preflight, faults=faults).run()
+        _make_folders(spec, files)
+        preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates) if checks else None
+        return _make_supervisor(planner, run_id, files, ways, console, preflight, faults=faults).run()
     finally:
         console.close()
 
@@ -69,26 +70,51 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: it could not be done, or was interrupted; nothing is left running.
     """
-    spec, ways = find_ways(spec)
+    ways = find_ways(spec)
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         files = RunDir(Path(folder))
-        preflight = Preflight(at_first(spec), secrets.token_hex(8))
+        planner = _make_planner(spec, ways, files)
+        first = planner.at_first()
+        _make_folders(planner.spec, files)
+        preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates)
         console = open_console([], verbose=False)
         try:
             run_id = make_run_id(spec.name)
-            supervisor = _make_supervisor(
-                _place_demo(spec, files), run_id, files, ways, console, preflight, only_checks=True
-            )
+            supervisor = _make_supervisor(planner, run_id, files, ways, console, preflight, only_checks=True)
             gang = supervisor.check()
         finally:
             console.close()
     if gang.signal is not None:
         raise InterruptionError(gang.signal)
-    return make_check_report(at_first(spec), preflight, gang)
+    return make_check_report(first.spec, preflight, gang)
+
+
+def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
+    """The plan that a run of the spec would start with, as far as it is known without asking other machines.
+
+    The folder of a run that is not made yet is shown as `<run>`, unless the user names it.
+
+    Raises:
+        UsageError: there is no way to a node, or it has not what the spec asks of it.
+    """
+    files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
+    here = {LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}
+    return _make_planner(spec, find_ways(spec), files).at_first().plan(here)
+
+
+def _make_planner(spec: ClusterSpec, ways: Ways, files: RunDir) -> Planner:
+    """With all that comes from this process filled in."""
+    return Planner(place(spec, files), str(Path.cwd()), os.environ, sys.executable, find_addresses(spec, ways))
+
+
+def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
+    """Those of the run's that its tasks expect to be there."""
+    if str(files.checkpoints) in (spec.checkpoint_directory, *spec.program.args):
+        files.make_checkpoints()
 
 
 def _make_supervisor(
-    spec: ClusterSpec,
+    planner: Planner,
     run_id: str,
     files: RunDir,
     ways: Ways,
@@ -99,15 +125,15 @@ def _make_supervisor(
     faults: Sequence[Fault] = (),
 ) -> Supervisor:
     """`preflight` is that of the first start."""
-    first = [preflight]
+    spec, first = planner.spec, [preflight]
 
     def recast(lost: Collection[str]) -> Cast | None:
-        chosen = cast(spec, lost)
-        if chosen is None:
+        found = planner.cast(lost)
+        if found is None:
             return None
-        nodes, notes = chosen
-        again = Preflight(nodes, secrets.token_hex(8)) if preflight is not None else None
-        return Cast(make_replan(nodes), first.pop() if first else again, notes)
+        chosen, notes = found
+        again = Preflight(chosen.spec, secrets.token_hex(8), chosen.candidates) if preflight is not None else None
+        return Cast(chosen.plan, first.pop() if first else again, notes)
 
     def recover(host: str, meeting: str) -> bool:
         return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
@@ -127,51 +153,3 @@ def _make_supervisor(
         only_checks,
     )
     return Supervisor(stage, recast, recover, spec.restart, faults)
-
-
-def _place_demo(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
-    """The demo keeps its model beside its logs, on this machine; elsewhere it needs no working directory."""
-    if spec.program != ProgramSpec(module=DEMO_MODULE):
-        return spec
-    if spec.is_local:
-        args = ["--model-dir", str(files.root / "model")]
-        if any(node.count("evaluator") for node in spec.nodes):
-            args += ["--checkpoints", str(files.make_checkpoints())]
-        program = ProgramSpec(module=DEMO_MODULE, args=args)
-        return spec.model_copy(update={"program": program})
-    if spec.sync is not None:
-        return spec
-    return spec.model_copy(update={"working_directory": spec.working_directory or "~"})
-
-
-def _place_logs(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
-    """What TensorBoard shows, where all of it is on this machine."""
-    if spec.logs is not None or not spec.is_local:
-        return spec
-    return spec.model_copy(update={"log_directory": str(files.root / "tensorboard")})
-
-
-def _place_checkpoints(spec: ClusterSpec, files: RunDir) -> ClusterSpec:
-    """On this machine all tasks share a folder anyway: one that is the same for all attempts."""
-    if spec.checkpoint_directory is not None or not spec.is_local:
-        return spec
-    return spec.model_copy(update={"checkpoint_directory": str(files.make_checkpoints())})
-
-
-def make_replan(spec: ClusterSpec) -> Replan:
-    """`make_plan` with all that comes from this process filled in."""
-
-    def replan(
-        facts: Mapping[str, NodeFacts], ports: Mapping[TaskId, int] | None, dialled: Mapping[str, str] | None = None
-    ) -> LaunchPlan:
-        return make_plan(
-            spec,
-            directory=str(Path.cwd()),
-            environ=os.environ,
-            python=sys.executable,
-            facts=facts,
-            ports=ports,
-            dialled=dialled,
-        )
-
-    return replan

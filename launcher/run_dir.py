@@ -47,6 +47,9 @@ class RunDir:
         self.report = root / "report.json"
         self.stacks = root / "stacks.txt"
         self.agent_errors = root / "agent.stderr"
+        self.model = root / "model"
+        self.tensorboard = root / "tensorboard"
+        self.checkpoints = root / "checkpoints"
         self._run = root / "run.json"
         self._lock: int | None = None
 
@@ -149,14 +152,12 @@ class RunDir:
         except OSError:
             return 0
 
-    def make_checkpoints(self) -> Path:
-        """The folder for what programs save to go on from; the same for all attempts."""
-        folder = self.root / "checkpoints"
+    def make_checkpoints(self) -> None:
+        """Makes the folder for what programs save to go on from; the same for all attempts."""
         try:
-            make_private_directory(str(folder))
+            make_private_directory(str(self.checkpoints))
         except OSError as error:
-            raise _cannot_write(folder, error) from None
-        return folder
+            raise _cannot_write(self.checkpoints, error) from None
 
     def relative(self, path: Path) -> str:
         return str(path.relative_to(self.root))

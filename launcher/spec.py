@@ -14,15 +14,16 @@ from pydantic_core import PydanticCustomError
 
 from launcher.spec_fields import (
     Address,
+    AtMost,
     Environment,
     FilledText,
     GpuName,
     HostName,
     Keepable,
-    ModuleName,
     Port,
     PortRange,
     Ports,
+    Preload,
     VariableName,
 )
 from launcher.spec_parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
@@ -83,7 +84,7 @@ class NodeSpec(Model):
     """The port of the first task here; the next tasks get the next ports. Without it, free ones of `ports`."""
     gpus: list[GpuName] | None = None
     """The GPUs that the tasks here share out, as CUDA_VISIBLE_DEVICES names them, `[]` for none; without it, all."""
-    gpus_per_worker: Annotated[int, Field(ge=1)] | None = None
+    gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
     """GPUs for each training task here; without it, an equal share."""
     python: FilledText | None = None
     """The Python interpreter to use on this node."""
@@ -126,7 +127,7 @@ class ClusterSpec(Model):
     """What the program trains with; `torch` sets the variables of `torchrun` in place of TF_CONFIG."""
     strategy: StrategyName = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
-    devices: Annotated[int, Field(ge=1, le=64)] | None = None
+    devices: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None = None
     """Into so many devices the CPU is divided for each task that has no GPU, to emulate a machine with several."""
     communication: Communication = "auto"
     """How workers add up their gradients, for programs that let distlaunch build their strategy."""
@@ -155,7 +156,9 @@ class ClusterSpec(Model):
     keras: KerasSpec = KerasSpec()
     progress: bool = True
     """Whether the steps of `model.fit` are counted, which shows slow workers, and clusters that have stalled."""
-    preload: bool | list[ModuleName] = True
+    keep_own_tf_config: bool = False
+    """Whether a TF_CONFIG that the program sets or removes counts; else it keeps the one of this cluster."""
+    preload: Preload = True
     """Whether each node imports TensorFlow once, and forks its Python tasks from there; or what it imports besides."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
@@ -211,11 +214,17 @@ def _contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     yield from _role_contradictions(spec)
     yield from _place_contradictions(spec)
     for index, node in enumerate(spec.nodes):
-        yield from _gpu_contradictions(node, ("nodes", index))
+        yield from _gpu_contradictions(node, spec.rules, ("nodes", index))
     yield from _env_contradictions(spec)
     shared = spec.log_directory or spec.checkpoint_directory or spec.is_local
     if spec.tensorboard and not shared:
         yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
+    workers = sum(node.count(task_type) for node in spec.nodes for task_type in spec.rules.computes)
+    if spec.restart.min_workers > workers > 0:
+        yield (
+            ("restart", "min_workers"),
+            f"the cluster has {workers} worker{'s'[: workers > 1]}; name no more than that",
+        )
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "is of TensorFlow; leave it out with `framework: torch`"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
@@ -288,15 +297,15 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
                 break
 
 
-def _gpu_contradictions(node: NodeSpec, path: Path) -> Iterator[tuple[Path, str]]:
+def _gpu_contradictions(node: NodeSpec, rules: StrategyRules, path: Path) -> Iterator[tuple[Path, str]]:
     if node.gpus is None:
         return
     if len(set(node.gpus)) != len(node.gpus):
         yield (*path, "gpus"), "a GPU is named twice; name each once"
-    trainers = sum(node.tasks.get(task_type, 0) for task_type in TRAINING_TYPES)
-    wanted = (node.gpus_per_worker or 0) * trainers
+    sharers = sum(node.tasks.get(task_type, 0) for task_type in rules.computes)
+    wanted = (node.gpus_per_worker or 0) * sharers
     if wanted > len(node.gpus):
-        message = f"{trainers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
+        message = f"{sharers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
         yield (*path, "gpus_per_worker"), message
 
 

@@ -7,8 +7,39 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """The largest number that a field may have, and why; the reason goes on from the limit."""
+
+    limit: int
+    reason: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "maximum": self.limit}
+
+    def _check(self, value: float) -> float:
+        if value > self.limit:
+            context = {"limit": f"{self.limit:,}", "reason": self.reason}
+            raise PydanticCustomError("at_most", "expected at most {limit}: {reason}", context)
+        return value
 
 
 def _check_colons(name: str) -> str:
@@ -46,6 +77,9 @@ GpuName = Annotated[
 ]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LIMITED_S = AtMost(31_536_000, "no run waits for more than a year")
+UNLESS_0 = AtMost(31_536_000, "a year; 0 sets no limit")
+Times = Annotated[int, Field(ge=0), AtMost(1_000_000, "a restart takes seconds, so that more are for ever")]
 
 
 @dataclass(frozen=True)
@@ -102,3 +136,17 @@ Keepable = Annotated[
 
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 """A Python module, as `import` names it."""
+
+
+def _tag_modules(value: Any) -> str:
+    return MANY if isinstance(value, (list, tuple)) else ONE
+
+
+ONE, MANY = "\0one", "\0many"
+"""The tags of a field that is a list or a single value, which pydantic puts into the paths of errors."""
+Preload = Annotated[
+    Annotated[bool, Tag(ONE)] | Annotated[list[ModuleName], Tag(MANY)],
+    Discriminator(_tag_modules),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""`true`, `false`, or a list of modules; what is wrong is told of the one that was meant."""

@@ -5,20 +5,19 @@ Scalars arrive as the text that was written (see `marked_yaml`); the models' typ
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ValidationError
 
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
-from launcher.spec import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path
-from launcher.spec_parts import ProgramSpec
-from launcher.tasks import TASK_TYPES
+from launcher.spec import ClusterSpec
+from launcher.spec_errors import find_problems
+
+SHOWN_LIMIT = 20
+"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
 
 
 def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:
@@ -39,8 +38,11 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
     try:
         return parse_spec(data, environ)
     except MistakesError as error:
-        lines = [mistake.render(str(path)) for mistake in sorted(error.mistakes, key=lambda m: m.mark)]
-        count = "a mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+        first = sorted(error.mistakes, key=lambda m: m.mark)[:SHOWN_LIMIT]
+        lines = [mistake.render(str(path)) for mistake in first]
+        if (more := len(error.mistakes) - len(lines)) > 0:
+            lines.append(f"{path}: and {more:,} more")
+        count = "a mistake" if len(error.mistakes) == 1 else f"{len(error.mistakes):,} mistakes"
         raise SpecError(f"the spec has {count}; nothing was started", evidence=lines) from None
 
 
@@ -70,37 +72,18 @@ def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> Cluster
     return spec
 
 
-# --- pydantic's errors → mistakes with a place and a cure ---
-
-
 def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
-    for detail in error.errors():
-        if detail["type"] == "contradictions":
-            for problem_path, message in detail["ctx"]["problems"]:
-                is_key = problem_path[-1] in TASK_TYPES or problem_path[-1] in (*OWN_VARIABLES, *TORCH_VARIABLES)
-                yield Mistake(marks.find(problem_path, key=is_key), problem_path, message)
-            continue
-        path, is_key = _place(detail)
-        if detail["type"] == "missing":
-            yield Mistake(marks.find(path[:-1]), path, f"is missing; add `{path[-1]}:`")
-        else:
-            yield Mistake(marks.find(path, key=is_key), path, _explain(detail, path, is_key=is_key))
-
-
-def _place(detail: ErrorDetails) -> tuple[Path, bool]:
-    """The path of what is wrong, and whether it is the key rather than the value."""
-    path = detail["loc"]
-    if detail["type"] == "extra_forbidden":
-        return path, True
-    if path[-1:] == ("[key]",):  # pydantic's mark for a key of a dict
-        return path[:-1], True
-    return path, False
+    for problem in find_problems(error):
+        around = problem.path[:-1] if problem.is_missing else problem.path
+        yield Mistake(marks.find(around, key=problem.is_key), problem.path, problem.message)
 
 
 def _contradictions_in_the_rest(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
     """What contradicts itself in the fields that have no mistake, unless it hangs on those that have one."""
-    paths = [_place(detail)[0] for detail in error.errors()]
-    if any(not path or (path[0] == "nodes" and (len(path) < 3 or path[2] in ("host", "tasks"))) for path in paths):
+    if any(not detail["loc"] for detail in error.errors()):  # that is what was found
+        return []
+    paths = [problem.path for problem in find_problems(error)]
+    if any(path[0] == "nodes" and (len(path) < 3 or path[2] in ("host", "tasks")) for path in paths):
         return []
     rest = {**values, "nodes": [dict(node) for node in values["nodes"]]}
     for path in paths:
@@ -113,111 +96,3 @@ def _contradictions_in_the_rest(error: ValidationError, values: Any, marks: Mark
     except ValidationError as second:
         return [*_mistakes(second, marks)]
     return []
-
-
-_EXPECTED = {
-    "int_parsing": "expected a whole number",
-    "int_parsing_size": "expected a whole number that fits in 64 bits",
-    "int_type": "expected a whole number",
-    "int_from_float": "expected a whole number",
-    "float_parsing": "expected a number of seconds",
-    "float_type": "expected a number of seconds",
-    "finite_number": "expected a finite number",
-    "bool_parsing": "expected true or false",
-    "bool_type": "expected true or false",
-    "string_type": "expected text",
-    "string_too_long": "expected fewer characters",
-    "list_type": "expected a list like",
-    "dict_type": "expected fields like",
-    "model_type": "expected fields like",
-    "model_attributes_type": "expected fields like",
-}
-
-
-_EXAMPLES = {
-    "nodes": "[{host: gpu-a}, {host: gpu-b}]",
-    "tasks": "{worker: 2}",
-    "gpus": "[0, 1]",
-    "env": "{NCCL_DEBUG: WARN}",
-    "env_from": "[WANDB_API_KEY]",
-    "program": "{script: train.py}",
-    "command": "[./train, --epochs, 3]",
-    "args": "[--epochs, 3]",
-    "keras": "{mend: false}",
-    "restart": "{max_restarts: 0}",
-    "timeouts": "{start_s: 600}",
-}
-"""What to write for the fields that are no single value."""
-
-
-def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
-    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
-    shown = _show(given)
-    if kind == "extra_forbidden":
-        return f"unknown field{_suggest(str(path[-1]), _known_fields(path[:-1]))}"
-    if kind == "literal_error" and is_key:
-        return f"unknown task type{_suggest(str(path[-1]), TASK_TYPES)}"
-    if kind == "literal_error":
-        field = next(str(part) for part in reversed(path) if isinstance(part, str))
-        choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
-        return f"unknown {'failure' if field == 'on' else field} {shown}{_suggest(str(given), choices)}"
-    if kind == "string_pattern_mismatch":
-        return _explain_pattern(path, given, is_key=is_key)
-    if kind in ("greater_than_equal", "less_than_equal"):
-        bound = "at least" if kind == "greater_than_equal" else "at most"
-        return f"expected {bound} {context['ge' if bound == 'at least' else 'le']:g}, got {shown}"
-    if kind == "too_short":
-        return f"is empty; name at least one{'' if path == ('nodes',) else ', or leave the field out'}"
-    if kind in _EXPECTED:
-        example = ""
-        if _EXPECTED[kind].endswith("like"):
-            example = f" `{'{host: gpu-a}' if len(path) == 2 and path[0] == 'nodes' else _EXAMPLES[str(path[-1])]}`"
-        return f"{_EXPECTED[kind]}{example}, got {shown}"
-    message = detail["msg"]
-    return message[:1].lower() + message[1:]
-
-
-def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
-    shown = _show(given)
-    if "\0" in given:
-        return "a null character cannot be passed to a program; remove it"
-    if is_key or path[0] == "env_from":
-        return f"{shown} cannot name an environment variable; use letters, digits and _"
-    if not given:
-        return "is empty; fill it in" + ("" if path[-1] == "host" else ", or leave the field out")
-    if path == ("name",):
-        return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
-    if "gpus" in path:
-        return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
-    if path == ("checkpoint_directory",):
-        return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
-    if path[-1] in ("user", "proxy_jump", "hostname"):
-        return f"{shown} cannot be the value of `{path[-1]}`; write it as `ssh` takes it"
-    return f"{shown} is no host name or address; write it without a scheme, spaces or a path"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return "fields" if isinstance(value, dict) else "a list"
-    if value == "":
-        return "nothing"
-    value = value if isinstance(value, str) else str(value)
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…'"
-
-
-def _suggest(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name[:80].lower(), known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean `{close[0]}`?"
-    return f"; known {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
-
-
-def _known_fields(path: Path) -> tuple[str, ...]:
-    model: type[BaseModel] = ClusterSpec
-    if path[:1] == ("nodes",):
-        model = NodeSpec
-    elif path:
-        field = ClusterSpec.model_fields[str(path[0])]
-        model = field.annotation if isinstance(field.annotation, type) else ProgramSpec
-    return tuple(model.model_fields)

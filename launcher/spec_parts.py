@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from launcher.spec_fields import FilledText, Port, Seconds, Text
+from launcher.spec_fields import LIMITED_S, UNLESS_0, AtMost, FilledText, Port, Seconds, Text, Times
 
 
 def _leave_null_out(schema: dict[str, Any]) -> None:
@@ -19,12 +20,29 @@ def _leave_null_out(schema: dict[str, Any]) -> None:
             schema["properties"][name] = {**value, **rest}
 
 
+_Self = TypeVar("_Self", bound="Model")
+
+
 class Model(BaseModel):
-    """A part of a spec: frozen, and without unknown fields."""
+    """A part of a spec: frozen, without unknown fields, and never changed without being validated again."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_leave_null_out
     )
+
+    def changed(self: _Self, **values: Any) -> _Self:
+        """The same part with these values.
+
+        Raises:
+            ValidationError: it would not be valid with them.
+        """
+        return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **values})
+
+    def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
+        """A copy as it is; pydantic does not validate an update, so there is none."""
+        if update:
+            raise TypeError("model_copy does not validate an update; use changed()")
+        return super().model_copy(deep=deep)
 
 
 class SshSpec(Model):
@@ -106,17 +124,17 @@ FailureName = Literal[
 class RestartSpec(Model):
     """What happens after a failure: the whole cluster is started again, with the same tasks and fresh ports."""
 
-    max_restarts: Annotated[int, Field(ge=0)] = 0
+    max_restarts: Times = 0
     """How often. Restarts after a preemption or a taken port are not counted, but 0 turns them off as well."""
-    period_s: Seconds = 0.0
+    period_s: Annotated[Seconds, UNLESS_0] = 0.0
     """Restarts are counted within so many seconds; 0: within the whole run."""
-    pause_s: Seconds = 1.0
+    pause_s: Annotated[Seconds, LIMITED_S] = 1.0
     """Before the second of restarts that follow each other soon, the first being at once; then it doubles, up to 60."""
     min_workers: Annotated[int, Field(ge=0)] = 0
     """When a node is lost and no spare is left, go on without it if so many workers remain; 0: do not."""
-    max_worker_restarts: Annotated[int, Field(ge=0)] = 3
+    max_worker_restarts: Times = 3
     """How often each worker of a parameter_server cluster is started again alone; all others go on meanwhile."""
-    return_s: Seconds = 300.0
+    return_s: Annotated[Seconds, LIMITED_S] = 300.0
     """How long a lost node that nothing replaces is waited for, as while a machine starts again; 0: not at all."""
     on: list[FailureName] = [
         "task-failed",
@@ -135,14 +153,16 @@ class RestartSpec(Model):
 class TimeoutsSpec(Model):
     """How long things may take, in seconds."""
 
-    start_s: Seconds = 600.0
+    start_s: Annotated[Seconds, UNLESS_0] = 600.0
     """From the start until every task has opened its port; 0 waits for ever."""
-    stop_grace_s: Seconds = 10.0
+    stop_grace_s: Annotated[Seconds, AtMost(86_400, "a day, in which any program can save what it has")] = 10.0
     """From TERM to KILL when the user stops the run."""
-    drain_s: Seconds = 300.0
+    drain_s: Annotated[Seconds, UNLESS_0] = 300.0
     """How long the other training tasks may go on after the first has ended well; 0 waits for ever."""
-    stall_s: Seconds | None = None
+    stall_s: Annotated[Seconds, UNLESS_0] | None = None
     """How long a cluster that is up may go without a step or, if it tells of none, without output; 0: for ever.
     Without it, 20 times as long as its steps take, and at least 120; a cluster that tells of none is let be."""
-    lease_s: Annotated[Seconds, Field(ge=1)] = 60.0
+    lease_s: Annotated[
+        Seconds, Field(ge=1), AtMost(604_800, "a week; the kernel counts in milliseconds, up to three weeks")
+    ] = 60.0
     """How long a node goes on without a word from distlaunch; a connection that breaks may come back until then."""

@@ -35,7 +35,7 @@ class StrategyRules:
     decides: tuple[TaskType, ...]
     """Those whose success is that of the run."""
     computes: tuple[TaskType, ...]
-    """Those that share out a node's GPUs."""
+    """Those that share out a node's GPUs, and count as its workers."""
     serves: tuple[TaskType, ...] = ()
     """Those that run TensorFlow's server in place of the program, and never end by themselves."""
     returns: tuple[TaskType, ...] = ()

@@ -24,16 +24,28 @@ Ways = Mapping[str, "str | SshTarget"]
 """How each node is reached: by its Python on this machine, or over SSH."""
 
 
-def find_ways(spec: ClusterSpec) -> tuple[ClusterSpec, Ways]:
-    """The spec with all addresses, and how its nodes are reached.
+def find_ways(spec: ClusterSpec) -> Ways:
+    """How the nodes are reached.
 
     Raises:
         UsageError: there is no way to one of them.
     """
     with ThreadPoolExecutor(max_workers=ASKING_AT_ONCE) as pool:  # for every other machine, OpenSSH is asked
         found = pool.map(lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes)
-        ways = {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
-    return spec.model_copy(update={"nodes": [_with_address(node, ways[node.host]) for node in spec.nodes]}), ways
+        return {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
+
+
+def find_addresses(spec: ClusterSpec, ways: Ways) -> dict[str, str]:
+    """The addresses by which SSH reaches the nodes whose spec names none, by host.
+
+    They are kept apart from the spec: two of its hosts may be one machine to SSH, which is no contradiction.
+    """
+    reached = {}
+    for node in spec.nodes:
+        way = ways[node.host]
+        if not isinstance(way, str) and node.address is None and node.addresses is None:
+            reached[node.host] = way.hostname
+    return reached
 
 
 def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
@@ -44,13 +56,6 @@ def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
         return load_target(node.host, Wishes(**given))
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
-
-
-def _with_address(node: NodeSpec, way: str | SshTarget) -> NodeSpec:
-    """The node, with the address that it is reached by, where its spec names none."""
-    if isinstance(way, str) or node.address is not None or node.addresses is not None:
-        return node
-    return node.model_copy(update={"address": way.hostname})
 
 
 def _find_python(node: NodeSpec) -> str:

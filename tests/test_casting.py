@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from launcher.casting import at_first, cast
+from launcher.gang_state import Rules
 from launcher.spec import ClusterSpec
+from launcher.strategies import find_role_problem
+from launcher.tasks import TASK_TYPES
 
 A, B, C = {"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}, {"host": "gpu-c"}
 SPARE, SPARE_2 = {"host": "gpu-x", "spare": True}, {"host": "gpu-y", "spare": True}
@@ -58,3 +65,85 @@ def test_fewer_workers_go_on_where_that_is_allowed_and_enough_are_left() -> None
     )
     assert shown(spec, "gpu-b", "gpu-x", "gpu-c") is None
     assert shown(spec_of(A, min_workers=1), "gpu-a") is None
+
+
+CHIEF, PS = {"host": "chief", "tasks": {"chief": 1}}, {"host": "ps", "tasks": {"ps": 1}}
+
+
+class TestRoles:
+    """What goes on without a node is still a cluster of its strategy."""
+
+    def cluster(self, *more: dict[str, Any], min_workers: int = 1) -> ClusterSpec:
+        return ClusterSpec.model_validate(
+            {
+                "nodes": [CHIEF, PS, A, C, *more],
+                "strategy": "parameter_server",
+                "restart": {"min_workers": min_workers},
+            }
+        )
+
+    @pytest.mark.parametrize("host", ["chief", "ps"])
+    def test_a_role_that_the_strategy_needs_is_never_gone_on_without(self, host: str) -> None:
+        assert shown(self.cluster(), host) is None
+        chosen = shown(self.cluster(SPARE), host)
+        assert chosen is not None
+        assert chosen[1] == [f"gpu-x takes the place of {host}"]
+
+    def test_only_workers_count_as_such(self) -> None:
+        chosen = shown(self.cluster(), "gpu-a")
+        assert chosen is not None
+        assert chosen[1] == ["going on without gpu-a", "1 worker of 2 are left"]
+        assert shown(self.cluster(min_workers=2), "gpu-a") is None  # the chief is none
+
+    def test_a_spare_takes_only_a_place_that_fits_it(self) -> None:
+        small = {"host": "small", "spare": True, "gpus": ["0"], "gpus_per_worker": 1}
+        last = {"host": "last", "spare": True, "port": 65535}
+        spec = spec_of(A, B, small, last, SPARE)
+        assert shown(spec, "gpu-b") == (
+            {"worker:0": "gpu-a", "worker:1": "gpu-x", "worker:2": "gpu-x"},
+            ["gpu-x takes the place of gpu-b"],
+        )
+        assert shown(spec_of(A, B, small, last), "gpu-b") is None
+        chosen = shown(spec, "gpu-a")
+        assert chosen is not None
+        assert chosen[1] == ["small takes the place of gpu-a"]
+
+
+@st.composite
+def clusters_and_losses(draw: st.DrawFn) -> tuple[ClusterSpec, list[str]]:
+    """A valid spec of any strategy that has a cluster, and some of its nodes."""
+    strategy = draw(st.sampled_from(["multi_worker_mirrored", "parameter_server"]))
+    counts = {"chief": draw(st.integers(0, 1)), "worker": draw(st.integers(0, 3)), "ps": 0, "evaluator": 0}
+    counts["evaluator"] = draw(st.integers(0, 1))
+    if strategy == "parameter_server":
+        counts = {**counts, "chief": 1, "worker": max(counts["worker"], 1), "ps": draw(st.integers(1, 2))}
+    elif not counts["chief"] + counts["worker"]:
+        counts["worker"] = 1
+    nodes: list[dict[str, Any]] = [{"host": f"n{number}", "tasks": {}} for number in range(draw(st.integers(1, 5)))]
+    for task_type, count in counts.items():
+        for _ in range(count):
+            tasks = draw(st.sampled_from(nodes))["tasks"]
+            tasks[task_type] = tasks.get(task_type, 0) + 1
+    nodes = [node for node in nodes if node["tasks"]]
+    for number in range(draw(st.integers(0, 2))):
+        spare = {"host": f"s{number}", "spare": True, **draw(st.sampled_from([{}, {"port": 65535}]))}
+        nodes.insert(draw(st.integers(0, len(nodes))), spare)
+    restart = {"min_workers": draw(st.integers(0, counts["worker"]))}
+    spec = ClusterSpec.model_validate({"nodes": nodes, "strategy": strategy, "restart": restart})
+    return spec, draw(st.lists(st.sampled_from([node.host for node in spec.nodes]), unique=True))
+
+
+@given(clusters_and_losses())
+def test_whatever_is_lost_what_goes_on_is_a_cluster_that_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
+    spec, lost = case
+    chosen = cast(spec, lost)
+    if chosen is None:
+        assert lost
+        return
+    left = chosen[0]
+    assert ClusterSpec.model_validate(left.model_dump(exclude_unset=True)) == left
+    assert not {node.host for node in left.nodes} & {*lost}
+    tasks = [task for _, task in left.placements()]
+    assert find_role_problem(left.strategy, {name: sum(t.type == name for t in tasks) for name in TASK_TYPES}) is None
+    rules = Rules({"all": frozenset(tasks)}, frozenset(), 1.0, 1.0, 1.0, decides=left.rules.decides)
+    assert rules.trainers

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.events import Event, TaskTold
 from launcher.gang_state import Gang
 from launcher.local_mode import make_spec
-from launcher.overrides import override
+from launcher.overrides import Override, override
 from launcher.spec import ClusterSpec
 from launcher.spec_parts import ProgramSpec
 from tests.conftest import PROGRAMS, Distlaunch
@@ -29,7 +29,6 @@ def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:
         program=program,
         python=None,
         gpus_per_worker=None,
-        start_s=None,
     )
 
 
@@ -59,7 +58,7 @@ class TestParsing:
     def test_needs_a_program_that_it_runs_itself_and_steps_that_are_counted(self) -> None:
         with pytest.raises(UsageError, match="needs a Python program"):
             parse_fault("kill:worker:1@seconds=3", spec_of(ProgramSpec(command=["./train"])))
-        silent = override(spec_of(), progress=False)
+        silent = override(spec_of(), Override("--no-progress", ("progress",), False))
         with pytest.raises(UsageError, match="needs `progress: true`"):
             parse_fault("kill:worker:1@epoch=3", silent)
         assert parse_fault("kill:worker:1@seconds=3", silent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,14 @@ def play_on(gang: Gang, *events: Event | float) -> tuple[Gang, list[Action]]:
 
 
 OPTIONAL = (Phase.SYNCING, Phase.CHECKING)
+
+
+def test_no_gang_can_be_made_of_tasks_whose_end_decides_nothing() -> None:
+    """All of no tasks have ended well from the start."""
+    with pytest.raises(ValueError, match="needs a task whose end decides"):
+        make_rules({"a": [EVALUATOR]})
+    with pytest.raises(ValueError, match="needs a task whose end decides"):
+        Rules({"a": frozenset([W0])}, frozenset([W0]), 1.0, 1.0, 1.0, decides=("chief",))
 
 
 class TestSuccess:

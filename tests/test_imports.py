@@ -18,15 +18,16 @@ LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
     spec_parts strategies
     events spec tf_config torch_env terminal run_dir
-    marked_yaml
-    spec_file local_mode plan gang_state console sync casting stacks overrides
+    marked_yaml spec_errors
+    overrides
+    spec_file local_mode plan gang_state console sync casting stacks
     stalls pace stragglers restarts chaos rehearsal plan_text
     compose
     waiting busy
     gang
     causes
     verdict
-    report news preflight log_watch
+    report news preflight log_watch planner
     check_report
     transports.base transports.payload
     transports.streams
@@ -46,11 +47,11 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
-    kernel orders program_env
+    kernel orders versions program_env
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
-    progress injecting
+    progress injecting built_strategy own_tf_config
     keras_progress
     task early_import
     preloading
@@ -69,9 +70,7 @@ ONLY_IN = {
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
     "pathspec": {"launcher.sync"},
     "rich": {"launcher.terminal"},
-    "pydantic": {
-        f"launcher.{name}" for name in ("spec", "spec_parts", "spec_file", "spec_fields", "results", "overrides")
-    },
+    "pydantic": {f"launcher.{name}" for name in ("spec", "spec_parts", "spec_errors", "spec_fields", "results")},
     "paramiko": {f"launcher.transports.{name}" for name in ("ssh", "ssh_connect", "ssh_config", "known_hosts")},
     "tensorflow": set(),
     "keras": set(),
@@ -211,7 +210,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.streams",
         "sync",
         "clean",
-        "cli_specs",
+        "run",
         "local_mode",
         "run_dir",
         "profiling",

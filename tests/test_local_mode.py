@@ -37,8 +37,9 @@ def by_hand(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
 
 
 class TestProgram:
-    def test_is_the_demo_without_a_word(self, distlaunch: Distlaunch) -> None:
-        assert by_hand(distlaunch) == [["-m", "worker_entry.demo.train"]] * 2
+    def test_is_the_demo_without_a_word(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        model = str(tmp_path / "run" / "model")
+        assert by_hand(distlaunch) == [["-m", "worker_entry.demo.train", "--model-dir", model]] * 2
 
     @pytest.mark.parametrize(
         ("words", "argv"),

@@ -16,6 +16,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_plan
 from launcher.plan_text import render_by_hand, render_json, render_text
+from launcher.planner import Planner
 from launcher.spec import ClusterSpec
 from launcher.spec_file import parse_spec
 from launcher.tasks import TaskId
@@ -301,11 +302,11 @@ class TestShown:
 
         as_json = distlaunch("plan", "spec.yaml", "--json", run_dir=False)
         as_text = distlaunch("plan", "spec.yaml", run_dir=False)
-        dry_run = distlaunch("up", "spec.yaml", "--dry-run")
+        dry_run = distlaunch("up", "spec.yaml", "--dry-run", run_dir=False)
 
         assert (as_json.status, as_json.stderr, as_text.status, as_text.stderr) == (0, "", 0, "")
         assert dry_run.stdout == as_text.stdout
-        assert not dry_run.directory.exists()
+        assert [*tmp_path.iterdir()] == [tmp_path / "spec.yaml"]
         plan = json.loads(as_json.stdout)
         assert [task["task"] for task in plan["tasks"]] == ["worker:0", "worker:1"]
         for task in plan["tasks"]:
@@ -313,6 +314,61 @@ class TestShown:
             assert f"\n{task['task']} on local\n  address    127.0.0.1:{task['port']}\n" in as_text.stdout
             assert f"  TF_CONFIG  {json.dumps(task['tf_config'])}\n" in as_text.stdout
             assert f"  by hand    {task['command']}" in as_text.stdout
+
+    @pytest.mark.tensorflow
+    def test_what_is_shown_ahead_is_what_is_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        """The demo's arguments, and the folders of checkpoints and logs, which distlaunch chooses."""
+        port = two_free_ports()
+        (tmp_path / "spec.yaml").write_text(
+            f"nodes: [{{host: local, port: {port}, tasks: {{worker: 1, evaluator: 1}}}}]\n"
+            # It ends at once: what is planned is all that matters here.
+            "env: {PYTHONPATH: /nowhere}\npreload: false\ntimeouts: {start_s: 1}\n"
+        )
+        state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        ahead = distlaunch("plan", "spec.yaml", "--json", run_dir=False, env=state)
+        assert not (tmp_path / "state").exists()
+        assert ahead.status == 0, ahead.stderr
+        distlaunch("up", "spec.yaml", "--no-check", run_dir=False, env=state)
+        [run] = (tmp_path / "state" / "distlaunch" / "runs").iterdir()
+        started = (run / "plan.json").read_text()
+        shown = json.loads(ahead.stdout.replace("<run>", run.name))
+        ran = json.loads(started)
+        for task in (*shown["tasks"], *ran["tasks"]):
+            del task["command"]  # in which a shell would want quotes around <run>
+        assert shown == ran
+        assert f"runs/{run.name}/model" in started
+        assert f"runs/{run.name}/checkpoints" in started
+        assert f"runs/{run.name}/tensorboard/worker-0" in started
+        assert (run / "checkpoints").is_dir()
+
+    def test_a_named_run_directory_is_that_of_the_dry_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        shown = distlaunch("local", "--dry-run")
+        assert f"--model-dir {tmp_path}/run/model" in shown.stdout
+        assert f"DISTLAUNCH_LOG_DIR={tmp_path}/run/tensorboard/worker-0" in shown.stdout
+        assert not shown.directory.exists()
+
+    def test_addresses_that_the_checks_may_choose_are_shown_beside_the_first(self) -> None:
+        spec = ClusterSpec.model_validate(
+            {"nodes": [{"host": "a", "addresses": ["10.0.0.1", "10.1.0.1", "a.lab"]}, {"host": "b", "port": 1}]}
+        )
+        ahead = Planner(spec, "/work", {}, "python3")
+        assert (
+            "  address    10.0.0.1:20000 (or the next free port; or 10.1.0.1, a.lab, if not all nodes reach this)\n"
+            in render_text(ahead.plan())
+        )
+        checked = ahead.plan(addresses={"a": "10.1.0.1", "b": "b"})
+        assert "  address    10.1.0.1:20000 (or the next free port)\n" in render_text(checked)
+
+    def test_nodes_are_dialled_where_ssh_reaches_them_unless_the_spec_says_otherwise(self) -> None:
+        nodes = [{"host": "a"}, {"host": "b", "address": "10.0.0.2"}, {"host": "spare", "spare": True}]
+        spec = ClusterSpec.model_validate({"nodes": nodes, "restart": {"max_restarts": 1}})
+        # Two names of one machine are no contradiction: its agents share its free ports.
+        planner = Planner(spec, "/work", {}, "python3", {"a": "10.0.0.9", "spare": "10.0.0.9"})
+        assert [task.address for task in planner.at_first().plan().tasks] == ["10.0.0.9", "10.0.0.2"]
+        assert planner.candidates == {"a": ["10.0.0.9"], "b": ["10.0.0.2"], "spare": ["10.0.0.9"]}
+        found = planner.cast(["b"])
+        assert found is not None
+        assert [task.address for task in found[0].plan().tasks] == ["10.0.0.9", "10.0.0.9"]
 
     def test_a_run_of_one_task_shows_that_tf_config_is_unset(self) -> None:
         plan = planned({})

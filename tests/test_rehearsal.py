@@ -65,6 +65,11 @@ class TestRehearse:
         assert hosts(spec) == ["a", "node-2", "node-3"]
         assert [(node.tasks, node.port) for node in spec.nodes[1:]] == [({"worker": 2}, None)] * 2
 
+    def test_fewer_containers_are_enough_for_as_many_workers(self) -> None:
+        spec = spec_of("nodes: [{host: a}, {host: b}, {host: c}]\nrestart: {max_restarts: 1, min_workers: 3}\n")
+        assert [rehearse(spec, count).restart.min_workers for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
+        assert rehearse(spec, 1).restart.max_restarts == 1
+
     def test_a_second_chief_is_a_worker(self) -> None:
         spec = rehearse(spec_of("nodes: [{host: a, tasks: {chief: 1}}]\n"), 2)
         assert [node.tasks for node in spec.nodes] == [{"chief": 1}, {"worker": 1}]

@@ -78,6 +78,9 @@ class TestDecision:
         assert decide(*[ending()] * 5, ending(lasted=LONG_S), max_restarts=99) == Restart(0.0, 6, free=False)
         assert decide(ending(), pause_s=0) == Restart(0.0, 1, free=False)
 
+    def test_pauses_as_long_after_more_restarts_than_a_number_can_double(self) -> None:
+        assert decide(*[ending()] * 2000, max_restarts=5000) == Restart(LONGEST_PAUSE_S, 2000, free=False)
+
     @given(st.lists(st.sampled_from(FAILURES), min_size=1, max_size=40), st.integers(0, 5))
     def test_never_spends_more_than_its_budget(self, references: list[str], limit: int) -> None:
         endings: list[Ending] = []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT
+from launcher.plan import make_plan
 from launcher.spec import ClusterSpec
 from launcher.spec_fields import PortRange
 from launcher.spec_file import load_spec
@@ -114,6 +115,14 @@ class TestWhatIsAccepted:
 
         assert [node.dialled for node in spec.nodes] == ["c", "c"]
 
+    def test_only_the_tasks_that_share_the_gpus_need_any(self, tmp_path: Path) -> None:
+        tasks = "{chief: 1, ps: 1, worker: 2}"
+        text = f"nodes: [{{host: a, tasks: {tasks}, gpus: [0, 1], gpus_per_worker: 1}}]\nstrategy: parameter_server\n"
+        plan = make_plan(load(tmp_path, text), directory="/", environ={}, python="python3")
+
+        gpus = {str(task.task): task.env["CUDA_VISIBLE_DEVICES"] for task in plan.tasks}
+        assert gpus == {"chief:0": "-1", "worker:0": "0", "worker:1": "1", "ps:0": "-1"}
+
     def test_json_from_any_program_is_read(self, tmp_path: Path) -> None:
         args = ["größe 🙂", "\x01\x7f", 'it\'s "quoted"', "\\", "a\tb\n"]
         text = json.dumps({"nodes": [{"host": "local"}], "program": {"script": "x.py", "args": args}})
@@ -203,6 +212,19 @@ ports: low
             load(tmp_path, "nodes: []")
         with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started$"):
             load(tmp_path, "nodes: []\nnam: x")
+
+    def test_of_thousands_the_first_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
+        text = "nodes: [{host: local}]\n" + "".join(f"field_{number}: 1\n" for number in range(2000))
+        with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started$") as caught:
+            load(tmp_path, text)
+        assert len(caught.value.evidence) == 21
+        assert "2:1 field_0: unknown field" in caught.value.evidence[0]
+        assert caught.value.evidence[-1] == f"{tmp_path / 'spec.yaml'}: and 1,980 more"
+
+    def test_in_a_long_text_are_told_in_a_short_line(self, tmp_path: Path) -> None:
+        long = "x" * 100_000
+        for text in (f"nodes: [{{host: '{long} '}}]", f"nodes: [{{host: local}}]\n{long}: 1", f"name: {long}"):
+            assert all(len(line) < 500 for line in mistakes(tmp_path, text))
 
     def test_cannot_steer_the_terminal(self, tmp_path: Path) -> None:
         for text in (r'"\e[31m\n": 1', r'nodes: [{host: "\e[31m\n"}]', "!%1b%0a x", r'name: "\x9b\u202e"'):

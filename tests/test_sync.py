@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +16,13 @@ import pytest
 from launcher.errors import UsageError
 from launcher.spec_parts import SyncSpec
 from launcher.sync import FILES_LIMIT, make_bundle
-from tests.conftest import Distlaunch, distlaunch_command
+from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_hosts, running_sshd
 from tests.test_link_drops import send_to_sessions
 from tests.test_ssh import skip_without_openssh
 from tests.witness import wait_until
-from worker_entry.messages import Fetch, Message, Refused, Synced
-from worker_entry.orders import Offer
+from worker_entry.messages import Fetch, Message, Noted, Refused, Synced
+from worker_entry.orders import Offer, Piece
 from worker_entry.replica import Replica
 from worker_entry.values import FileEntry
 
@@ -123,8 +125,6 @@ def arrive(order: Offer, content: Callable[[str], bytes]) -> tuple[list[str], Me
                 entry = order.files[message.index]
                 fetched.append(entry.path)
                 data = content(entry.path)[message.offset : message.offset + message.size]
-                from worker_entry.orders import Piece
-
                 replica.take(Piece(message.index, message.offset, len(data)), data)
         said = [message for message in said if not isinstance(message, Fetch)]
         replica._send = said.append
@@ -197,6 +197,123 @@ def test_what_distlaunch_did_not_make_is_left_alone(tmp_path: Path, kind: str) -
     assert "distlaunch did not make" in end.problems[0].message
     assert not list((tmp_path / "mine").iterdir())
     assert to.is_symlink() == (kind == "link")
+
+
+def arrived(order: Offer, files: dict[str, bytes]) -> tuple[Path, list[str]]:
+    """The version that came, and what the user is told besides."""
+    said: list[Message] = []
+    pieces: list[Fetch] = []
+
+    def hear(message: Message) -> None:
+        (pieces if isinstance(message, Fetch) else said).append(message)  # type: ignore[arg-type]
+
+    replica = Replica(order, hear)
+    while not replica.done:
+        replica.step()
+        while pieces:
+            fetch = pieces.pop(0)
+            data = files[order.files[fetch.index].path][fetch.offset : fetch.offset + fetch.size]
+            replica.take(Piece(fetch.index, fetch.offset, len(data)), data)
+    end = said.pop()
+    assert isinstance(end, Synced), end
+    assert [*replica._versions._held] == [end.directory]
+    replica._versions.release(end.directory)  # as its agent's end does
+    return Path(end.directory), [message.text for message in said if isinstance(message, Noted)]
+
+
+class TestOldVersions:
+    """What was sent goes; what tasks have written stays, and the user is told where."""
+
+    def test_one_that_is_as_it_was_sent_is_removed(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        files = {"train.py": b"1", "inner/helper.py": b"1"}
+        link = FileEntry("inner/link", link="helper.py")
+        first, _ = arrived(offer(to, files, link), files)
+        (first / "__pycache__").mkdir()
+        (first / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"by Python itself")
+        files["train.py"] = b"2"
+        second, told = arrived(offer(to, files, link), files)
+        assert told == []
+        assert {path.name for path in second.parent.iterdir()} == {
+            f"{second.name}{ending}" for ending in ("", ".lock", ".files")
+        }
+
+    def test_what_a_task_has_written_or_changed_is_never_removed(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b""}
+        first, _ = arrived(offer(to, files), files)
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "train.py").write_bytes(b"1")
+        (first / "checkpoints" / "deep").mkdir(parents=True)
+        (first / "checkpoints" / "deep" / "model.keras").write_bytes(b"weeks of work")
+        (first / "shared").symlink_to(tmp_path / "elsewhere")
+        (first / "results.csv").write_bytes(b"")  # the same, but written
+        (first / "data" / "a.csv").write_bytes(b"x")
+        files["train.py"] = b"2"
+        second, told = arrived(offer(to, files), files)
+        assert told == [f"what tasks have written into an earlier version of {to} is in {first}"]
+        left = {str(path.relative_to(first)) for path in first.rglob("*") if not path.is_dir()}
+        assert left == {"checkpoints/deep/model.keras", "results.csv", "data/a.csv"}
+        assert (first / "shared").is_symlink()
+        assert (tmp_path / "elsewhere" / "train.py").exists()
+        files["train.py"] = b"3"
+        assert arrived(offer(to, files), files)[1] == []  # it was told once
+        assert (first / "checkpoints" / "deep" / "model.keras").read_bytes() == b"weeks of work"
+        assert not second.exists()
+
+    def test_a_file_that_was_moved_behind_a_link_is_not_followed_there(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        files = {"train.py": b"1", "data/a.csv": b"a"}
+        first, _ = arrived(offer(to, files), files)
+        (first / "data").rename(tmp_path / "data")  # which changes no file in it
+        (first / "data").symlink_to(tmp_path / "data")
+        files["train.py"] = b"2"
+        arrived(offer(to, files), files)
+        assert (tmp_path / "data" / "a.csv").read_bytes() == b"a"
+
+    def test_one_that_a_run_still_works_in_stays_whole(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        files = {"train.py": b"1"}
+        first, _ = arrived(offer(to, files), files)
+        with (tmp_path / ".project.distlaunch" / f"{first.name}.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
+            assert (first / "train.py").read_bytes() == b"1"
+        arrived(offer(to, {"train.py": b"3"}), {"train.py": b"3"})
+        assert not first.exists()
+
+    def test_one_that_was_made_by_something_else_stays(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        other = tmp_path / ".project.distlaunch" / "0123456789abcdef-xyz"
+        write(other, {"train.py": "1"})
+        arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
+        assert (other / "train.py").exists()
+
+
+SHARED_HOME = """
+import sys
+from pathlib import Path
+from tests.test_sync import arrived, offer
+to, name, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+for number in range(rounds):
+    files = {f"inner/{i}": f"{number // 2} {name if number % 2 else ''} {i}".encode() for i in range(4)}
+    version, _ = arrived(offer(to, files), files)
+    assert {path.name: path.read_bytes() for path in (version / "inner").iterdir()} == {
+        Path(path).name: data for path, data in files.items()
+    }
+    (version / f"of-{name}-{number}").write_text("a checkpoint")
+"""
+
+
+def test_nodes_that_share_a_home_never_fail_each_other(tmp_path: Path) -> None:
+    """Each has just been sent another version, or the same one, at the same time."""
+    to, rounds, names = tmp_path / "project", 40, ["a", "b", "c", "d"]
+    nodes = [
+        subprocess.Popen([sys.executable, "-c", SHARED_HOME, str(to), name, str(rounds)], cwd=ROOT) for name in names
+    ]
+    assert [node.wait(120) for node in nodes] == [0] * len(names)
+    written = {path.name for path in (tmp_path / ".project.distlaunch").glob("*/of-*")}
+    assert written == {f"of-{name}-{number}" for name in names for number in range(rounds)}
 
 
 # --- both sides, over SSH ---

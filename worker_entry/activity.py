@@ -26,7 +26,20 @@ SHORTEST_S = 0.25
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WAITS = (
-    *("futex", "pipe_", "anon_pipe", "unix_", "sk_", "tcp_", "inet_", "poll", "do_poll", "do_select", "ep_", "do_epoll"),
+    *(
+        "futex",
+        "pipe_",
+        "anon_pipe",
+        "unix_",
+        "sk_",
+        "tcp_",
+        "inet_",
+        "poll",
+        "do_poll",
+        "do_select",
+        "ep_",
+        "do_epoll",
+    ),
     *("do_wait", "wait_"),
 )
 """How functions of the kernel are called in which a thread waits for a lock, for another process or for a child."""

@@ -1,4 +1,4 @@
-"""The program's folder on a node: versions beside each other, and a link to the one in use.
+"""The program's folder on a node: versions beside each other (see `versions`), and a link to the one in use.
 
 A version is built apart, from what the last one has unchanged and from what is fetched; every file is checked by its
 hash; then it gets its name, and the link is switched. So a task never sees half of a version, and one that runs keeps
@@ -7,29 +7,21 @@ its own.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import BinaryIO, Optional
 
-from worker_entry.messages import Fetch, Message, Refused, Synced
+from worker_entry.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.orders import Offer, Piece
-from worker_entry.run_files import make_private_directory
 from worker_entry.values import FileEntry, Problem
+from worker_entry.versions import NotOursError, Versions
 
 PIECE = 1 << 20
 """Bytes that are hashed, or fetched, at once; between two the agent does its other work."""
 FETCHES_AT_ONCE = 4
-NEW = ".new-"
-"""Begins the name of a version that is being built."""
-ABANDONED_S = 86_400.0
-"""After this, nobody builds it any more: its agent was killed."""
 
 
 class Replica:
@@ -41,9 +33,7 @@ class Replica:
         """Where the version is, once it is there."""
         self._offer = offer
         self._send = send
-        self._to = os.path.abspath(os.path.expanduser(offer.to))
-        folder, name = os.path.split(self._to)
-        self._versions = os.path.join(folder, f".{name}.distlaunch")
+        self._versions = Versions(offer.to)
         self._building = ""
         self._awaited: deque[Fetch] = deque()
         self._pieces: deque[bytes] = deque()
@@ -61,10 +51,10 @@ class Replica:
             return
         try:
             next(self._work, None)
-        except _CannotSyncError as error:
+        except (NotOursError, _CannotSyncError) as error:
             self._fail(str(error))
         except OSError as error:
-            self._fail(f"{error.filename or self._to}: {error.strerror}")
+            self._fail(f"{error.filename or self._offer.to}: {error.strerror}")
 
     def take(self, piece: Piece, body: bytes) -> None:
         """A piece has come; one that was not asked for, or comes twice, is left."""
@@ -90,48 +80,32 @@ class Replica:
     # --- the work, which yields between its bits ---
 
     def _arrive(self) -> Generator[None, None, None]:
-        make_private_directory(self._versions)
-        current = self._find_current()
-        if current is not None and not self._hold(current):  # another is just removing it
-            current = None
+        current = self._versions.find_current()
         missing = yield from self._compare(current)
-        if current is None or missing or not current.startswith(self._version_prefix):
-            self._building = tempfile.mkdtemp(prefix=NEW, dir=self._versions)
+        if current is None or missing or not self._versions.is_of(current, self._offer.digest):
+            self._building = self._versions.make_building()
             yield from self._build(current, missing)
-            current = tempfile.mkdtemp(prefix=self._version_prefix, dir=self._versions)
-            self._hold(current)
-            os.rename(self._building, current)  # onto the empty folder, whose name is ours alone
+            self._versions.release(current)
+            paths = [entry.path for entry in self._offer.files]
+            current = self._versions.finish(self._building, self._offer.digest, paths)
             self._building = ""
-        self._switch(current)
-        self._remove_old(current)
+        self._versions.switch(current)
+        for kept in self._versions.clean(current):
+            if kept is not None:
+                self._send(Noted(f"what tasks have written into an earlier version of {self._offer.to} is in {kept}"))
+            yield
         self.directory = current
         self.done = True
         self._send(Synced(current, len(missing), self._fetched))
-
-    @property
-    def _version_prefix(self) -> str:
-        return os.path.join(self._versions, f"{self._offer.digest[:16]}-")
-
-    def _find_current(self) -> Optional[str]:
-        """The version in use, if there is one.
-
-        Raises:
-            _CannotSyncError: something that is not ours is in the way.
-        """
-        if not os.path.lexists(self._to):
-            return None
-        if not os.path.islink(self._to):
-            raise _CannotSyncError(f"{self._to} is there already, and distlaunch did not make it; choose another `to:`")
-        version = os.path.join(os.path.dirname(self._to), os.readlink(self._to))
-        if os.path.dirname(os.path.abspath(version)) != self._versions:
-            raise _CannotSyncError(f"{self._to} is a link that distlaunch did not make; choose another `to:`")
-        return version if os.path.isdir(version) else None
 
     def _compare(self, current: Optional[str]) -> Generator[None, None, set[int]]:
         """Which files the version in use does not have as they were offered."""
         missing = set()
         for index, entry in enumerate(self._offer.files):
-            same = current is not None and (yield from self._is_same(entry, os.path.join(current, entry.path)))
+            try:
+                same = current is not None and (yield from self._is_same(entry, os.path.join(current, entry.path)))
+            except OSError:  # a task of another run works in it
+                same = False
             if not same:
                 missing.add(index)
         return missing
@@ -159,20 +133,34 @@ class Replica:
                 _inside(self._building, os.path.normpath(os.path.join(os.path.dirname(entry.path), entry.link)))
                 os.symlink(entry.link, path)
                 continue
-            digest = hashlib.sha256()
-            with open(path, "xb") as file:
-                if index in missing:
-                    yield from self._fetch(index, entry, file, digest.update)
-                else:
-                    assert current is not None
-                    with open(os.path.join(current, entry.path), "rb") as old:
-                        while piece := old.read(PIECE):
-                            file.write(piece)
-                            digest.update(piece)
-                            yield
-            if digest.hexdigest() != entry.sha256:
-                raise _CannotSyncError(f"{entry.path!r} was changed while it was sent; start again")
+            old = os.path.join(current, entry.path) if current is not None and index not in missing else None
+            if old is None or not (yield from self._copy(old, path, entry)):
+                missing.add(index)
+                yield from self._receive(index, path, entry)
             os.chmod(path, 0o700 if entry.executable else 0o600)
+
+    def _copy(self, old: str, path: str, entry: FileEntry) -> Generator[None, None, bool]:
+        """False if a task of another run has changed the old file since it was compared."""
+        digest = hashlib.sha256()
+        try:
+            with open(old, "rb") as source, open(path, "xb") as file:
+                while piece := source.read(PIECE):
+                    file.write(piece)
+                    digest.update(piece)
+                    yield
+        except FileNotFoundError:
+            return False
+        if digest.hexdigest() != entry.sha256:
+            os.unlink(path)
+            return False
+        return True
+
+    def _receive(self, index: int, path: str, entry: FileEntry) -> Generator[None, None, None]:
+        digest = hashlib.sha256()
+        with open(path, "xb") as file:
+            yield from self._fetch(index, entry, file, digest.update)
+        if digest.hexdigest() != entry.sha256:
+            raise _CannotSyncError(f"{entry.path!r} was changed while it was sent; start again")
 
     def _fetch(
         self, index: int, entry: FileEntry, file: BinaryIO, update: Callable[[bytes], None]
@@ -193,39 +181,6 @@ class Replica:
             update(piece)
             got += len(piece)
             self._fetched += len(piece)
-
-    def _hold(self, version: str) -> bool:
-        """Keeps others from removing the version for as long as this process lives; false if one of them is at it."""
-        lock = os.open(f"{version}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        except OSError:  # a file system without locks
-            pass
-        return os.path.isdir(version)
-
-    def _switch(self, version: str) -> None:
-        new = f"{version}.link"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        os.symlink(os.path.join(os.path.basename(self._versions), os.path.basename(version)), new)
-        os.replace(new, self._to)
-
-    def _remove_old(self, current: str) -> None:
-        for name in os.listdir(self._versions):
-            path = os.path.join(self._versions, name)
-            if name.startswith(NEW) and time.time() - os.path.getmtime(path) > ABANDONED_S:
-                shutil.rmtree(path, ignore_errors=True)
-            if name.startswith(NEW) or path == current or not os.path.isdir(path):
-                continue
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            with contextlib.suppress(OSError):  # a run still works in it
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-                os.unlink(f"{path}.lock")
-            os.close(lock)
 
 
 class _CannotSyncError(Exception):

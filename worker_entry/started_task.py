@@ -165,6 +165,7 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         heartbeat_s=start.heartbeat_s,
         progress=start.progress,
         injections=start.injections,
+        keep_own_tf_config=start.keep_own_tf_config,
     )
 
 

@@ -32,12 +32,14 @@ from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import (
+    built_strategy,
     collective_time,
     devices,
     heartbeat,
     injecting,
     keras_progress,
     keras_support,
+    own_tf_config,
     progress,
     telling,
 )
@@ -126,6 +128,9 @@ def _prepare(order: TaskOrder) -> None:
             keras_progress.install(meter)
             watchers = meter.watchers
         injecting.install(order.injections, teller, watchers)
+        if own_tf_config.NAME in os.environ:
+            built_strategy.install(teller.tell_strategy)
+            own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):

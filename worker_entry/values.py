@@ -162,6 +162,7 @@ class TaskStart:
     that know of each other are a million addresses.
     `heartbeat_s`: how long TensorFlow's workers wait for a sign of each other, 0 for as long as TensorFlow has it.
     `progress`: whether it is to tell how far its training has come. `injections`: faults to be done to it.
+    `keep_own_tf_config`: whether a TF_CONFIG that the program sets counts.
     """
 
     task: str
@@ -173,6 +174,7 @@ class TaskStart:
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
     joins: bool = False
+    keep_own_tf_config: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class TaskOrder:
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
     not_forked: str = ""
+    keep_own_tf_config: bool = False
 
 
 @dataclass(frozen=True)
