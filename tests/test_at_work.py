@@ -1,0 +1,149 @@
+"""A healthy run is not stopped: whoever is at work is named and left at it, and so is who trains without the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Distlaunch
+
+SOON = """
+import launcher.busy, launcher.cli, launcher.stalls
+launcher.stalls.LEAST_S, launcher.busy.ACTIVE_S = 3.0, 0.5
+launcher.cli.main()
+"""
+"""distlaunch, for which 3 s without a step are what 120 s are otherwise."""
+LOOP = """
+    import os, sys, threading, time
+    from worker_entry import progress
+    mine = os.environ["DISTLAUNCH_TASK"] == "worker:1"
+    began = time.monotonic()
+"""
+
+
+def write(folder: Path, source: str) -> str:
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(LOOP) + textwrap.dedent(source))
+    return str(program)
+
+
+def run_soon(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SOON, "local", "--run-dir", str(folder / "run"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+class TestDrain:
+    def test_who_is_at_work_when_the_others_have_ended_has_more_time(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        program = write(tmp_path, "while mine and time.monotonic() < began + 7: pass")
+        ran = distlaunch("local", "-n", "2", "--drain-timeout", "2", program)
+        assert ran.status == 0, ran.stderr
+        assert "worker:1 has been in <module> at" in ran.stderr
+
+    def test_who_waits_is_stopped_after_a_warning(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        program = write(tmp_path, "mine and threading.Event().wait()")
+        ran = distlaunch("local", "-n", "2", "--drain-timeout", "12", program)
+        assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (3, "drain-timeout")
+        assert "worker:1 is still running, the others have ended; stopped in " in ran.stderr
+        assert "--drain-timeout" in ran.report["attempts"][0]["verdict"]["cure"]
+
+
+class TestStart:
+    def test_reported_steps_show_that_a_program_trains(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        program = write(tmp_path, "while time.monotonic() < began + 4: progress.report(); time.sleep(0.05)")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+        assert ran.status == 0, ran.stderr
+        assert "worker:0, worker:1 train without each other: the program has not built" in ran.stderr
+
+    def test_who_computes_before_it_opens_a_port_has_more_time(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        program = write(tmp_path, "while time.monotonic() < began + 4: pass")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+        assert ran.status == 0, ran.stderr
+
+    @pytest.mark.tensorflow
+    def test_copies_of_a_single_process_strategy_are_told_within_seconds(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        source = """
+            import tensorflow as tf
+            strategy = tf.distribute.MirroredStrategy()
+            while time.monotonic() < began + 4:
+                strategy.run(lambda: tf.constant(1) + 1)
+        """
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "3", write(tmp_path, source))
+        assert ran.status == 0, ran.stderr
+        separate = "worker:0, worker:1 train without each other: the program has built MirroredStrategy, and not"
+        assert ran.stderr.count(separate) == 1
+
+
+class TestOwnConfig:
+    SOURCE = """
+        import json
+        os.environ.pop("TF_CONFIG", None)
+        cluster = {"worker": ["a:1", "b:2"]}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+        print(len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]), "a:1" in os.environ["TF_CONFIG"])
+        print("child", "a:1" in os.popen("echo $TF_CONFIG").read())
+    """
+
+    @pytest.mark.parametrize(("option", "own"), [((), False), (("--keep-own-tf-config",), True)])
+    def test_a_tf_config_of_the_programs_own_is_told_with_its_line(
+        self, distlaunch: Distlaunch, tmp_path: Path, option: tuple[str, ...], own: bool
+    ) -> None:
+        program = write(tmp_path, self.SOURCE)
+        ran = distlaunch("local", "-n", "2", *option, program)
+        assert ran.status == 0, ran.stderr
+        assert ran.line(f"2 {own}")
+        assert ran.line(f"child {own}")
+        line = next(number for number, line in enumerate(Path(program).read_text().splitlines(), 1) if ".pop" in line)
+        assert ran.stderr.count(f" sets a TF_CONFIG of its own at {program}:{line}") == 1
+
+    def test_the_same_one_is_no_news(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        ran = distlaunch("local", "-n", "2", write(tmp_path, 'os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"]'))
+        assert ran.status == 0
+        assert "of its own" not in ran.stderr
+
+
+@pytest.mark.tensorflow
+class TestStall:
+    def test_a_callback_that_takes_its_time_is_named_and_not_stopped(self, tmp_path: Path) -> None:
+        source = """
+            import keras, numpy as np, tensorflow as tf
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            class Slow(keras.callbacks.Callback):
+                def on_epoch_end(self, epoch, logs=None):
+                    if mine and epoch == 0:
+                        time.sleep(8)
+            data = tf.data.Dataset.from_tensor_slices((np.ones((64, 4)), np.ones((64, 1)))).batch(8)
+            model.fit(data, epochs=2, callbacks=[Slow()], verbose=0)
+        """
+        program = write(tmp_path, source)
+        ran = run_soon(tmp_path, "-n", "2", program)
+        assert ran.returncode == 0, ran.stderr
+        assert f"worker:1 has been in on_epoch_end at {program}:" in ran.stderr
+        assert "; worker:0 waits\n" in ran.stderr
+        assert "The cluster gets on again\n" in ran.stderr
+
+    def test_a_cluster_in_which_all_wait_has_stalled(self, tmp_path: Path) -> None:
+        source = """
+            import tensorflow as tf
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            add = lambda: tf.distribute.get_replica_context().all_reduce("sum", 1.0)
+            step = tf.function(lambda: strategy.run(add))
+            for number in range(200):
+                if mine and number == 100:
+                    threading.Event().wait()
+                step()
+                progress.report()
+        """
+        ran = run_soon(tmp_path, "-n", "2", write(tmp_path, source))
+        assert ran.returncode == 3, ran.stderr
+        assert "[stalled]" in ran.stderr
