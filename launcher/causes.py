@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.events import TaskExited
+from launcher.exception_text import without_wrappers
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
 from launcher.tasks import TaskId
@@ -205,8 +206,9 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     """Whether the failure shows only that a peer went away."""
     crash = event.crash
     if crash is not None and crash.thread is None:
+        message = without_wrappers(crash.message)
         return any(
-            crash.exception in exceptions and signature in crash.message
+            crash.exception in exceptions and signature in message
             for exceptions, signatures in _COLLATERAL
             for signature in signatures
         )

@@ -16,7 +16,7 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
-    spec_parts strategies
+    spec_parts strategies exception_text
     events spec tf_config torch_env terminal run_dir
     marked_yaml
     spec_file local_mode plan gang_state console sync casting stacks overrides
@@ -25,6 +25,7 @@ LAUNCHER_LAYERS = """
     waiting
     gang
     causes
+    task_failure
     verdict
     report news preflight log_watch
     check_report
