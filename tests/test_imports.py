@@ -47,7 +47,7 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
-    kernel orders
+    kernel orders crash_record
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
