@@ -64,9 +64,9 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
     raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
     if found and raised:  # what the user's function has raised in a tf.data pipeline
         return raised[0][:LENGTH]
-    chosen = [line.strip() for line in text.splitlines() if any(words in line for words in preferred)]
+    chosen = [line for line in text.splitlines() if any(words in line for words in preferred)]
     if chosen:
-        return _clean(chosen[0])[:LENGTH]
+        return _clean(_ROOT.sub("", chosen[0]))[:LENGTH]
     in_user_code = _IN_USER_CODE.match(text)
     if in_user_code is not None:
         return find_sentence("\n".join(line.removeprefix("    ") for line in text[in_user_code.end() :].splitlines()))
