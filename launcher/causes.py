@@ -164,7 +164,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
         gang: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    failures = [e for e in gang.exits.values() if gang.fails(e) and not was_stopped(gang, e)]
+    failures = [e for e in gang.exits.values() if gang.fails(e) and failed_by_itself(gang, e)]
     if not failures:
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
@@ -189,12 +189,22 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
 
 
 def was_stopped(gang: Gang, event: TaskExited) -> bool:
-    """Whether we ended the task: it was running when we began to stop, and did not fail by itself meanwhile."""
+    """Whether the task was running when we began to stop, and ended as a task does that is stopped.
+
+    It may have raised before that: an interpreter that shuts down still runs.
+    """
     if event.task not in gang.stopped:
         return False
-    if event.crash is not None and event.crash.thread is None:  # what it raised before the stop is its own
-        return event.crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS
     return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
+
+
+def failed_by_itself(gang: Gang, event: TaskExited) -> bool:
+    """Whether the end is the task's own doing: it raised, or did not end as a task does that is stopped."""
+    crash = event.crash
+    if crash is None or crash.thread is not None:
+        return not was_stopped(gang, event)
+    heeded = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own handler of TERM
+    return not (heeded and was_stopped(gang, event))
 
 
 def failure_time(event: TaskExited) -> float:

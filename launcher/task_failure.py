@@ -10,11 +10,13 @@ from launcher.causes import (
     Cause,
     ended_before,
     ended_time,
+    failed_by_itself,
     failure_time,
     find_cause,
     is_collateral,
     was_stopped,
 )
+from launcher.events import TaskExited
 from launcher.exception_text import find_sentence
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
@@ -74,25 +76,34 @@ def _render_crash(crash: CrashRecord) -> str:
     return f"{': '.join(filter(None, shown))}{thread}{place}"
 
 
+def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:
+    """Why another task failed; goes on from the moment."""
+    if is_collateral(event, tails):
+        return " because of it"
+    if event.exit.code == SAVED_STATUS:
+        return " for the same reason"
+    if event.crash is not None and event.crash.thread is None:
+        return f": {_render_crash(event.crash)}"
+    return f" with {event.exit}"
+
+
 def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
     """What became of the other tasks."""
     lines = []
     when = failure_time(cause.exited)
     for event in sorted(gang.exits.values(), key=failure_time):
-        if event is cause.exited or not event.failed or was_stopped(gang, event):
+        if event is cause.exited or not event.failed or not failed_by_itself(gang, event):
             continue
         later = failure_time(event) - when
-        collateral = is_collateral(event, tails)
-        why = "because of it" if collateral else "for the same reason" if event.exit.code == SAVED_STATUS else None
-        why = why or f"with {event.exit}"
-        lines.append(f"{event.task} failed {later:.1f} s later {why}" if later >= 0 else f"{event.task} failed, too")
+        why = f" {later:.1f} s later{_render_follower(event, tails)}" if later >= 0 else ", too"
+        lines.append(f"{event.task} failed{why}")
     if len(lines) > SHOWN_LIMIT:
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
     early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
     if early:
         first = when - min(map(ended_time, early))
         lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
-    stopped = [event for event in gang.exits.values() if was_stopped(gang, event)]
+    stopped = [e for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
     if stopped:
         lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
     lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]

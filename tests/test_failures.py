@@ -78,6 +78,31 @@ def test_the_portable_fall_back_stops_the_others_as_well(distlaunch: Distlaunch)
     assert marked(mark) == []
 
 
+def test_who_raised_and_was_then_stopped_is_told_by_its_exception(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """An interpreter takes its time to shut down; here until it is stopped."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, os, time\n"
+        "def wait_for(name):\n"
+        "    while not os.path.exists(name): time.sleep(0.01)\n"
+        "if os.environ['DISTLAUNCH_TASK'] == 'worker:0':\n"
+        "    atexit.register(wait_for, 'second')\n"
+        "    atexit.register(open, 'first', 'w')\n"
+        "    raise ValueError('the cause')\n"
+        "wait_for('first')\n"
+        "atexit.register(time.sleep, 600)\n"
+        "atexit.register(open, 'second', 'w')\n"
+        "raise KeyError('what follows')\n"
+    )
+    ran = distlaunch("local", "train.py")
+    assert "  ValueError: the cause   " in ran.stderr
+    later = rf"  worker:1 failed \d\.\d s later: KeyError: 'what follows'   {tmp_path}/train\.py:11\n"
+    assert re.search(later, ran.stderr), ran.stderr
+    assert "  worker:1  raised KeyError; SIGTERM (signal 15), stopped by distlaunch\n" in ran.stderr
+    first, second = ran.report["attempts"][0]["tasks"]
+    assert (first["stopped_by_us"], second["stopped_by_us"]) == (False, True)
+    assert second["crash"]["time"] > first["crash"]["time"]
+
+
 def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "kill -SEGV $$")
     assert ran.status == 1
