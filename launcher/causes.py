@@ -16,6 +16,7 @@ from launcher.events import TaskExited
 from launcher.exception_text import without_wrappers
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
+from launcher.out_of_step import SIGNATURE, is_out_of_step
 from launcher.tasks import TaskId
 from worker_entry.values import TaskExit
 
@@ -78,6 +79,11 @@ class _Known:
     cure: str
 
 
+_ALIKE = (
+    "all workers have to make the same calls (fit, evaluate, predict, save, …), each with as many steps and with equal "
+    "shapes: make none of them under an `if` for one worker, and give each as many batches"
+)
+
 _KNOWN = tuple(
     _Known(re.compile(pattern), reference, cure)
     for pattern, reference, cure in (
@@ -86,6 +92,7 @@ _KNOWN = tuple(
             "port-taken",
             "somebody took the port meanwhile; leave `port:` out, so that free ones are held until they are used",
         ),
+        (SIGNATURE.pattern, "out-of-step", _ALIKE),
         (r"No space left on device", "disk-full", "free some space on that node"),
         (
             r"No module named '(tensorflow|keras)'",
@@ -216,6 +223,8 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     """Whether the failure shows only that a peer went away."""
     crash = event.crash
     if crash is not None and crash.thread is None:
+        if is_out_of_step(event):
+            return False
         message = without_wrappers(crash.message)
         return any(
             crash.exception in exceptions and signature in message

@@ -28,11 +28,14 @@ _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
 _WRAPPER = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _MARKS = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+    r"|(?:Collective ops is aborted by: )+"
     r"|\[_XlaMustCompile=[^\]]*\]"
     r"| *\[Op:\w+\](?: name:.*)?$"
     r"|\{\{node [^}]+\}\}$"
 )
 _INLINE_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+_REPEATED = ("Additional GRPC error information", ":UNKNOWN:Error received from peer")
+"""Lines that say of an error, below it, how it came here."""
 _NO_PLACES = ("PyFunc", "EagerPyFunc", "IteratorGetNext")
 """Nodes that stand for the whole input pipeline."""
 
@@ -64,7 +67,11 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
     raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
     if found and raised:  # what the user's function has raised in a tf.data pipeline
         return raised[0][:LENGTH]
-    chosen = [line for line in text.splitlines() if any(words in line for words in preferred)]
+    chosen = [
+        line
+        for line in text.splitlines()
+        if any(words in line for words in preferred) and not line.startswith(_REPEATED)
+    ]
     if chosen:
         return _clean(_ROOT.sub("", chosen[0]))[:LENGTH]
     in_user_code = _IN_USER_CODE.match(text)

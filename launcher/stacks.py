@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.messages import CHILD
+from worker_entry.values import Place
 
 SHOWN_THREADS = 2
 """Threads besides the main one that a task's line names."""
@@ -17,6 +18,9 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent cal
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
 _OURS = re.compile(r"/worker_entry/\w+\.py$")  # not the demo, a folder below
+
+_WRAPPERS = ("error_handler",)
+"""Functions that Keras and TensorFlow wrap their public ones in."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -64,6 +68,17 @@ def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]
     for task in sorted(texts):
         groups.setdefault(parse_stack(texts[task]), []).append(task)
     return [(tasks, stack) for stack, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))]
+
+
+def find_call(text: str) -> Place | None:
+    """Where the program's own code is in its main thread, and what public function of a library it has called there."""
+    frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
+    own = _own_frame(frames)
+    if own is None:
+        return None
+    number = frames.index(own)
+    call = frames[number - 1][2] if number else ""
+    return Place(own[0], own[1], call if call.isidentifier() and not call.startswith("_") else None)
 
 
 def render_places(texts: Mapping[TaskId, str]) -> list[str]:

@@ -20,8 +20,10 @@ from launcher.events import TaskExited
 from launcher.exception_text import find_sentence
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
+from launcher.out_of_step import PHRASES, find_outsider, render_split
 from launcher.plan import TaskPlan
 from launcher.results import Verdict
+from launcher.stalls import render_steps
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.values import CrashRecord
 
@@ -41,6 +43,8 @@ def judge_failure(
     cause = find_cause(gang, tails)
     assert cause is not None
     exited = cause.exited
+    if cause.reference == "out-of-step" and exited.crash is not None:
+        return _judge_split(gang, cause, exited.crash, logs)
     evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
     evidence += _followers(gang, cause, tails)
     evidence.append(f"log: {logs[exited.task]}")
@@ -52,6 +56,28 @@ def judge_failure(
         f"{joint if cause.detail else ''}{cause.detail}",
         task=str(exited.task),
         evidence=evidence,
+        cure=cause.cure,
+    )
+
+
+def _judge_split(gang: Gang, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
+    """The verdict on workers that no longer do the same, of which the cause is only the first that noticed it."""
+    trainers = sorted(gang.rules.trainers)
+    names = " and ".join(map(str, trainers)) if len(trainers) == 2 else name_tasks(trainers)
+    outsider = find_outsider(gang)
+    split = render_split(gang)
+    steps = render_steps(gang)
+    stopped = [e.task for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
+    return Verdict(
+        reference=cause.reference,
+        message=f"{names} no longer do the same{f': {split}' if split else ''}",
+        task=None if outsider is None else str(outsider),
+        evidence=[
+            f"{cause.exited.task} noticed it: {find_sentence(crash.message, PHRASES)}",
+            *([steps] if steps else []),
+            *([f"stopped by distlaunch: {name_tasks(stopped)}"] if stopped else []),
+            f"log: {logs[outsider or cause.exited.task]}",
+        ],
         cure=cause.cure,
     )
 

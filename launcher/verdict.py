@@ -19,7 +19,15 @@ from worker_entry.values import Problem, TaskExit
 
 _USAGE_REFERENCES = ("no-program", "no-working-directory", "syntax-error", "not-executable", "no-tensorflow")
 """Refusals that are the user's to mend: exit status 2."""
-_TASK_REFERENCES = ("task-failed", "task-killed", "out-of-memory", "version-mismatch", "ended-early", "preempted")
+_TASK_REFERENCES = (
+    "task-failed",
+    "task-killed",
+    "out-of-memory",
+    "version-mismatch",
+    "ended-early",
+    "out-of-step",
+    "preempted",
+)
 """What a task itself has done, or what was done to it: exit status 1."""
 
 
@@ -63,7 +71,10 @@ def judge(
             verdict = _judge_interruption(gang)
     more = [_render_loss(gang, node) for node in gang.lost]
     if gang.stacks:
-        more += [*render_places(gang.stacks), f"stacks: {stacks}"]
+        places = (
+            render_places(gang.stacks) if verdict.reference != "out-of-step" else []
+        )  # which has them in its message
+        more += [*places, f"stacks: {stacks}"]
     return verdict.model_copy(update={"evidence": [*verdict.evidence, *more]})
 
 

@@ -20,7 +20,7 @@ LAUNCHER_LAYERS = """
     events spec tf_config torch_env terminal run_dir
     marked_yaml
     spec_file local_mode plan gang_state console sync casting stacks overrides
-    stalls pace stragglers restarts chaos rehearsal plan_text
+    stalls out_of_step pace stragglers restarts chaos rehearsal plan_text
     compose
     waiting
     gang

@@ -26,7 +26,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from worker_entry.crash_record import MESSAGE_LIMIT
 from worker_entry.protocol import parse
-from worker_entry.values import CrashRecord
+from worker_entry.values import CrashRecord, Place
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 BY_PATH = [ENTRY, "run"]
@@ -660,6 +660,37 @@ def test_the_users_line_is_that_of_the_first_of_the_failures_that_a_message_tell
     message = f"Graph execution error:\n\n{trace.format(7)}{trace.format(8)}2 root error(s) found.\n"
     record = task.crash(f"x = 1\nraise ValueError({message!r})")
     assert (record.file, record.line) == ("program.py", 7)
+
+
+@pytest.mark.parametrize(("function", "line"), [("<module>", 3), ("call", 2)])
+def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_the_graph(
+    task: Task, function: str, line: int
+) -> None:
+    """But for a line in a function that the graph was made of, which is not under way any more."""
+    trace = 'Detected at node a defined at (most recent call last):\\n  File "%s", line 2, in ' + function
+    record = task.crash(f"x = 1\n\nraise ValueError('{trace}' % __file__)")
+    assert (record.file, record.line) == (str(task.folder / "program.py"), line)
+    assert record.place == Place(str(task.folder / "program.py"), 3)
+
+
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [
+        ("def fit(): raise ValueError", "fit"),
+        ("def _fit(): raise ValueError\nfit = _fit", None),
+        ("fit = lambda: 1 / 0", None),
+        (
+            "def handled(fn):\n    def error_handler(): fn()\n    return error_handler\n@handled\ndef fit(): 1 / 0",
+            "fit",
+        ),
+    ],
+)
+def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: str, call: str | None) -> None:
+    packages = task.folder / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(library)
+    record = task.crash(f"import sys\nsys.path.append({str(packages)!r})\nimport library\nlibrary.fit()")
+    assert record.place == Place(str(task.folder / "program.py"), 4, call)
 
 
 def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import sysconfig
 import time
 import traceback
+import types
 from dataclasses import asdict
 from typing import Optional
 
-from worker_entry.values import CrashRecord
+from worker_entry.values import CrashRecord, Place
 
 MESSAGE_LIMIT = 20_000
 """Characters of an exception's message that a crash record keeps; the log has all of it."""
@@ -20,6 +22,7 @@ _HEAD = 4_000
 """Those of the beginning; the rest are of the end, where TensorFlow says what went wrong."""
 _CUT = "\n… (cut here; the log has all of it)\n"
 
+_QUOTED = re.compile(r'^ *File "(.+)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 _CYTHON = (".pyx", ".pxd", ".pxi")
 _PACKAGES = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 
@@ -33,7 +36,8 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
     now = time.time()
     temporary = f"{path}.{os.getpid()}"
     message = _message(error)
-    file, line = _user_line(error, message)
+    place = _find_place(error)
+    file, line = _user_line(error, message, place)
     record = CrashRecord(
         time=now,
         exception=_writable(type(error).__qualname__),
@@ -41,6 +45,7 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
         file=None if file is None else _writable(file),
         line=line,
         thread=None if thread is None else _writable(thread),
+        place=place,
     )
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
@@ -67,36 +72,59 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _user_line(error: BaseException, message: str) -> tuple[Optional[str], Optional[int]]:
-    """The innermost place in the user's own code: not in the standard library, nor in an installed package."""
-    paths = sysconfig.get_paths()
-    libraries = tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-    here = os.path.dirname(__file__)  # the mended functions of Keras are of here; the demo, a folder below, is not
+def _find_place(error: BaseException) -> Optional[Place]:
+    """The innermost line of the user's own code in the traceback."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    for number in range(len(frames) - 1, -1, -1):
+        frame, line = frames[number]
+        if _is_theirs(frame.f_code.co_filename):
+            called = frames[number + 1][0] if number + 1 < len(frames) else None
+            return Place(_writable(frame.f_code.co_filename), line, None if called is None else _public_name(called))
+    return None
 
-    def is_theirs(file: str) -> bool:
-        return not (
-            file.startswith((*libraries, "<"))
-            or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
-            or os.path.dirname(file) == here
-            or any(folder in file for folder in _PACKAGES)
-            or file.endswith(_CYTHON)  # named as on the machine where the package was built
-            or not _is_there(file)
-        )
 
-    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and is_theirs(error.filename):
+def _public_name(frame: types.FrameType) -> Optional[str]:
+    name = frame.f_code.co_name
+    if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and leave out what it has called
+        name = getattr(frame.f_locals.get("fn"), "__name__", "")
+    return name if name.isidentifier() and not name.startswith("_") else None
+
+
+def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
+    """The innermost line of the user's own code: that of the traceback, or one that the message tells of."""
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and _is_theirs(error.filename):
         return error.filename, error.lineno
-    frames = traceback.walk_tb(error.__traceback__)
-    places = [(frame.f_code.co_filename, line) for frame, line in frames]
-    # TensorFlow puts the traceback of a function that failed in its runtime into the message, one for each failure.
-    quoted = [
-        [(file, int(line)) for file, line in re.findall(r'^ *File "(.+)", line (\d+)', trace, re.MULTILINE)]
-        for trace in message.split("Detected at node ")
-    ]
-    for trace in (*quoted, places):
-        for file, line in reversed(trace):
-            if is_theirs(file):
-                return file, line
-    return None, None
+    under_way = {
+        (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    # TensorFlow puts tracebacks into the message: that of a function that failed in its runtime, and for each failure
+    # that of the graph's construction, whose outer part is that of the first call, and not of the one that failed.
+    for trace in message.split("Detected at node "):
+        quoted = [found for found in _QUOTED.findall(trace) if _is_theirs(found[0])]
+        if quoted:
+            file, line, function = quoted[-1]
+            if place is None or (file, function) not in under_way:
+                return file, int(line)
+            break
+    return (None, None) if place is None else (place.file, place.line)
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether it is the user's own: not of the standard library, nor of an installed package, nor of ours."""
+    return not (
+        file.startswith((*_libraries(), "<"))
+        or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
+        or os.path.dirname(file) == os.path.dirname(__file__)  # the demo, a folder below, is the user's
+        or any(folder in file for folder in _PACKAGES)
+        or file.endswith(_CYTHON)  # named as on the machine where the package was built
+        or not _is_there(file)
+    )
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_there(file: str) -> bool:

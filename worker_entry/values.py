@@ -18,10 +18,20 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A line of the user's own code, and the library's function that it has called, if that has a public name."""
+
+    file: str
+    line: int
+    call: Optional[str] = None
+
+
+@dataclass(frozen=True)
 class CrashRecord:
     """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds.
 
     `thread`: the name of the thread that it ended, if that was not the main one; the program may have gone on.
+    `file` and `line` may be in a function that the program has made a graph of; `place`: where the program itself was.
     """
 
     time: float
@@ -30,6 +40,7 @@ class CrashRecord:
     file: Optional[str] = None
     line: Optional[int] = None
     thread: Optional[str] = None
+    place: Optional[Place] = None
 
 
 @dataclass(frozen=True)
