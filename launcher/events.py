@@ -21,7 +21,7 @@ from worker_entry.messages import (
     Synced,
     Told,
 )
-from worker_entry.values import CrashRecord, Problem, Progress, TaskExit
+from worker_entry.values import CrashRecord, KerasPatch, Problem, Progress, TaskExit
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class LeaderWaits:
 class TaskTold:
     """How far the task's program has come, as a phrase that goes on from its name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it.
+    `injected`: the faults of `--chaos` that were done to it. `keras`: what was patched, once it trains with Keras.
     """
 
     task: TaskId
@@ -119,6 +119,7 @@ class TaskTold:
     since: float
     progress: Progress | None = None
     injected: tuple[str, ...] = ()
+    keras: KerasPatch | None = None
 
     @property
     def stepping(self) -> Progress | None:
@@ -290,7 +291,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
                 began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
                 progress = replace(progress, began=began, time=at)
             since = status.since - clock_offset_s
-            return TaskTold(parse_task_id(task), status.phase, since, progress, tuple(status.injected))
+            task_id, injected = parse_task_id(task), tuple(status.injected)
+            return TaskTold(task_id, status.phase, since, progress, injected, status.keras)
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
         case Exited(task, how, time, crash, finished, evidence):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from launcher.causes import find_cause
-from launcher.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening
+from launcher.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskTold
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason
 from launcher.restarts import Restart
 from launcher.spec import LOCAL, LOOPBACK
@@ -53,6 +53,14 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         count = len(after.rules.forming)
         return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
     return None
+
+
+def render_patches(event: Event) -> str | None:
+    """What a task says of the Keras that it trains with; the same for all of them, so that one such line is enough."""
+    if not isinstance(event, TaskTold) or event.keras is None:
+        return None
+    faults = f"{event.keras.faults} fault{'s'[: event.keras.faults != 1]}"
+    return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-mend turns this off)"
 
 
 def _render_board(gang: Gang) -> str:

@@ -37,7 +37,7 @@ from worker_entry import (
     progress,
     telling,
 )
-from worker_entry.values import Injection, Program, Progress, TaskOrder
+from worker_entry.values import Injection, KerasPatch, Program, Progress, TaskOrder
 
 
 def run(order: TaskOrder) -> None:
@@ -110,6 +110,8 @@ def _prepare(order: TaskOrder) -> None:
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         telling.dump_on_signal(order.stacks_file)
+    patches: list[KerasPatch] = []
+    note_patch = patches.append
     if order.status_file is not None:
         teller = telling.Teller(order.status_file)
         telling.tell_phases(teller)
@@ -117,15 +119,22 @@ def _prepare(order: TaskOrder) -> None:
         if order.progress:
             meter = progress.Meter(teller, collective_time.CollectiveClock().waited_s)
             progress.install(meter)
-            keras_progress.install(meter)
+
+            def begin_keras() -> None:
+                for patch in patches:
+                    teller.tell_keras(patch)
+
+            keras_progress.install(meter, begin_keras)
             watchers = meter.watchers
+        else:  # then it is not known when it begins
+            note_patch = teller.tell_keras
         injecting.install(order.injections, teller, watchers)
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
     if order.mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log)
+        keras_support.install(_log, note_patch)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:

@@ -68,16 +68,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class KerasPatch:
+    """What was patched of the Keras that a program trains with: its version, and the number of faults."""
+
+    version: str
+    faults: int
+
+
+@dataclass(frozen=True)
 class TaskStatus:
     """How far a running program has come, as a phrase that goes on from its name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it.
+    `injected`: the faults of `--chaos` that were done to it. `keras`: what was patched, once it trains with Keras.
     """
 
     phase: str
     since: float
     progress: Optional[Progress] = None
     injected: list[str] = field(default_factory=list)
+    keras: Optional[KerasPatch] = None
 
 
 @dataclass(frozen=True)
