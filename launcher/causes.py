@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.events import TaskExited
+from launcher.exception_text import without_wrappers
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
+from launcher.out_of_step import SIGNATURE, is_out_of_step
 from launcher.tasks import TaskId
 from worker_entry.values import TaskExit
 
@@ -77,6 +79,11 @@ class _Known:
     cure: str
 
 
+_ALIKE = (
+    "all workers have to make the same calls (fit, evaluate, predict, save, …), each with as many steps and with equal "
+    "shapes: make none of them under an `if` for one worker, and give each as many batches"
+)
+
 _KNOWN = tuple(
     _Known(re.compile(pattern), reference, cure)
     for pattern, reference, cure in (
@@ -85,6 +92,7 @@ _KNOWN = tuple(
             "port-taken",
             "somebody took the port meanwhile; leave `port:` out, so that free ones are held until they are used",
         ),
+        (SIGNATURE.pattern, "out-of-step", _ALIKE),
         (r"No space left on device", "disk-full", "free some space on that node"),
         (
             r"No module named '(tensorflow|keras)'",
@@ -163,7 +171,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
         gang: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    failures = [e for e in gang.exits.values() if gang.fails(e) and not was_stopped(gang, e)]
+    failures = [e for e in gang.exits.values() if gang.fails(e) and failed_by_itself(gang, e)]
     if not failures:
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
@@ -188,12 +196,22 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
 
 
 def was_stopped(gang: Gang, event: TaskExited) -> bool:
-    """Whether we ended the task: it was running when we began to stop, and did not fail by itself meanwhile."""
+    """Whether the task was running when we began to stop, and ended as a task does that is stopped.
+
+    It may have raised before that: an interpreter that shuts down still runs.
+    """
     if event.task not in gang.stopped:
         return False
-    if event.crash is not None and event.crash.thread is None:  # what it raised before the stop is its own
-        return event.crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS
     return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
+
+
+def failed_by_itself(gang: Gang, event: TaskExited) -> bool:
+    """Whether the end is the task's own doing: it raised, or did not end as a task does that is stopped."""
+    crash = event.crash
+    if crash is None or crash.thread is not None:
+        return not was_stopped(gang, event)
+    heeded = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own handler of TERM
+    return not (heeded and was_stopped(gang, event))
 
 
 def failure_time(event: TaskExited) -> float:
@@ -205,8 +223,11 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     """Whether the failure shows only that a peer went away."""
     crash = event.crash
     if crash is not None and crash.thread is None:
+        if is_out_of_step(event):
+            return False
+        message = without_wrappers(crash.message)
         return any(
-            crash.exception in exceptions and signature in crash.message
+            crash.exception in exceptions and signature in message
             for exceptions, signatures in _COLLATERAL
             for signature in signatures
         )

@@ -63,6 +63,7 @@ class Console:
         self._width = max((len(str(task)) for task in tasks), default=0)
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[_FollowedLog] = []
+        self._said: set[str] = set()
         self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
         self._broken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
@@ -75,6 +76,12 @@ class Console:
     def note(self, text: str) -> None:
         """A line of our own, on stderr, after what the tasks have printed so far."""
         self._orders.put(text)
+
+    def note_once(self, text: str) -> None:
+        """The same, unless it was said before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.note(text)
 
     def warn(self, text: str) -> None:
         self.note(self._paint("33", f"Warning: {text}"))

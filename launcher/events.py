@@ -21,7 +21,7 @@ from worker_entry.messages import (
     Synced,
     Told,
 )
-from worker_entry.values import Activity, CrashRecord, Problem, Progress, TaskExit
+from worker_entry.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class TaskTold:
     """How far the task's program has come, as a phrase that goes on from its name, and since when.
 
     `injected`: the faults of `--chaos` that were done to it. `strategy`: the class of the tf.distribute strategy that
-    it has built. `own_tf_config`: the line by which it sets a TF_CONFIG of its own.
+    it has built. `own_tf_config`: the line by which it sets a TF_CONFIG of its own. `keras`: what was patched, once it
+    trains with Keras.
     """
 
     task: TaskId
@@ -122,6 +123,7 @@ class TaskTold:
     injected: tuple[str, ...] = ()
     strategy: str = ""
     own_tf_config: str = ""
+    keras: KerasPatch | None = None
 
     @property
     def stepping(self) -> Progress | None:
@@ -294,7 +296,7 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
                 began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
                 progress = replace(progress, began=began, time=at)
             since = status.since - clock_offset_s
-            more = (tuple(status.injected), status.strategy, status.own_tf_config)
+            more = (tuple(status.injected), status.strategy, status.own_tf_config, status.keras)
             return TaskTold(parse_task_id(task), status.phase, since, progress, *more)
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)

@@ -46,6 +46,7 @@ from launcher.events import (
     TaskWrote,
 )
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Return, Rules
+from launcher.out_of_step import is_out_of_step
 from launcher.stalls import is_progress, is_stalled
 from launcher.tasks import TaskId
 
@@ -206,15 +207,18 @@ def _while_running(gang: Gang, event: Event, now: float) -> Decision:
     trainer_ended = isinstance(event, TaskExited) and event.task in trainers
     ended = trainers & gang.exits.keys()
     failed = gang.broken
-    if isinstance(event, TaskExited) and gang.fails(event):
+    asks = gang.suspicion is Reason.TASK_FAILED  # where all are, before they are stopped
+    if isinstance(event, TaskExited) and gang.fails(event) and not asks:
         if _may_return(gang, event.task):
             return _start_again(gang, event)
+        if is_out_of_step(event) and ended != trainers:
+            return _suspect(replace(gang, suspicion=None), Reason.TASK_FAILED, event, now)
         if event.exit.code != SAVED_STATUS or not trainer_ended:
             return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
         # The others are still saving.
         gang = replace(gang, deadline=now + gang.rules.drain_s if gang.rules.drain_s else None)
     if failed:
-        over = ended == trainers or _is_due(gang, now)
+        over = ended == trainers or (asks and isinstance(event, StacksTold)) or _is_due(gang, now)
         return _stop(gang, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if over else (gang, ())
     drained = now + gang.rules.drain_s if gang.rules.drain_s else None
     if gang.phase is Phase.FORMING:

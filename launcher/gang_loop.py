@@ -36,12 +36,13 @@ from launcher.events import (
 from launcher.gang import decide, new_gang
 from launcher.gang_state import Gang, Phase, Rules
 from launcher.log_watch import LogWatch
-from launcher.news import Reminder, render_news
+from launcher.news import Reminder, render_news, render_patches
 from launcher.node_links import NodeLinks
 from launcher.pace import PaceWatch
-from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_preload
+from launcher.plan import LaunchPlan, TaskPlan, make_preload
 from launcher.plan_text import render_json
 from launcher.preflight import Preflight
+from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
 from launcher.spec import LOCAL
 from launcher.spec_parts import TimeoutsSpec
@@ -137,6 +138,8 @@ class GangLoop:
                 news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
                 if news or (news := pace.note(event, now)):
                     self._console.note(news)
+                if patches := render_patches(event):
+                    self._console.note_once(patches)
                 if isinstance(event, NodeReady) and gang is not earlier:
                     self._preload(event.node)
                 for action in actions:

@@ -12,9 +12,14 @@ PARTIAL_LIMIT = 256 << 10
 _CHATTER = re.compile(
     # TensorFlow's own C++ log, and absl's: information and warnings, but for those that tell of trouble.
     rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE(?!TROUBLE)"
-    # Errors that a machine without GPUs, or with them, reports at each start.
+    # Errors that a machine without GPUs, or with them, reports at each start; and what is said of a peer that has gone,
+    # by its end, say: the exception that a program gets which still needs it says the same.
     rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
-    rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE))"
+    rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
+    rb"|(?:BaseCollectiveExecutor|Aborting \w+ with|Coordination agent is set to error).*?"
+    rb"\b(?:UNAVAILABLE|CANCELLED|ABORTED): )"
+    # Which functions of Keras were replaced; distlaunch itself says how many, once.
+    rb"|distlaunch: (?:mended Keras |Keras \S+ needs no mend )"
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$".replace(
         # Python programs that use absl's log name a .py file there.
         b"SOURCE",
@@ -28,12 +33,16 @@ _CHATTER = re.compile(
 _CONTINUED = re.compile(
     rb"To enable the following instructions: .*rebuild TensorFlow"
     rb"|/job:\w+/replica:\d+/task:\d+$"  # who is still missing, below "Waiting for 1/2 tasks to connect"
+    rb"|The tasks have crashed\. Check the task logs "
+    rb"|Additional GRPC error information from remote target |:UNKNOWN:Error received from peer "
+    rb"|The error could be from a previous operation\. Restart your program to reset\."
+    rb"|\t \[\[\{\{node "
 )
 """Second lines of such messages: chatter only below chatter."""
 _CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')
 """The lines of a message that shows a configuration whole: chatter only below the mark that begins it."""
 _BEGINS_CONFIGURATION = b"goo.gle/debug"  # goes on as proto, str or only, as protocol buffers throw the dice
-_HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog")
+_HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog", b"distlaunch: ")
 """One of them is in every line of chatter that is not a second line."""
 
 _CONTROL = re.compile(

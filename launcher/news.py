@@ -66,6 +66,14 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
     return None
 
 
+def render_patches(event: Event) -> str | None:
+    """What a task says of the Keras that it trains with; the same for all of them, so that one such line is enough."""
+    if not isinstance(event, TaskTold) or event.keras is None:
+        return None
+    faults = f"{event.keras.faults} fault{'s'[: event.keras.faults != 1]}"
+    return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-mend turns this off)"
+
+
 def _render_board(gang: Gang) -> str:
     port = gang.ports[TENSORBOARD]
     node = next(node for node, tasks in gang.rules.nodes.items() if TENSORBOARD in tasks)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.events import Event
-from launcher.plan import NodeFacts
+from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
 from launcher.tasks import parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.resources import NO_GPU, NodeFacts, share_resources
 from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.strategies import RULES, StrategyRules
 from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
@@ -28,17 +28,6 @@ REDACTED = "(redacted)"
 
 SERVER_MODULE = "worker_entry.server"
 """What tasks run that serve."""
-
-_NO_GPU = "-1"
-"""CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What a node has said of itself; `cores` those that tasks may use, `gpus` as CUDA_VISIBLE_DEVICES names them."""
-
-    cores: int
-    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,7 @@ def make_plan(
     warnings: list[str] = []
     for node in spec.nodes:
         tasks = [task for owner, task in placements if owner is node]
-        shares.update(_shares(node, tasks, rules, (facts or {}).get(node.host), warnings))
+        shares.update(share_resources(node, tasks, rules, (facts or {}).get(node.host), warnings))
     secrets = {name: environ.get(name, "") for name in spec.env_from}
     plans = []
     for node, task in placements:
@@ -203,7 +192,7 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         explicit_port=False,
         program=Program("module", "tensorboard.main", words),
         tf_config=None,
-        env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": _NO_GPU},
+        env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
         secrets=frozenset(),
         mend_keras=False,
         progress=False,
@@ -296,56 +285,3 @@ def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: 
     if spec.framework == "torch":
         return size > 1 and task == TaskId("worker", 0)
     return config is not None and task.type != "evaluator"
-
-
-def _shares(
-    node: NodeSpec,
-    tasks: Sequence[TaskId],
-    rules: StrategyRules,
-    facts: NodeFacts | None,
-    warnings: list[str],
-) -> dict[TaskId, dict[str, str]]:
-    """The environment that gives each task of a node its part of the cores, and those that compute of the GPUs."""
-    shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
-    if facts is not None and len(tasks) > 1:
-        threads = max(1, facts.cores // len(tasks))
-        for share in shares.values():
-            share["OMP_NUM_THREADS"] = share["TF_NUM_INTRAOP_THREADS"] = str(threads)
-            # One inter-op thread can deadlock collectives.
-            share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
-    found = facts.gpus if facts is not None else ()
-    gpus = tuple(node.gpus) if node.gpus is not None else found
-    trainers = [task for task in tasks if task.type in rules.computes]
-    wanted = (node.gpus_per_worker or 0) * len(trainers)
-    if facts is not None and wanted > len(gpus):
-        raise UsageError(
-            f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
-            cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
-        )
-    absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
-    if absent:
-        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
-    if not gpus and node.gpus is None:
-        return shares
-    if not rules.shares_gpus:
-        for share in shares.values():
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or _NO_GPU
-        return shares
-    if trainers and len(trainers) > len(gpus) > 0:
-        warnings.append(
-            f"{len(trainers)} workers share {len(gpus)} GPU{'s'[: len(gpus) > 1]} on {node.host}: memory grows as "
-            "needed; with NCCL two workers must not share a GPU"
-        )
-        for index, task in enumerate(trainers):
-            shares[task]["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
-            shares[task]["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        rest: tuple[str, ...] = ()
-    else:
-        size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
-        for index, task in enumerate(trainers):
-            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or _NO_GPU
-        rest = gpus[size * len(trainers) :]
-    for task in tasks:
-        if task not in trainers:  # what is left over when each trainer has its share
-            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or _NO_GPU
-    return shares

@@ -13,7 +13,8 @@ from pydantic_core import ValidationError
 
 from launcher.casting import at_first, cast
 from launcher.errors import UsageError
-from launcher.plan import LaunchPlan, NodeFacts, make_plan
+from launcher.plan import LaunchPlan, make_plan
+from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
 from launcher.spec import DEMO_MODULE, ClusterSpec
 from launcher.spec_parts import ProgramSpec

@@ -223,4 +223,7 @@ def _render_end(task: TaskReport) -> str:
     if task.ended is None:
         return "its end was not seen"
     how = str(TaskExit(task.exit_code, task.exit_signal, task.core_dumped))
-    return f"{how}, stopped by distlaunch" if task.stopped_by_us else how
+    if not task.stopped_by_us:
+        return how
+    raised = task.crash is not None and task.crash.thread is None and task.crash.exception != "SystemExit"
+    return f"{f'raised {task.crash.exception}; ' if task.crash and raised else ''}{how}, stopped by distlaunch"

@@ -29,7 +29,7 @@ class CrashReport(_Result):
     exception: str
     """The exception's class."""
     message: str
-    """Its text, up to 4,000 characters."""
+    """Its text; of more than 20,000 characters the first and the last ones."""
     file: str | None = None
     """The innermost file that is the user's own code."""
     line: int | None = None

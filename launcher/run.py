@@ -16,9 +16,10 @@ from launcher.console import Console, open_console
 from launcher.errors import InterruptionError
 from launcher.gang_loop import Cast, Stage
 from launcher.node_links import NodeLinks
-from launcher.plan import LaunchPlan, NodeFacts
+from launcher.plan import LaunchPlan
 from launcher.planner import Planner, place
 from launcher.preflight import Preflight
+from launcher.resources import NodeFacts
 from launcher.results import CheckReport, RunReport
 from launcher.run_dir import RunDir, make_run_id, runs_directory
 from launcher.spec import LOCAL, ClusterSpec

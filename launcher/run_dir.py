@@ -192,15 +192,15 @@ def find_run(what: str) -> RunDir:
     return RunDir(folder.absolute())
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a file that say something; nothing if it cannot be read."""
+def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
+    """The last lines of a file that say something, of TensorFlow's only if not `fold`; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             data = file.read()
     except OSError:
         return []
-    log = LogLines()
+    log = LogLines(fold=fold)
     lines = [*log.feed(data), *log.close()]
     return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
 

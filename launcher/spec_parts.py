@@ -112,6 +112,7 @@ FailureName = Literal[
     "port-taken",
     "preempted",
     "ended-early",
+    "out-of-step",
     "disk-full",
     "version-mismatch",
     "start-timeout",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.messages import CHILD
-from worker_entry.values import Activity
+from worker_entry.values import Activity, Place
 
 SHOWN_THREADS = 2
 """Threads besides the main one that a task's line names."""
@@ -20,6 +20,9 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "_
 _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "_base.py", "thread.py")
 """Modules of Python's own in which a thread waits for others."""
 _OURS = re.compile(r"/worker_entry/\w+\.py$")  # not the demo, a folder below
+
+_WRAPPERS = ("error_handler",)
+"""Functions that Keras and TensorFlow wrap their public ones in."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -74,6 +77,17 @@ def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]
     for task in sorted(texts):
         groups.setdefault(parse_stack(texts[task]), []).append(task)
     return [(tasks, stack) for stack, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))]
+
+
+def find_call(text: str) -> Place | None:
+    """Where the program's own code is in its main thread, and what public function of a library it has called there."""
+    frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
+    own = _own_frame(frames)
+    if own is None:
+        return None
+    number = frames.index(own)
+    call = frames[number - 1][2] if number else ""
+    return Place(own[0], own[1], call if call.isidentifier() and not call.startswith("_") else None)
 
 
 def render_places(texts: Mapping[TaskId, str]) -> list[str]:

@@ -90,7 +90,11 @@ class Supervisor:
             gang,
             loop.plan,
             {task: str(path) for task, path in logs.items()},
-            tails={task: last_lines(logs[task], JUDGED_LINES) for task, event in gang.exits.items() if event.failed},
+            tails={
+                task: last_lines(logs[task], JUDGED_LINES, fold=False)
+                for task, event in gang.exits.items()
+                if event.failed
+            },
             agents_said=last_lines(files.agent_errors, 3),
             stacks=str(files.stacks),
         )

@@ -5,35 +5,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from launcher.causes import (
-    COLLATERAL_SIGNATURES,
-    Cause,
-    ended_before,
-    ended_time,
-    failure_time,
-    find_cause,
-    is_collateral,
-    was_stopped,
-)
+from launcher.causes import find_cause, is_collateral
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_TASK_FAILED, EXIT_USAGE
-from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang, Reason
-from launcher.plan import LaunchPlan, TaskPlan
+from launcher.plan import LaunchPlan
 from launcher.results import OutcomeName, Verdict
 from launcher.stacks import render_places
 from launcher.stalls import find_staller, render_stall, render_steps
+from launcher.task_failure import judge_failure
 from launcher.tasks import TaskId, find_leader, name_tasks
 from launcher.waiting import render_waiting
-from worker_entry.values import CrashRecord, Problem, TaskExit
-
-SHOWN_LIMIT = 8
-"""Tasks that a verdict names one by one."""
+from worker_entry.values import Problem, TaskExit
 
 _USAGE_REFERENCES = ("no-program", "no-working-directory", "syntax-error", "not-executable", "no-tensorflow")
 """Refusals that are the user's to mend: exit status 2."""
-_TASK_REFERENCES = ("task-failed", "task-killed", "out-of-memory", "version-mismatch", "ended-early", "preempted")
+_TASK_REFERENCES = (
+    "task-failed",
+    "task-killed",
+    "out-of-memory",
+    "version-mismatch",
+    "ended-early",
+    "out-of-step",
+    "preempted",
+)
 """What a task itself has done, or what was done to it: exit status 1."""
-_HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: it "}
 
 
 def judge(
@@ -61,7 +56,7 @@ def judge(
         case Reason.SUCCEEDED:
             verdict = _judge_success(gang)
         case Reason.TASK_FAILED:
-            verdict = _judge_failure(gang, plans, logs, tails)
+            verdict = judge_failure(gang, plans, logs, tails)
         case Reason.REFUSED:
             verdict = _judge_refusal(gang)
         case Reason.NODE_LOST:
@@ -76,7 +71,10 @@ def judge(
             verdict = _judge_interruption(gang)
     more = [_render_loss(gang, node) for node in gang.lost]
     if gang.stacks:
-        more += [*render_places(gang.stacks), f"stacks: {stacks}"]
+        places = (
+            render_places(gang.stacks) if verdict.reference != "out-of-step" else []
+        )  # which has them in its message
+        more += [*places, f"stacks: {stacks}"]
     return verdict.model_copy(update={"evidence": [*verdict.evidence, *more]})
 
 
@@ -132,86 +130,6 @@ def _judge_success(gang: Gang) -> Verdict:
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "came to the program's end"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
-
-
-def _judge_failure(
-    gang: Gang,
-    plans: Mapping[TaskId, TaskPlan],
-    logs: Mapping[TaskId, str],
-    tails: Mapping[TaskId, Sequence[str]],
-) -> Verdict:
-    cause = find_cause(gang, tails)
-    assert cause is not None
-    exited = cause.exited
-    evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
-    evidence += _followers(gang, cause, tails)
-    evidence.append(f"log: {logs[exited.task]}")
-    ran = failure_time(exited) - gang.started[exited.task].time
-    joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
-    return Verdict(
-        reference=cause.reference,
-        message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {ran:.1f} s"
-        f"{joint if cause.detail else ''}{cause.detail}",
-        task=str(exited.task),
-        evidence=evidence,
-        cure=cause.cure,
-    )
-
-
-def _render_end(cause: Cause) -> str:
-    how, crash = cause.exited.exit, cause.exited.crash
-    if crash is not None and crash.thread is None and how.signal in (signal.SIGTERM, signal.SIGKILL):
-        return "failed"  # and was stopped while its interpreter shut down
-    if cause.reference == "stalled":
-        return f"was stopped by {how}"
-    first = _HOW.get(cause.reference, "")
-    if how.signal is not None:
-        return f"{first}was ended by {how}"
-    return f"{first}{'ended' if how.ok else 'exited'} with status {how.code}"
-
-
-def _render_crash(crash: CrashRecord) -> str:
-    place = f"   {crash.file}:{crash.line}" if crash.file else ""
-    text = _headline(crash.message).removeprefix(f"{crash.exception}: ")
-    shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
-    thread = f" (in the thread {crash.thread})" if crash.thread is not None else ""
-    return f"{': '.join(filter(None, shown))}{thread}{place}"
-
-
-def _headline(message: str) -> str:
-    """The line of an exception's message that says most: TensorFlow puts where before what."""
-    _, found, inner = message.rpartition("Traceback (most recent call last):\n")
-    raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
-    if found and raised:  # what the user's function has raised in a tf.data pipeline
-        return raised[0][:300]
-    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    telling = (line for line in lines if any(signature in line for signature in COLLATERAL_SIGNATURES))
-    return next(telling, lines[-1] if lines[0] == "in user code:" else lines[0])[:300]
-
-
-def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
-    """What became of the other tasks."""
-    lines = []
-    when = failure_time(cause.exited)
-    for event in sorted(gang.exits.values(), key=failure_time):
-        if event is cause.exited or not event.failed or was_stopped(gang, event):
-            continue
-        later = failure_time(event) - when
-        collateral = is_collateral(event, tails)
-        why = "because of it" if collateral else "for the same reason" if event.exit.code == SAVED_STATUS else None
-        why = why or f"with {event.exit}"
-        lines.append(f"{event.task} failed {later:.1f} s later {why}" if later >= 0 else f"{event.task} failed, too")
-    if len(lines) > SHOWN_LIMIT:
-        lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
-    early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
-    if early:
-        first = when - min(map(ended_time, early))
-        lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
-    stopped = [event for event in gang.exits.values() if was_stopped(gang, event)]
-    if stopped:
-        lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
-    lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]
-    return lines
 
 
 def _judge_refusal(gang: Gang) -> Verdict:

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,31 @@ def test_the_portable_fall_back_stops_the_others_as_well(distlaunch: Distlaunch)
     assert "Error: worker:1 on local exited with status 1 after" in ran.stderr
     assert "stopped by distlaunch: worker:0, worker:2" in ran.stderr
     assert marked(mark) == []
+
+
+def test_who_raised_and_was_then_stopped_is_told_by_its_exception(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """An interpreter takes its time to shut down; here until it is stopped."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, os, time\n"
+        "def wait_for(name):\n"
+        "    while not os.path.exists(name): time.sleep(0.01)\n"
+        "if os.environ['DISTLAUNCH_TASK'] == 'worker:0':\n"
+        "    atexit.register(wait_for, 'second')\n"
+        "    atexit.register(open, 'first', 'w')\n"
+        "    raise ValueError('the cause')\n"
+        "wait_for('first')\n"
+        "atexit.register(time.sleep, 600)\n"
+        "atexit.register(open, 'second', 'w')\n"
+        "raise KeyError('what follows')\n"
+    )
+    ran = distlaunch("local", "train.py")
+    assert "  ValueError: the cause   " in ran.stderr
+    later = rf"  worker:1 failed \d\.\d s later: KeyError: 'what follows'   {tmp_path}/train\.py:11\n"
+    assert re.search(later, ran.stderr), ran.stderr
+    assert "  worker:1  raised KeyError; SIGTERM (signal 15), stopped by distlaunch\n" in ran.stderr
+    first, second = ran.report["attempts"][0]["tasks"]
+    assert (first["stopped_by_us"], second["stopped_by_us"]) == (False, True)
+    assert second["crash"]["time"] > first["crash"]["time"]
 
 
 def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
@@ -278,6 +304,40 @@ def test_a_syntax_error_starts_nothing_and_names_the_line(distlaunch: Distlaunch
     ran = distlaunch("local", "broken.py")
     assert ran.status == 2
     assert "broken.py:2: expected ':' [syntax-error]" in ran.stderr
+
+
+NOT_PYTHON = "if true; then\necho hi; fi\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        (
+            ["python", "train.py", "--epochs", "3"],
+            ["`distlaunch local -- python train.py --epochs 3` ", "or simply `distlaunch local train.py --epochs 3`\n"],
+        ),
+        (["python3", "-m", "train"], ["`distlaunch local -- python3 -m train` ", "`distlaunch local -m train`\n"]),
+        (["python", "-c", "pass"], ["`distlaunch local -- python -c pass` (`command:` in a spec)\n"]),
+        (["bash", "run me.sh"], ["bash is a command and not a script: ", "`distlaunch local -- bash 'run me.sh'` "]),
+        (["run.sh"], ["run.sh is not a Python script: ", "`distlaunch local -- ./run.sh` (`command:` in a spec)\n"]),
+        (["./run.sh", *"abcdef"], ["`distlaunch local -- ./run.sh a b c …` "]),
+        (["plain.sh"], ["`distlaunch local -- sh plain.sh` "]),
+        (["/bin/ls"], ["/bin/ls is not a Python script: ", "`distlaunch local -- /bin/ls` "]),
+        (["--", "run.sh"], ["no program 'run.sh' on PATH [no-program]\n  give its path: ./run.sh, or extend PATH\n"]),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
+)
+def test_a_command_that_is_taken_for_a_script_is_told_how_to_run_it(
+    distlaunch: Distlaunch, tmp_path: Path, words: list[str], hints: list[str]
+) -> None:
+    (tmp_path / "plain.sh").write_text(NOT_PYTHON)
+    (tmp_path / "run.sh").write_text(f"#!/bin/sh\n{NOT_PYTHON}")
+    (tmp_path / "run.sh").chmod(0o755)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ran = distlaunch("local", *words, env={"PATH": path})
+    assert ran.status == 2
+    for hint in hints:
+        assert hint in ran.stderr
 
 
 def test_a_program_that_is_not_executable_starts_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:

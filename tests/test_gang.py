@@ -35,7 +35,7 @@ from launcher.events import (
 from launcher.gang import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_gang
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.tasks import TaskId, parse_task_id
-from worker_entry.values import Activity, Problem, Progress, TaskExit
+from worker_entry.values import Activity, CrashRecord, Problem, Progress, TaskExit
 
 W0, W1, W2, EVALUATOR = (parse_task_id(text) for text in ("worker:0", "worker:1", "worker:2", "evaluator:0"))
 START_S, DRAIN_S, GRACE_S = 600.0, 300.0, 10.0
@@ -760,3 +760,37 @@ class TestEveryHistory:
             assert rules.drain_s == 0 or not any(task.trains for task in gang.exits)
         else:
             assert gang.phase is Phase.FINISHED
+
+
+class TestOutOfStep:
+    """All are asked where they are, before those that go on are stopped."""
+
+    CRASH = CrashRecord(1009.0, "InternalError", "Collective instance 151 expected type 0 but got type 2")
+    APART = TaskExited(W1, TaskExit(1), 1010.0, CRASH)
+
+    def test_the_others_are_asked_before_they_are_stopped(self) -> None:
+        rules = make_rules({"a": [W0, W1, W2]})
+
+        gang, actions = play(rules, *running(rules), self.APART)
+        assert (actions[-1], gang.reason) == (AskStacks(), None)
+
+        gang, actions = play_on(gang, exited(W2, 1), StacksTold({W0: "here"}))
+        assert (actions, gang.reason) == ([FAILURE_STOP], Reason.TASK_FAILED)
+        assert gang.stacks == {W0: "here"}
+        assert gang.stopped == {W0}
+
+    def test_they_are_stopped_if_they_do_not_answer(self) -> None:
+        rules = make_rules(ONE_NODE)
+
+        gang, actions = play(rules, *running(rules), self.APART, STACKS_S, Tick())
+
+        assert (actions[-2:], gang.reason) == ([AskStacks(), FAILURE_STOP], Reason.TASK_FAILED)
+
+    def test_nobody_is_asked_if_all_have_ended(self) -> None:
+        rules = make_rules(ONE_NODE)
+
+        _, actions = play(rules, *running(rules), self.APART, exited(W0, 1))
+        assert actions[-2:] == [AskStacks(), FAILURE_STOP]
+
+        _, actions = play(make_rules({"a": [W1]}), *running(make_rules({"a": [W1]})), self.APART)
+        assert actions[-1] == FAILURE_STOP

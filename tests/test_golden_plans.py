@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import NodeFacts, make_plan
+from launcher.plan import make_plan
 from launcher.plan_text import render_json
+from launcher.resources import NodeFacts
 from launcher.spec import ClusterSpec
 from launcher.spec_file import load_spec
 

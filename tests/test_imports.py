@@ -16,16 +16,18 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
-    spec_parts strategies
+    spec_parts strategies exception_text
     events spec tf_config torch_env terminal run_dir
     marked_yaml spec_errors
     overrides
+    resources
     spec_file local_mode plan gang_state console sync casting stacks
-    stalls pace stragglers restarts chaos rehearsal plan_text
+    stalls out_of_step pace stragglers restarts chaos rehearsal plan_text
     compose
     waiting busy
     gang
     causes
+    task_failure
     verdict
     report news preflight log_watch planner
     check_report
@@ -47,7 +49,7 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
-    kernel orders versions program_env
+    kernel orders versions program_env crash_record
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling

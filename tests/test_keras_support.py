@@ -27,6 +27,7 @@ import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
 from worker_entry import after_import, keras_support
+from worker_entry.values import KerasPatch
 
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
@@ -220,6 +221,22 @@ def import_mended() -> tuple[ModuleType, list[str]]:
     keras_support.install(lines.append)
     importlib.import_module("keras")
     return sys.modules[keras_support.TRAINER], lines
+
+
+def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
+    write_keras()
+    told: list[KerasPatch] = []
+    keras_support.install(lambda _: None, told.append)
+    importlib.import_module("keras")
+    assert told == [KerasPatch("3.99.0", len(EVERYTHING))]
+
+
+def test_nothing_is_told_where_nothing_was_done(write_keras: WriteKeras) -> None:
+    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_OPTIMIZER, FIXED_BASE)
+    told: list[KerasPatch] = []
+    keras_support.install(lambda _: None, told.append)
+    importlib.import_module("keras")
+    assert told == []
 
 
 def finders() -> list[Any]:

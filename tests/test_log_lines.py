@@ -282,6 +282,43 @@ class TestChatter:
         b"I0000 00:00:1710148442.123456    1234 gpu_device.cu.cc:19] Created device /job:worker/replica:0/task:0",
     )
 
+    GONE = b"""E0000 00:00:1795307621.220620    6622 base_collective_executor.cc:252] \
+BaseCollectiveExecutor::StartAbort UNAVAILABLE: Error reported from /job:worker/task:1: \
+The following tasks are unhealthy (stopped sending heartbeats):
+/job:worker/replica:0/task:1
+The tasks have crashed. Check the task logs for an earlier error, or scheduler events (e.g. preemption, eviction) to \
+debug further. [type.googleapis.com/tensorflow.CoordinationServiceError='']
+W0000 00:00:1795307664.184153   12553 local_rendezvous.cc:412] Local rendezvous is aborting with status: UNAVAILABLE: \
+Collective ops is aborted by: recvmsg:Connection reset by peer
+Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling /tensorflow.Worker:
+:UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}
+The error could be from a previous operation. Restart your program to reset.
+\t [[{{node CollectiveReduceV2}}]] [type.googleapis.com/tensorflow.DerivedStatus='']
+E0000 00:00:1795307664.184093   12553 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Socket closed
+2024-03-11 09:14:02.123456: E tensorflow/core/common_runtime/base_collective_executor.cc:249] \
+BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
+"""
+
+    def test_of_a_peer_that_has_gone_is_folded(self) -> None:
+        """It may have gone because it came to its end; if not, the program gets an exception that says the same."""
+        lines = LogLines()
+        assert lines.feed(self.GONE) == []
+        assert lines.folded == self.GONE.count(b"\n")
+
+    def test_of_a_peer_that_has_gone_ends_with_its_message(self) -> None:
+        rest = [b"Epoch 2/3", *self.GONE.splitlines()[1:3]]
+        assert shown(self.GONE + b"\n".join(rest) + b"\n") == rest
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"distlaunch: mended Keras 3.15.1 for multi-worker training: reduce_per_replica (--no-keras-mend)",
+            b"distlaunch: Keras 3.99.0 needs no mend for multi-worker training",
+        ],
+    )
+    def test_has_what_was_patched_which_is_told_once_for_all_tasks(self, line: bytes) -> None:
+        assert shown(line + b"\n") == []
+
     @pytest.mark.parametrize("line", OLDER)
     def test_of_other_versions_and_of_gpus_is_folded(self, line: bytes) -> None:
         assert shown(line + b"\n") == []
@@ -295,6 +332,12 @@ class TestChatter:
                 b"error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"
             ),
             b"E0000 00:00:1795226239.513345   28543 coordination_service_agent.cc:755] Coordination agent is in ERROR",
+            (
+                b"E0000 00:00:1795307664.184093   12553 base_collective_executor.cc:252] "
+                b"BaseCollectiveExecutor::StartAbort INTERNAL: Collective instance 151 expected type 0 but got type 2"
+            ),
+            b"distlaunch: Keras 3.9.0 is not mended, for it would train wrongly on several workers",
+            b"distlaunch: could not write the crash record: No space left on device",
             b"F0000 00:00:1795226239.513345   28543 client.cc:80] Terminating process because the service is gone",
             b"2024-03-11 09:14:02.123456: E tensorflow/core/grpc_server_lib.cc:601] Could not start gRPC server",
             b"2024-03-11 09:14:02.123456: F tensorflow/core/framework/tensor.cc:1] Check failed: 1 == 2",

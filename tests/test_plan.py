@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from launcher.errors import UsageError
-from launcher.plan import LaunchPlan, NodeFacts, TaskPlan, make_plan
+from launcher.plan import LaunchPlan, TaskPlan, make_plan
 from launcher.plan_text import render_by_hand, render_json, render_text
 from launcher.planner import Planner
+from launcher.resources import NodeFacts
 from launcher.spec import ClusterSpec
 from launcher.spec_file import parse_spec
 from launcher.tasks import TaskId

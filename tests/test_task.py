@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 import zipapp
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,9 @@ import pytest
 import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS
+from worker_entry.crash_record import MESSAGE_LIMIT
 from worker_entry.protocol import parse
-from worker_entry.task import MESSAGE_LIMIT
-from worker_entry.values import CrashRecord
+from worker_entry.values import CrashRecord, Place
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 BY_PATH = [ENTRY, "run"]
@@ -580,7 +581,7 @@ def task(tmp_path: Path) -> Task:
         ("raise ValueError('caf\\udce9')", "ValueError", "caf\\udce9", 1),
         ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E", "<exception str() failed>", 3),
         ("class R:\n    def __repr__(self): 1 / 0\nraise SystemExit(R())", "SystemExit", "<exception str() failed>", 3),
-        ("raise ValueError('x' * 10_000_000)", "ValueError", "x" * MESSAGE_LIMIT, 1),
+        ("raise ValueError('x' * 10_000_000)", "ValueError", "x" * (MESSAGE_LIMIT * 3 // 4), 1),
         ("import json\njson.loads('{')", "JSONDecodeError", "Expecting property name", 2),
         ("import importlib\nimportlib.import_module('absent')", "ModuleNotFoundError", "No module named 'absent'", 2),
         ("exec('1 / 0')", "ZeroDivisionError", "division by zero", 1),
@@ -630,6 +631,74 @@ def test_the_users_line_is_the_innermost_and_never_an_installed_packages(task: T
     """
     record = task.crash(source)
     assert (record.file, record.line) == (str(task.folder / "program.py"), 5)
+
+
+@pytest.mark.parametrize(
+    "file", ["numpy/random/_generator.pyx", "/build/h5py/_objects.pyx", "built/elsewhere.py", "/built/elsewhere.py"]
+)
+def test_the_users_line_is_in_a_file_that_is_there_and_never_in_what_cython_has_compiled(task: Task, file: str) -> None:
+    record = task.crash(f"x = 1\nexec(compile('\\n1 / 0', {file!r}, 'exec'))")
+    assert (record.file, record.line) == (str(task.folder / "program.py"), 2)
+
+
+@pytest.mark.tensorflow
+def test_the_users_line_is_where_numpy_was_called(task: Task) -> None:
+    record = task.crash("import numpy\n\nnumpy.random.default_rng().choice([], 3)")
+    assert (record.exception, record.file, record.line) == ("ValueError", str(task.folder / "program.py"), 3)
+
+
+def test_the_users_line_may_be_within_an_archive(task: Task) -> None:
+    with zipfile.ZipFile(task.folder / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "import part\n")
+        archive.writestr("part.py", "x = 1\nx / 0\n")
+    record = task.crash("", target="app.zip")
+    assert (record.file, record.line) == (str(task.folder / "app.zip" / "part.py"), 2)
+
+
+def test_the_users_line_is_that_of_the_first_of_the_failures_that_a_message_tells_of(task: Task) -> None:
+    trace = 'Detected at node a defined at (most recent call last):\n  File "program.py", line {}, in f\n\n'
+    message = f"Graph execution error:\n\n{trace.format(7)}{trace.format(8)}2 root error(s) found.\n"
+    record = task.crash(f"x = 1\nraise ValueError({message!r})")
+    assert (record.file, record.line) == ("program.py", 7)
+
+
+@pytest.mark.parametrize(("function", "line"), [("<module>", 3), ("call", 2)])
+def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_the_graph(
+    task: Task, function: str, line: int
+) -> None:
+    """But for a line in a function that the graph was made of, which is not under way any more."""
+    trace = 'Detected at node a defined at (most recent call last):\\n  File "%s", line 2, in ' + function
+    record = task.crash(f"x = 1\n\nraise ValueError('{trace}' % __file__)")
+    assert (record.file, record.line) == (str(task.folder / "program.py"), line)
+    assert record.place == Place(str(task.folder / "program.py"), 3)
+
+
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [
+        ("def fit(): raise ValueError", "fit"),
+        ("def _fit(): raise ValueError\nfit = _fit", None),
+        ("fit = lambda: 1 / 0", None),
+        (
+            "def handled(fn):\n    def error_handler(): fn()\n    return error_handler\n@handled\ndef fit(): 1 / 0",
+            "fit",
+        ),
+    ],
+)
+def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: str, call: str | None) -> None:
+    packages = task.folder / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text(library)
+    record = task.crash(f"import sys\nsys.path.append({str(packages)!r})\nimport library\nlibrary.fit()")
+    assert record.place == Place(str(task.folder / "program.py"), 4, call)
+
+
+def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> None:
+    record = task.crash("raise ValueError('begins ' + 'x' * 100_000 + ' ends')")
+    assert len(record.message) == MESSAGE_LIMIT
+    assert record.message.startswith("begins x")
+    assert "x\n… (cut here; the log has all of it)\nx" in record.message
+    assert record.message.endswith("x ends")
 
 
 def test_the_line_of_a_syntax_error_is_that_of_the_imported_module(task: Task) -> None:

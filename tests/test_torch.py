@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import NodeFacts, make_plan
+from launcher.plan import make_plan
+from launcher.resources import NodeFacts
 from launcher.spec_file import parse_spec
 from launcher.tasks import TaskId
 from launcher.torch_env import make_torch_envs

@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from launcher.causes import COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES, find_cause, is_collateral, was_stopped
+from launcher.causes import (
+    COLLATERAL_EXCEPTIONS,
+    COLLATERAL_SIGNATURES,
+    failed_by_itself,
+    find_cause,
+    is_collateral,
+    was_stopped,
+)
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
 from launcher.events import (
     Event,
@@ -51,6 +58,7 @@ from tests.test_gang import (
 )
 from worker_entry.values import CrashRecord, Problem, Program, TaskExit
 
+W3 = TaskId("worker", 3)
 THREE = {"a": [W0, W1, W2]}
 UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20001: Socket closed"
 
@@ -179,16 +187,21 @@ class TestWasStopped:
 
         assert not was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
 
-    def test_not_when_it_had_raised_before_it_was_killed(self) -> None:
-        event = replace(failed(W0, 1051.0), exit=TaskExit(None, signal.SIGKILL))
+    @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+    def test_when_it_had_raised_before_but_then_it_also_failed_by_itself(self, signum: int) -> None:
+        event = replace(failed(W0, 1051.0), exit=TaskExit(None, signum))
+        gang = history(ONE_NODE, failed(W1, 1050.0), event)
 
-        assert not was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+        assert was_stopped(gang, event)
+        assert failed_by_itself(gang, event)
 
     def test_when_python_ended_with_143_because_of_its_own_handler_of_term(self) -> None:
         crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9)
         event = TaskExited(W0, TaskExit(143), 1051.0, crash)
+        gang = history(ONE_NODE, failed(W1, 1050.0), event)
 
-        assert was_stopped(history(ONE_NODE, failed(W1, 1050.0), event), event)
+        assert was_stopped(gang, event)
+        assert not failed_by_itself(gang, event)
 
     def test_not_when_it_ended_before_anything_was_stopped(self) -> None:
         event = ended(W0, 1040.0)
@@ -255,11 +268,19 @@ class TestFailure:
         assert verdict.cure == "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
 
     def test_of_others_on_their_own_tells_how(self) -> None:
-        gang = history(THREE, failed(W0, 1043.0), failed(W1, 1044.0), ended(W2, 1044.0, by=signal.SIGABRT))
+        gang = history(
+            {"a": [W0, W1, W2, W3]},
+            failed(W0, 1043.0),
+            failed(W1, 1044.0, "KeyError", "'a'"),
+            ended(W2, 1044.0, by=signal.SIGABRT),
+            replace(failed(W3, 1045.5, "KeyError", "'b'"), exit=TaskExit(None, signal.SIGTERM)),
+        )
 
-        assert judged(gang).evidence[1:3] == [
-            "worker:1 failed 1.0 s later with exit status 1",
+        assert judged(gang).evidence[1:] == [
+            "worker:1 failed 1.0 s later: KeyError: 'a'   train.py:88",
             "worker:2 failed 2.0 s later with SIGABRT (signal 6)",
+            "worker:3 failed 2.5 s later: KeyError: 'b'   train.py:88",
+            "log: /runs/x/attempt-1/worker-0.log",
         ]
 
     def test_of_a_victim_whose_clock_is_early_makes_no_negative_time(self) -> None:

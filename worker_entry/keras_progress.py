@@ -14,17 +14,24 @@ from worker_entry.progress import Meter
 CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
 
-def install(meter: Meter) -> None:
-    """Counts with this from when Keras is imported, or from now on; a Keras of another making is left alone."""
-    for name in CALLBACK_LISTS:
-        after_import(name, lambda module: _watch(module, meter))
+def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> None:
+    """Counts with this from when Keras is imported, or from now on; a Keras of another making is left alone.
+
+    Args:
+        meter: counts.
+        begin_keras: is called when a program begins to train with Keras 3.
+    """
+    keras, tf_keras = CALLBACK_LISTS
+    after_import(keras, lambda module: _watch(module, meter, begin_keras))
+    after_import(tf_keras, lambda module: _watch(module, meter, lambda: None))
 
 
-def _watch(module: ModuleType, meter: Meter) -> None:
+def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     callbacks = getattr(module, "CallbackList", None)
     last = [-1]
 
     def begin_train(logs: Any = None) -> None:
+        begin()
         meter.begin()
 
     def begin_epoch(epoch: Any, logs: Any = None) -> None:

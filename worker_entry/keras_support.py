@@ -40,6 +40,7 @@ from typing import Any, Optional
 
 from worker_entry.after_import import after_import
 from worker_entry.keras_backup import BACKUP, mend_backup
+from worker_entry.values import KerasPatch
 
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -50,18 +51,25 @@ LOSS = "keras.src.losses.loss"
 METRIC = "keras.src.metrics.metric"
 
 Log = Callable[[str], None]
+Tell = Callable[[KerasPatch], None]
 
 
-def install(log: Log) -> None:
-    """Mends Keras when it is imported, or now if it has been; `log` gets one line that says what was done."""
-    after_import(KERAS, lambda _: _mend_and_log(log))
+def install(log: Log, tell: Tell = lambda _: None) -> None:
+    """Mends Keras when it is imported, or now if it has been.
+
+    Args:
+        log: takes one line that says what was done.
+        tell: takes what was done, if anything was.
+    """
+    after_import(KERAS, lambda _: _mend_and_log(log, tell))
 
 
-def _mend_and_log(log: Log) -> None:
+def _mend_and_log(log: Log, tell: Tell) -> None:
     trainer = sys.modules.get(TRAINER)
     if trainer is None:  # Keras 2, or Keras 3 on another backend
         return
-    keras = f"Keras {getattr(sys.modules.get('keras.src.version'), '__version__', '(version unknown)')}"
+    version = getattr(sys.modules.get("keras.src.version"), "__version__", "(version unknown)")
+    keras = f"Keras {version}"
     try:
         sound = _averages_over_workers()
     except Exception as error:  # noqa: BLE001 - a mend that fails must not fail the user's import of Keras
@@ -82,6 +90,7 @@ def _mend_and_log(log: Log) -> None:
             unclear = True
             log(f"could not look at {keras} to mend {name} ({error!r}); it runs as it is")
     if mended:
+        tell(KerasPatch(version, len(mended)))
         log(f"mended {keras} for multi-worker training: {', '.join(mended)} (--no-keras-mend turns this off)")
     elif not unclear:
         log(f"{keras} needs no mend for multi-worker training")

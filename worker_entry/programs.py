@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import warnings
 from dataclasses import replace
@@ -15,6 +16,8 @@ from worker_entry.values import Problem, Program, TaskRequest
 
 MODULES_LIMIT = 1000
 SOURCE_LIMIT = 1 << 20
+WORDS_LIMIT = 4
+"""Words of a command line that a hint repeats."""
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)", re.MULTILINE | re.ASCII)
 
 
@@ -31,7 +34,7 @@ def find_problem(program: Program, cwd: str) -> Optional[Problem]:
     if program.kind == "command":
         return _find_command_problem(program, cwd)
     if program.kind == "script":
-        return _find_script_problem(os.path.join(cwd, program.target))
+        return _find_script_problem(program, cwd)
     package = program.target.partition(".")[0]
     if package == "worker_entry" and installed_version("tensorflow") is None:
         return Problem(
@@ -42,7 +45,8 @@ def find_problem(program: Program, cwd: str) -> Optional[Problem]:
     return None
 
 
-def _find_script_problem(path: str) -> Optional[Problem]:
+def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
+    path = os.path.join(cwd, program.target)
     if os.path.isdir(path):
         if os.path.exists(os.path.join(path, "__main__.py")):
             return None
@@ -51,7 +55,8 @@ def _find_script_problem(path: str) -> Optional[Problem]:
         with open(path, "rb") as stream:
             source = stream.read()
     except (OSError, ValueError) as error:  # ValueError: a null character in its name
-        return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", "")
+        hint = _hint_at_command(program, cwd) if isinstance(error, FileNotFoundError) else ""
+        return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", hint)
     import zipfile
 
     if zipfile.is_zipfile(path):  # a zip application
@@ -62,11 +67,42 @@ def _find_script_problem(path: str) -> Optional[Problem]:
             compile(source, path, "exec", dont_inherit=True)
     except (RecursionError, MemoryError):  # a depth that only the task can tell whether it is too deep
         return None
-    except SyntaxError as error:
-        return Problem("syntax-error", f"{path}:{error.lineno}: {error.msg}", "mend the script")
-    except ValueError as error:  # null bytes
-        return Problem("syntax-error", f"{path}: {error}", "mend the script")
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, up to Python 3.11.3
+        line = getattr(error, "lineno", None)
+        hint = _hint_at_other_language(program, path, source) or "correct the script"
+        place = path if line is None else f"{path}:{line}"
+        return Problem("syntax-error", f"{place}: {getattr(error, 'msg', error)}", hint)
     return None
+
+
+def _hint_at_command(program: Program, cwd: str) -> str:
+    """How to run what was taken for a script, if it is a command: `distlaunch local python train.py`."""
+    if os.sep in program.target or find_command(program.target, dict(os.environ), cwd) is None:
+        return ""
+    hint = f"{program.target} is a command and not a script: {_render_command([program.target, *program.args])}"
+    is_python = re.match(r"python[\d.]*$", program.target) is not None
+    if is_python and program.args and (program.args[0] == "-m" or not program.args[0].startswith("-")):
+        return f"{hint}, or simply `distlaunch local {_render_words(program.args)}`"
+    return hint
+
+
+def _hint_at_other_language(program: Program, path: str, source: bytes) -> str:
+    first = source.partition(b"\n")[0]
+    marked = first.startswith(b"#!") and b"python" not in first
+    if not marked and b"\0" not in source and not path.endswith((".sh", ".bash", ".zsh")):
+        return ""
+    target = program.target if os.sep in program.target else os.path.join(os.curdir, program.target)
+    runs = os.access(path, os.X_OK) and (marked or b"\0" in source)
+    words = [target, *program.args] if runs else ["sh", program.target, *program.args]
+    return f"{program.target} is not a Python script: {_render_command(words)}"
+
+
+def _render_command(words: list[str]) -> str:
+    return f"run it as a command: `distlaunch local -- {_render_words(words)}` (`command:` in a spec)"
+
+
+def _render_words(words: list[str]) -> str:
+    return " ".join([*map(shlex.quote, words[:WORDS_LIMIT]), *(["…"] if len(words) > WORDS_LIMIT else [])])
 
 
 def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
@@ -74,7 +110,8 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
         return None
     path = os.path.join(cwd, program.target)
     if os.sep not in program.target:
-        return Problem("no-program", f"no program {program.target!r} on PATH", "give its path, or extend PATH")
+        here = f": {os.path.join(os.curdir, program.target)}" if os.path.isfile(path) else ""
+        return Problem("no-program", f"no program {program.target!r} on PATH", f"give its path{here}, or extend PATH")
     if not os.path.exists(path):
         return Problem("no-program", f"there is no program {path}", "")
     return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")

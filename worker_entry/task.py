@@ -17,23 +17,19 @@ import importlib.machinery
 import io
 import json
 import os
-import re
 import runpy
 import signal
 import sys
-import sysconfig
 import threading
-import time
-import traceback
 import types
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import (
     built_strategy,
     collective_time,
+    crash_record,
     devices,
     heartbeat,
     injecting,
@@ -43,10 +39,7 @@ from worker_entry import (
     progress,
     telling,
 )
-from worker_entry.values import CrashRecord, Injection, Program, Progress, TaskOrder
-
-MESSAGE_LIMIT = 4000
-"""Characters of an exception's message that a crash record keeps; the log has all of it."""
+from worker_entry.values import Injection, KerasPatch, Program, Progress, TaskOrder
 
 
 def run(order: TaskOrder) -> None:
@@ -67,7 +60,10 @@ def run(order: TaskOrder) -> None:
         elif threads and isinstance(error, SystemExit):
             return  # the program has noticed what happened in its thread, and that says more
         if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            _write_crash(order.crash_file, error, thread)
+            try:
+                crash_record.write(order.crash_file, error, thread)
+            except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
+                _log(f"could not write the crash record: {problem}")
 
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
@@ -118,6 +114,8 @@ def _prepare(order: TaskOrder) -> None:
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         telling.dump_on_signal(order.stacks_file)
+    patches: list[KerasPatch] = []
+    note_patch = patches.append
     if order.status_file is not None:
         teller = telling.Teller(order.status_file, order.not_forked)
         telling.tell_phases(teller)
@@ -125,8 +123,15 @@ def _prepare(order: TaskOrder) -> None:
         if order.progress:
             meter = progress.Meter(teller, collective_time.CollectiveClock().waited_s)
             progress.install(meter)
-            keras_progress.install(meter)
+
+            def begin_keras() -> None:
+                for patch in patches:
+                    teller.tell_keras(patch)
+
+            keras_progress.install(meter, begin_keras)
             watchers = meter.watchers
+        else:  # then it is not known when it begins
+            note_patch = teller.tell_keras
         injecting.install(order.injections, teller, watchers)
         if own_tf_config.NAME in os.environ:
             built_strategy.install(teller.tell_strategy)
@@ -136,7 +141,7 @@ def _prepare(order: TaskOrder) -> None:
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
     if order.mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log)
+        keras_support.install(_log, note_patch)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
@@ -198,67 +203,6 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
-
-
-def _write_crash(path: str, error: BaseException, thread: Optional[str]) -> None:
-    now = time.time()
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        file, line = _user_line(error)
-        record = CrashRecord(
-            time=now,
-            exception=_writable(type(error).__qualname__),
-            message=_writable(_message(error)[:MESSAGE_LIMIT]),
-            file=None if file is None else _writable(file),
-            line=line,
-            thread=None if thread is None else _writable(thread),
-        )
-        try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
-                json.dump(asdict(record), stream)
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
-        _log(f"could not write the crash record: {problem}")
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
-    except Exception:  # noqa: BLE001 - the program's own method, which may do anything
-        return "<exception str() failed>"  # as tracebacks have it
-
-
-def _writable(text: str) -> str:
-    """Without lone surrogates, which cannot be written as UTF-8: file names have them, and what was read from such."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _user_line(error: BaseException) -> tuple[Optional[str], Optional[int]]:
-    """The innermost place in the user's own code: not in the standard library, nor in an installed package."""
-    paths = sysconfig.get_paths()
-    libraries = tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-    here = os.path.dirname(__file__)  # the mended functions of Keras are of here; the demo, a folder below, is not
-
-    def is_theirs(file: str) -> bool:
-        return not (
-            file.startswith((*libraries, "<"))
-            or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
-            or os.path.dirname(file) == here
-            or any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
-        )
-
-    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and is_theirs(error.filename):
-        return error.filename, error.lineno
-    frames = traceback.walk_tb(_without_our_frames(error.__traceback__))
-    places = [(frame.f_code.co_filename, line) for frame, line in frames if is_theirs(frame.f_code.co_filename)]
-    # TensorFlow puts the traceback of a function that failed in its runtime into the message.
-    quoted = re.findall(r'^ *File "(.+)", line (\d+)', _message(error)[:MESSAGE_LIMIT], re.MULTILINE)
-    places += [(file, int(line)) for file, line in quoted if is_theirs(file)]
-    return places[-1] if places else (None, None)
 
 
 def _log(text: str) -> None:

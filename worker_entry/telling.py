@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from worker_entry.after_import import after_import
-from worker_entry.values import Progress, TaskStatus
+from worker_entry.values import KerasPatch, Progress, TaskStatus
 
 TENSORFLOW = "tensorflow"
 STACKS_SIGNAL = signal.SIGURG
@@ -57,13 +57,17 @@ class Teller:
     def tell_own_tf_config(self, line: str) -> None:
         self._write(own_tf_config=line)
 
+    def tell_keras(self, patch: KerasPatch) -> None:
+        self._write(keras=patch)
+
     def _write(self, **changes: Any) -> None:
         if os.getpid() != self._process:  # a child that the program has forked
             return
         with self._writing:
             self._status = replace(self._status, **changes)
-            progress = self._status.progress
-            text = json.dumps({**vars(self._status), "progress": progress and vars(progress)})
+            progress, keras = self._status.progress, self._status.keras
+            parts = {"progress": progress and vars(progress), "keras": keras and vars(keras)}
+            text = json.dumps({**vars(self._status), **parts})
             self._length = max(self._length, len(text))
             # The descriptor may be another file's by now: some programs close all that they have not opened.
             if self._descriptor is not None and _identity(self._descriptor) == self._file:

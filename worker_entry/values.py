@@ -18,10 +18,20 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A line of the user's own code, and the library's function that it has called, if that has a public name."""
+
+    file: str
+    line: int
+    call: Optional[str] = None
+
+
+@dataclass(frozen=True)
 class CrashRecord:
     """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds.
 
     `thread`: the name of the thread that it ended, if that was not the main one; the program may have gone on.
+    `file` and `line` may be in a function that the program has made a graph of; `place`: where the program itself was.
     """
 
     time: float
@@ -30,6 +40,7 @@ class CrashRecord:
     file: Optional[str] = None
     line: Optional[int] = None
     thread: Optional[str] = None
+    place: Optional[Place] = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,20 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class KerasPatch:
+    """What was patched of the Keras that a program trains with: its version, and the number of faults."""
+
+    version: str
+    faults: int
+
+
+@dataclass(frozen=True)
 class TaskStatus:
     """How far a running program has come, as a phrase that goes on from its name, and since when.
 
     `injected`: the faults of `--chaos` that were done to it. `not_forked`: why it has started again as plain Python.
     `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line by which it sets a
-    TF_CONFIG of its own.
+    TF_CONFIG of its own. `keras`: what was patched, once it trains with Keras.
     """
 
     phase: str
@@ -72,6 +91,7 @@ class TaskStatus:
     not_forked: str = ""
     strategy: str = ""
     own_tf_config: str = ""
+    keras: Optional[KerasPatch] = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""From the message of an exception to the one sentence that says what went wrong. Pure.
+
+TensorFlow puts what went wrong below the traceback of the graph's construction, Keras between a heading and a list of
+arguments, and AutoGraph below the frames of the user's code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from launcher.log_lines import without_controls
+
+LENGTH = 300
+"""Characters that a sentence has at most."""
+NODE_LENGTH = 60
+"""Characters of a node's name that are shown whole; of a longer one the first part and the last are."""
+
+_TRACEBACK = "Traceback (most recent call last):\n"
+_IN_USER_CODE = re.compile(r"in user code:\n\n(?: {4}File .*\n {8}.*\n)+\n")
+_IN_CALL = re.compile(r"Exception encountered when calling (.+)\.\n\n")
+_GRAPH_ERROR = "Graph execution error:"
+_TRACE_LINE = re.compile(r"Detected at node |<stack traces unavailable>|Node: '|File \".*\", line \d+")
+"""The lines, without their indentation, between that heading and the sentence."""
+_ROOT = re.compile(r"^ +\(\d+\) ([A-Z_]+): +", re.MULTILINE)
+_NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
+_WRAPPER = re.compile(r"\{\{function_node [^}]*\}\} ?")
+_MARKS = re.compile(
+    r"Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+    r"|(?:Collective ops is aborted by: )+"
+    r"|\[_XlaMustCompile=[^\]]*\]"
+    r"| *\[Op:\w+\](?: name:.*)?$"
+    r"|\{\{node [^}]+\}\}$"
+)
+_INLINE_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+_REPEATED = ("Additional GRPC error information", ":UNKNOWN:Error received from peer")
+"""Lines that say of an error, below it, how it came here."""
+_NO_PLACES = ("PyFunc", "EagerPyFunc", "IteratorGetNext")
+"""Nodes that stand for the whole input pipeline."""
+
+
+class _Failure(NamedTuple):
+    """What a graph says of one failure, and in which node it was."""
+
+    text: str
+    node: str
+
+
+def without_wrappers(message: str) -> str:
+    """The message without the names of the functions that TensorFlow wraps single operations in.
+
+    Such a name has the device in it, and with that the name of the own task.
+    """
+    return _WRAPPER.sub("", message)
+
+
+def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
+    """The sentence that says what went wrong; empty if the message is.
+
+    Args:
+        message: the exception's message.
+        preferred: a line with one of these goes before all others.
+    """
+    text = without_wrappers(without_controls(message))
+    _, found, inner = text.rpartition(_TRACEBACK)
+    raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
+    if found and raised:  # what the user's function has raised in a tf.data pipeline
+        return raised[0][:LENGTH]
+    chosen = [
+        line
+        for line in text.splitlines()
+        if any(words in line for words in preferred) and not line.startswith(_REPEATED)
+    ]
+    if chosen:
+        return _clean(_ROOT.sub("", chosen[0]))[:LENGTH]
+    in_user_code = _IN_USER_CODE.match(text)
+    if in_user_code is not None:
+        return find_sentence("\n".join(line.removeprefix("    ") for line in text[in_user_code.end() :].splitlines()))
+    in_call = _IN_CALL.search(text)
+    if in_call is not None:
+        return f"{find_sentence(text[in_call.end() :])} (in {in_call[1]})"
+    if text.startswith("in user code:"):
+        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:LENGTH]
+    failure = _find_failure(text)
+    sentence = _first_sentence(failure.text)[:LENGTH]
+    return f"{sentence} (node {failure.node})" if failure.node else sentence
+
+
+def _find_failure(text: str) -> _Failure:
+    """The first failure that does not only follow from another one of the same graph."""
+    if text.startswith(_GRAPH_ERROR):
+        text = _below_trace(text)
+    starts = [*_ROOT.finditer(text)]
+    ends = [*(start.start() for start in starts[1:]), len(text)]
+    roots = [(start[1], text[start.end() : end]) for start, end in zip(starts, ends, strict=False)]
+    roots.sort(key=lambda root: root[0] == "CANCELLED")
+    chosen = roots[0][1] if roots else text
+    node = _NODE.search(chosen)
+    return _Failure(chosen, "") if node is None else _Failure(chosen[: node.start()], _shorten_node(node[1]))
+
+
+def _shorten_node(name: str) -> str:
+    parts = name.split("/")
+    if re.sub(r"_\d+$", "", parts[-1]) in _NO_PLACES:
+        return ""
+    return name if len(name) <= NODE_LENGTH or len(parts) < 3 else f"{parts[0]}/…/{parts[-1]}"
+
+
+def _below_trace(text: str) -> str:
+    lines = text.splitlines()
+    last = max((number for number, line in enumerate(lines) if _TRACE_LINE.match(line.lstrip())), default=0)
+    indent = len(lines[last]) - len(lines[last].lstrip())
+    rest = lines[last + 1 :]
+    if indent and rest and rest[0].startswith(" " * (indent + 1)):  # the source of that line
+        del rest[0]
+    return "\n".join(rest)
+
+
+def _first_sentence(text: str) -> str:
+    lines = [line for line in (_clean(line.strip()) for line in text.splitlines()) if line] or [""]
+    return " ".join(lines[: 1 + lines[0].endswith(":")])
+
+
+def _clean(line: str) -> str:
+    return _INLINE_NODE.sub(r"\1", _MARKS.sub("", _NODE.sub("", line))).strip()

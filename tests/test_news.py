@@ -1,0 +1,58 @@
+"""What a user is told of the Keras that was patched: one line, and only if a program trains with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.events import TaskExited, TaskTold
+from launcher.news import render_patches
+from launcher.tasks import TaskId
+from tests.conftest import Distlaunch
+from worker_entry.values import KerasPatch, TaskExit
+
+W0 = TaskId("worker", 0)
+
+
+def told(patch: KerasPatch | None) -> TaskTold:
+    return TaskTold(W0, "is training", 1000.0, keras=patch)
+
+
+def test_it_has_the_version_the_number_of_faults_and_what_turns_it_off() -> None:
+    line = "Keras 3.15.1: 8 faults patched for multi-worker training (--no-keras-mend turns this off)"
+    assert render_patches(told(KerasPatch("3.15.1", 8))) == line
+    assert "1 fault patched" in str(render_patches(told(KerasPatch("3.15.1", 1))))
+
+
+def test_there_is_none_of_anything_else() -> None:
+    assert render_patches(told(None)) is None
+    assert render_patches(TaskExited(W0, TaskExit(0), 1000.0)) is None
+
+
+TRAIN = """
+import keras, numpy, os, sys
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+if sys.argv[1] == "fit":
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(numpy.ones((8, 4)), numpy.ones((8, 1)), verbose=0)
+if sys.argv[2] == os.environ["DISTLAUNCH_TASK"]:
+    raise ValueError("the end")
+"""
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("how", "count"), [("fit", 1), ("import", 0)])
+def test_of_a_real_cluster_it_is_said_once_and_is_not_in_the_end_of_a_log_that_is_shown(
+    distlaunch: Distlaunch, tmp_path: Path, how: str, count: int
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    ran = distlaunch("local", "train.py", how, "worker:1")
+    said = ran.stdout + ran.stderr
+    assert said.count("patched for multi-worker training (--no-keras-mend turns this off)\n") == count, said
+    assert "worker:1 │ ValueError: the end" in ran.stderr
+    assert "mended" not in said
+    assert "mended Keras" in ran.log("worker-1").decode()

@@ -1,0 +1,172 @@
+"""Workers that no longer do the same are told where each of them is, whichever of them TensorFlow tells."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from launcher.causes import find_cause, is_collateral
+from launcher.events import StacksTold, TaskExited
+from launcher.gang_state import Gang, Reason
+from launcher.out_of_step import find_outsider, is_out_of_step, render_split
+from launcher.stacks import find_call
+from launcher.tasks import TaskId
+from launcher.verdict import exit_status
+from tests.conftest import PROGRAMS, Distlaunch
+from tests.test_gang import ONE_NODE, W0, W1, W2, make_rules, play, running
+from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, judged
+from worker_entry.values import CrashRecord, Place, TaskExit
+
+OTHER_TYPE = "Collective instance 151 expected type 0 and data_type 1 but got type 2 and data_type 3"
+OTHER_SHAPE = (
+    "Shape mismatch in the collective instance 157. Op at device /job:worker/replica:0/task:1/device:CPU:0 expected "
+    "shape [27] but another member in the group expected shape [1]."
+)
+AT_PEER = (
+    "\nAdditional GRPC error information from remote target /job:worker/replica:0/task:0 while calling "
+    "/tensorflow.WorkerService/CompleteInstance:\n:UNKNOWN:Error received from peer  {grpc_status:13}"
+)
+EVALUATE = """Current thread 0x00007f22 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute
+  File "/venv/lib/python3.11/site-packages/keras/src/backend/tensorflow/trainer.py", line 531 in evaluate
+  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 117 in error_handler
+  File "/home/me/train.py", line 31 in validate
+  File "/home/me/train.py", line 60 in <module>
+"""
+FIT = Place("/home/me/train.py", 29, "fit")
+
+
+def apart(task: TaskId, at: float, place: Place | None = FIT, said: str = OTHER_TYPE) -> TaskExited:
+    message = f"Graph execution error:\n\nCollective ops is aborted by: {said}{AT_PEER}"
+    return TaskExited(task, TaskExit(1), at, CrashRecord(at - 1.0, "InternalError", message, None, None, None, place))
+
+
+def split(layout: dict[str, list[TaskId]], *exits: TaskExited, **stacks: str) -> Gang:
+    rules = make_rules(layout)
+    gang, _ = play(rules, *running(rules), *exits[:1])
+    gang = replace(gang, stacks={TaskId("worker", int(name[1:])): text for name, text in stacks.items()})
+    stopped = gang.rules.tasks - {exits[0].task}
+    ends = {event.task: event for event in exits}
+    return replace(gang, reason=Reason.TASK_FAILED, exits=ends, stopped=stopped)
+
+
+@pytest.mark.parametrize(
+    "said", [OTHER_TYPE, OTHER_SHAPE, "Device 1 is joining a group with size 2, but it has size 3"]
+)
+def test_what_tensorflow_says_of_collectives_that_are_not_alike_is_no_sign_of_a_lost_peer(said: str) -> None:
+    event = apart(W0, 1050.0, said=said)
+    assert is_out_of_step(event)
+    assert not is_collateral(event, {})
+
+
+def test_a_peer_that_is_gone_is_not_out_of_step() -> None:
+    assert not is_out_of_step(failed(W0, 1050.0, "InternalError", f"{UNAVAILABLE}{AT_PEER}"))
+
+
+def test_a_log_tells_it_where_there_is_no_crash_record() -> None:
+    gang = split(ONE_NODE, ended(W1, 1050.0, code=1))
+    cause = find_cause(gang, {W1: [f"tensorflow…InternalError: Collective ops is aborted by: {OTHER_TYPE}"]})
+    assert cause is not None
+    assert cause.reference == "out-of-step"
+
+
+def test_the_place_is_known_from_crash_records_and_stacks() -> None:
+    gang = split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), w0=EVALUATE)
+    verdict = judged(gang)
+    assert verdict.reference == "out-of-step"
+    assert verdict.message == (
+        "worker:0 and worker:1 no longer do the same: worker:0 is in evaluate at /home/me/train.py:31, "
+        "worker:1 in fit at /home/me/train.py:29"
+    )
+    assert verdict.task is None
+    assert verdict.evidence[:2] == [f"worker:1 noticed it: {OTHER_TYPE}", "stopped by distlaunch: worker:0"]
+    assert "all workers have to make the same calls" in verdict.cure
+    assert exit_status(gang, verdict) == 1
+
+
+def test_the_crash_record_goes_before_the_stack() -> None:
+    """It may have raised since it was asked."""
+    lost = failed(W0, 1051.0, "UnavailableError", UNAVAILABLE)
+    assert lost.crash is not None
+    lost = replace(lost, crash=replace(lost.crash, place=Place("/home/me/train.py", 33, "save")))
+    gang = split(ONE_NODE, apart(W1, 1050.0), lost, w0=EVALUATE)
+    assert render_split(gang).startswith("worker:0 is in save at /home/me/train.py:33, ")
+
+
+def test_the_one_that_is_elsewhere_is_named_if_there_are_others_to_compare_it_with() -> None:
+    gang = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0), w0=EVALUATE)
+    assert find_outsider(gang) == W0
+    assert judged(gang).task == "worker:0"
+    assert judged(gang).message.startswith("worker:0, worker:1, worker:2 no longer do the same: worker:0 is in ")
+    assert judged(gang).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
+
+
+def test_all_may_be_at_the_same_place() -> None:
+    gang = split(ONE_NODE, apart(W1, 1050.0), apart(W0, 1051.0))
+    assert render_split(gang) == "all are in fit at /home/me/train.py:29"
+
+
+def test_a_place_may_be_unknown() -> None:
+    assert render_split(split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL))) == (
+        "worker:1 is in fit at /home/me/train.py:29, worker:0 somewhere unknown"
+    )
+    gang = split(ONE_NODE, apart(W1, 1050.0, None))
+    assert judged(gang).message == "worker:0 and worker:1 no longer do the same"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (EVALUATE, Place("/home/me/train.py", 31, "evaluate")),
+        ("", None),
+        (
+            'Current thread 0x0 (most recent call first):\n  File "/home/me/a.py", line 9 in f\n',
+            Place("/home/me/a.py", 9),
+        ),
+        (EVALUATE.replace("in evaluate", "in __call__"), Place("/home/me/train.py", 31)),
+    ],
+)
+def test_a_stack_has_the_users_line_and_what_it_calls(text: str, place: Place | None) -> None:
+    assert find_call(text) == place
+
+
+def test_the_places_are_not_told_twice() -> None:
+    rules = make_rules(ONE_NODE)
+    gang, _ = play(rules, *running(rules), apart(W1, 1050.0), StacksTold({W0: EVALUATE}))
+    assert [line for line in judged(gang).evidence if "train.py" in line] == []
+
+
+PROGRAM = PROGRAMS / "out_of_step.py"
+
+
+def line_of(text: str) -> str:
+    """The place of the program's only line that begins so."""
+    (number,) = (n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if line.strip().startswith(text))
+    return f"{PROGRAM}:{number}"
+
+
+NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("how", "places"),
+    [
+        (
+            "evaluate",
+            f"worker:0 is in evaluate at {line_of('model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
+        ),
+        (
+            "evaluate-in-callback",
+            f"worker:0 is at {line_of('self.model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
+        ),
+        ("fewer-batches", f"all are in fit at {line_of('model.fit(fewer_batches()')}"),
+    ],
+)
+def test_real_workers_that_do_other_things_are_told_so(distlaunch: Distlaunch, how: str, places: str) -> None:
+    ran = distlaunch("local", str(PROGRAM), how)
+    assert f"Error: worker:0 and worker:1 no longer do the same: {places} [out-of-step]\n" in ran.stderr, ran.stderr
+    assert "make none of them under an `if` for one worker" in ran.stderr
+    assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (1, "out-of-step")
