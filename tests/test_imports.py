@@ -16,7 +16,7 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks errors log_lines results spec_fields interrupts
-    spec_parts strategies
+    spec_parts strategies controller
     events spec tf_config torch_env terminal run_dir
     marked_yaml
     spec_file local_mode plan gang_state console sync casting stacks overrides
@@ -67,6 +67,7 @@ ONLY_IN = {
     "click": {"launcher.cli", "launcher.cli_options", "launcher.cli_specs", "launcher.cli_runs"},
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
     "pathspec": {"launcher.sync"},
+    "psutil": {"launcher.controller"},
     "rich": {"launcher.terminal"},
     "pydantic": {
         f"launcher.{name}" for name in ("spec", "spec_parts", "spec_file", "spec_fields", "results", "overrides")
