@@ -48,6 +48,12 @@ class UsageError(DistlaunchError):
     exit_status = EXIT_USAGE
 
 
+class TooFewGpusError(UsageError):
+    """A node has fewer GPUs than the spec asks for."""
+
+    reference = "too-few-gpus"
+
+
 class RunDirectoryError(DistlaunchError):
     """The files of the run cannot be written: a full disk, missing rights, or files of another run in the way."""
 
@@ -63,6 +69,16 @@ class InterruptionError(DistlaunchError):
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}; nothing was started")
         self.exit_status = 128 + signum
+
+
+class ShownError(DistlaunchError):
+    """An error has ended a run that was under way. The user has been shown it, and it is in the report."""
+
+    reference = "shown"
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
 
 
 def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.errors import TooFewGpusError
 from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.strategies import RULES, StrategyRules
 from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
@@ -312,7 +312,7 @@ def _shares(
     trainers = [task for task in tasks if task.type in rules.computes]
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
-        raise UsageError(
+        raise TooFewGpusError(
             f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
             cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
         )
