@@ -58,8 +58,9 @@ def _main(arguments: list[str]) -> int:
 
 def _show_error(error: Exception) -> int:
     """Returns the exit status."""
-    from launcher.errors import EXIT_BUG, DistlaunchError, ShownError, error_lines
+    from launcher.errors import EXIT_BUG, DistlaunchError, ShownError, as_ours, error_lines
 
+    error = as_ours(error)
     if isinstance(error, DistlaunchError):
         if not isinstance(error, ShownError):
             click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)

@@ -15,6 +15,7 @@ from launcher.errors import (
     EXIT_USAGE,
     DistlaunchError,
     InterruptionError,
+    as_ours,
     error_lines,
 )
 from launcher.events import TaskExited, TaskTold
@@ -68,6 +69,7 @@ class RunEnd:
 
 def end_by_error(error: Exception) -> RunEnd:
     """That distlaunch cannot go on."""
+    error = as_ours(error)
     if isinstance(error, InterruptionError):
         return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
     if isinstance(error, DistlaunchError):

@@ -49,6 +49,7 @@ def run(
         DistlaunchError: it could not be started; nothing is left running.
         ShownError: it was started, and an error has ended it; the report is written.
     """
+    current_directory()  # where the tasks of this machine run; an error before there is anything
     spec, ways = find_ways(spec)
     run_id = make_run_id(spec.name)
     interrupts = Interrupts()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields interrupts
+    tasks errors at_once log_lines results spec_fields interrupts
     spec_parts strategies controller
     events spec tf_config torch_env terminal run_dir
     marked_yaml
@@ -208,6 +208,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.frames",
         "transports.local",
         "transports.payload",
+        "transports.ssh_config",
         "transports.streams",
         "sync",
         "clean",
