@@ -265,6 +265,15 @@ class TestCommand:
             assert ran.status == 0
             assert not (disk / "run" / "report.json").exists()
 
+    def test_on_a_disk_that_is_full_when_a_task_is_preempted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        with mounted(tmp_path / "disk", "size=256k") as disk:
+            fill = f"cat /dev/zero > {disk}/everything; exit 143"
+            ran = distlaunch("local", "-n", "1", "--run-dir", str(disk / "run"), "--", "sh", "-c", fill, run_dir=False)
+
+            assert "was preempted: it exited with status 143" in ran.stderr
+            assert "[preempted]\n" in ran.stderr
+            assert ran.status == 1
+
     def test_that_is_not_utf_8(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "--run-dir", tmp_path / os.fsdecode(b"caf\xe9"), "--", "true", run_dir=False)
 
