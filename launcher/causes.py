@@ -258,11 +258,13 @@ def _is_preemption(how: TaskExit) -> bool:
 
 def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     """The class of a task's own failure, whatever became of the others."""
-    if event.evidence is not None:
-        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.cure)
     crash = event.crash
     raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
-    if not raised and _is_preemption(event.exit):
+    preempted = not raised and _is_preemption(event.exit)
+    # That a disk is full may be a coincidence; who says that it was preempted knows.
+    if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
+        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.cure)
+    if preempted:
         return Cause(event, "preempted")
     texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
     for known in _KNOWN:

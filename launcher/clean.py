@@ -61,9 +61,9 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     if Path(what).is_file():
         return load_spec(Path(what), os.environ), [*_ended_runs(runs_directory(os.environ))]
     files = find_run(what)
-    run_id, pid = files.read_run()
-    if pid is not None:
-        raise UsageError(f"run {run_id} is still under way (pid {pid})", cure="end it with Ctrl-C")
+    run_id, controller = files.read_run()
+    if controller is not None:
+        raise UsageError(f"run {run_id} is still under way (pid {controller.pid})", cure="end it with Ctrl-C")
     try:
         return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
     except (OSError, ValueError) as error:
@@ -73,10 +73,10 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
 def _ended_runs(runs: Path) -> Iterator[str]:
     for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
         try:
-            run_id, pid = RunDir(folder).read_run()
-        except RunDirectoryError:
+            run_id, controller = RunDir(folder).read_run()
+        except (RunDirectoryError, UsageError):  # it is no run, or may be under way on another machine
             continue
-        if pid is None:
+        if controller is None:
             yield run_id
 
 

@@ -19,13 +19,26 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 def main() -> NoReturn:
     """The `distlaunch` command."""
+    _open_closed_streams()
     sys.exit(_main(sys.argv[1:]))
 
 
+def _open_closed_streams() -> None:
+    """A stream that is closed (`distlaunch … >&-`) is /dev/null, and not the next file that somebody opens."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            mode = os.O_WRONLY if descriptor else os.O_RDONLY
+            opened = os.open(os.devnull, mode)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r"))
+
+
 def _main(arguments: list[str]) -> int:
-    debug = "--debug" in arguments
+    flags: dict[str, bool] = {}
     try:
-        status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False)
+        status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
     except click.ClickException as error:
         error.show()
         return 2
@@ -34,17 +47,30 @@ def _main(arguments: list[str]) -> int:
     except BrokenPipeError:  # `distlaunch plan … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:
-        from launcher.errors import EXIT_BUG, DistlaunchError, error_lines
+    except Exception as error:  # noqa: BLE001 - each becomes an exit status
+        if flags.get("debug"):
+            import traceback
 
-        if debug:
-            raise
-        if isinstance(error, DistlaunchError):
-            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)
-            return error.exit_status
-        click.echo(f"Error: a bug in distlaunch: {error!r}; run again with --debug to see where [bug]", err=True)
-        return EXIT_BUG
+            traceback.print_exc()
+        return _show_error(error)
     return status if isinstance(status, int) else 0
+
+
+def _show_error(error: Exception) -> int:
+    """Returns the exit status."""
+    from launcher.errors import EXIT_BUG, DistlaunchError, ShownError, as_ours, error_lines
+
+    error = as_ours(error)
+    if isinstance(error, DistlaunchError):
+        if not isinstance(error, ShownError):
+            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)
+        return error.exit_status
+    click.echo(f"Error: a bug in distlaunch: {error!r} [bug]\n  `distlaunch --debug …` shows where it is", err=True)
+    return EXIT_BUG
+
+
+def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.obj["debug"] = value
 
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -64,7 +90,13 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
     callback=_show_version,
     help="Show the version.",
 )
-@click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with every error.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_debug,
+    help="Show a traceback with every error.",
+)
 def cli() -> None:
     """Start a multi-worker TensorFlow cluster, watch it, and leave nothing behind.
 

@@ -193,9 +193,11 @@ def compose(spec: Path, nodes: int | None) -> None:
     """
     from launcher.compose import render_compose
     from launcher.errors import UsageError
+    from launcher.run_dir import current_directory
     from launcher.spec_file import load_spec
 
-    here, path = Path.cwd(), spec.resolve()
+    here = current_directory()
+    path = spec.resolve()
     cluster = load_spec(spec)
     if not path.is_relative_to(here):
         raise UsageError(f"{spec} is not below {here}, which is all that containers see", cure="call it in its folder")

@@ -28,6 +28,7 @@ PIECE = 64 << 10
 """Bytes of a log that are read at once."""
 PROGRESS_S = 10.0
 """In a pipe, how often a line that is not finished (a progress bar, say) is shown as it is."""
+HURRY_S = 1.0
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
 
 
@@ -66,6 +67,7 @@ class Console:
         self._said: set[str] = set()
         self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
         self._broken = threading.Event()
+        self._hurried: float | None = None
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
         self._thread.start()
 
@@ -95,9 +97,17 @@ class Console:
         self._orders.put(_Order.END_LOGS)
 
     def close(self) -> None:
-        """Returns when everything is written."""
+        """Returns when everything is written, or a little after `hurry`: a reader that is stuck takes nothing."""
         self._orders.put(_Order.CLOSE)
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(POLL_S)
+            if self._hurried is not None and time.monotonic() > self._hurried + HURRY_S:
+                return
+
+    def hurry(self) -> None:
+        """The user does not want to wait for `close`."""
+        if self._hurried is None:
+            self._hurried = time.monotonic()
 
     @property
     def broken(self) -> bool:

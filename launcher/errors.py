@@ -5,6 +5,8 @@ A task that fails is no exception: it is an outcome, told by `results.RunReport`
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Sequence
 
@@ -33,6 +35,11 @@ class DistlaunchError(Exception):
         self.evidence = tuple(evidence)
         self.cure = cure
 
+    @property
+    def sentence(self) -> str:
+        """What happened and what to do, where there is one line for both."""
+        return f"{self.message}; {self.cure}" if self.cure else self.message
+
 
 class SpecError(DistlaunchError):
     """The spec is wrong; the user's fault. Nothing was started. `evidence` has a line for each mistake."""
@@ -48,11 +55,29 @@ class UsageError(DistlaunchError):
     exit_status = EXIT_USAGE
 
 
+class TooFewGpusError(UsageError):
+    """A node has fewer GPUs than the spec asks for."""
+
+    reference = "too-few-gpus"
+
+
 class RunDirectoryError(DistlaunchError):
     """The files of the run cannot be written: a full disk, missing rights, or files of another run in the way."""
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
+
+
+class ProcessLimitError(DistlaunchError):
+    """The system allows this user, or this container, no more processes or threads."""
+
+    reference = "process-limit"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no more processes or threads can be started here",
+            cure="raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+        )
 
 
 class InterruptionError(DistlaunchError):
@@ -63,6 +88,23 @@ class InterruptionError(DistlaunchError):
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}; nothing was started")
         self.exit_status = 128 + signum
+
+
+class ShownError(DistlaunchError):
+    """An error has ended a run that was under way. The user has been shown it, and it is in the report."""
+
+    reference = "shown"
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+def as_ours(error: Exception) -> Exception:
+    """The error that it means, where Python says by one of its own that the system's limit is reached."""
+    no_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    no_process = isinstance(error, BlockingIOError) and error.strerror == os.strerror(errno.EAGAIN)  # as fork says it
+    return ProcessLimitError() if no_thread or no_process else error
 
 
 def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:

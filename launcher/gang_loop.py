@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from launcher.chaos import Fault, injections_of
 from launcher.console import Console
+from launcher.errors import RunDirectoryError
 from launcher.events import (
     Action,
     AskStacks,
@@ -116,11 +117,13 @@ class GangLoop:
         self._collector: StackCollector | None = None
         self._shows_stacks = False
         self._logs = LogWatch(stage.run_dir, attempt)
+        self.gang = self._new_gang()
+        """The attempt as far as it has come."""
 
     def run(self) -> Gang:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
         self._write_plan()
-        gang = self._new_gang()
+        gang = self.gang
         for node in gang.rules.nodes.keys() - gang.ready:
             self._links.connect(node, next(self._tasks_of(node)).directory)
         self._links.put(Tick())
@@ -134,6 +137,7 @@ class GangLoop:
             ):
                 earlier = gang
                 gang, actions = decide(gang, event, time.monotonic())
+                self.gang = gang
                 now = time.monotonic()
                 news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
                 if news or (news := pace.note(event, now)):
@@ -290,7 +294,10 @@ class GangLoop:
         if self._collector is not None and texts is not None:
             activity, self._collector = self._collector.activity, None
             text = render_stacks(texts)
-            self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
+            try:
+                self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
+            except RunDirectoryError as error:  # a full disk, say, which keeps nobody from training
+                self._console.warn(error.message)
             if self._shows_stacks:
                 self._console.note(text or "no task is running")
             self._shows_stacks = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -13,12 +14,66 @@ STACKS_SIGNAL = signal.SIGUSR1
 """With this the user asks what all tasks are doing."""
 
 
-@contextlib.contextmanager
-def noting_signals(note: Callable[[int], None], *more: signal.Signals) -> Iterator[None]:
-    """Calls `note` with the number of each of these, and of `more`, that comes, instead of what it would do."""
-    previous = {signum: signal.signal(signum, lambda number, _: note(number)) for signum in (*SIGNALS, *more)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
+class Interruption(BaseException):
+    """A signal has asked us to end while the run was being prepared; no error, as KeyboardInterrupt is none."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+class Interrupts:
+    """The signals of one run, from before anybody can see the run; no signal is lost.
+
+    `install` comes first. Within `raising`, the first signal that asks to end raises Interruption. Once `deliver_to`
+    has been called, all signals go to its function, the earlier ones first. `mute` or `restore` comes last.
+    """
+
+    def __init__(self) -> None:
+        self._previous: dict[signal.Signals, Any] = {}
+        self._early: list[int] = []
+        self._raises = False
+        self._deliver: Callable[[int], None] | None = None
+
+    def install(self) -> None:
+        for signum in (*SIGNALS, STACKS_SIGNAL):
+            if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+                continue  # `nohup distlaunch …`
+            self._previous[signum] = signal.signal(signum, self._handle)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """For what takes long and starts nothing. Interruption is raised at most once, in here."""
+        self._raises = True
+        try:
+            for signum in self._early:
+                self._raise(signum)
+            yield
+        finally:
+            self._raises = False
+
+    def deliver_to(self, deliver: Callable[[int], None]) -> None:
+        self._deliver = deliver
+        while self._early:
+            deliver(self._early.pop(0))
+
+    def mute(self) -> None:
+        """Ignores them from now on, also while the interpreter ends: the run is over, and its exit status is known."""
+        for signum in self._previous:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def restore(self) -> None:
+        for signum, handler in self._previous.items():
             signal.signal(signum, handler)
+
+    def _handle(self, signum: int, _frame: object) -> None:
+        if self._deliver is not None:
+            self._deliver(signum)
+            return
+        self._early.append(signum)
+        self._raise(signum)
+
+    def _raise(self, signum: int) -> None:
+        if self._raises and signum in SIGNALS:
+            self._raises = False
+            raise Interruption(signum)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from launcher.at_once import map_at_once
+from launcher.errors import ProcessLimitError, as_ours
 from launcher.events import Event
 from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
@@ -61,8 +62,9 @@ class NodeLinks:
 
         try:
             link = transport.connect(node, deliver, self._mirror, self._lease_s)
-        except OSError as error:
-            self.put((node, LinkClosed(f"cannot start {error.filename or 'the agent'}: {error.strerror}")))
+        except (OSError, ProcessLimitError) as error:
+            reason = _render_failure(error)
+            self.put((node, LinkClosed(reason)))
             return
         self._links[node] = link
         link.send(
@@ -82,8 +84,8 @@ class NodeLinks:
         for node in nodes:
             self.ready.pop(node, None)
             self._serials[node] = self._serials.get(node, 0) + 1
-        with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
-            self._left.update(zip(gone, pool.map(lambda link: link.close(), gone.values()), strict=True))
+        left = map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE)
+        self._left.update(zip(gone, left, strict=True))
 
     def put(self, happening: Happening) -> None:
         self._queue.put((0, happening))
@@ -117,8 +119,15 @@ class NodeLinks:
         # This machine last: closing its link ends all that is left below us, ways to other machines included.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
-        with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
-            left = dict(zip(others, pool.map(lambda node: self._links[node].close(), others), strict=True))
+        ends = map_at_once(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
+        left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
         self._mirror.close()
         return self._left | left
+
+
+def _render_failure(error: OSError | ProcessLimitError) -> str:
+    meant = as_ours(error)
+    if isinstance(meant, OSError):
+        return f"cannot start {meant.filename or 'the agent'}: {meant.strerror}"
+    return meant.sentence if isinstance(meant, ProcessLimitError) else str(meant)

@@ -9,12 +9,29 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from launcher.causes import was_stopped
-from launcher.errors import error_lines
+from launcher.errors import (
+    EXIT_BUG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_USAGE,
+    DistlaunchError,
+    InterruptionError,
+    as_ours,
+    error_lines,
+)
 from launcher.events import TaskExited, TaskTold
 from launcher.gang_state import Gang
 from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
-from launcher.results import AttemptReport, CrashReport, FaultReport, ProgressReport, RunReport, TaskReport, Verdict
+from launcher.results import (
+    AttemptReport,
+    CrashReport,
+    FaultReport,
+    OutcomeName,
+    ProgressReport,
+    RunReport,
+    TaskReport,
+    Verdict,
+)
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
 from launcher.verdict import exit_status, outcome
@@ -41,15 +58,45 @@ class Attempt:
     logs: Mapping[TaskId, str]
 
 
+@dataclass(frozen=True)
+class RunEnd:
+    """What has ended a run outside of its attempts."""
+
+    verdict: Verdict
+    exit_status: int
+    outcome: OutcomeName = "failed"
+
+
+def end_by_error(error: Exception) -> RunEnd:
+    """That distlaunch cannot go on."""
+    error = as_ours(error)
+    if isinstance(error, InterruptionError):
+        return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
+    if isinstance(error, DistlaunchError):
+        verdict = Verdict(
+            reference=error.reference, message=error.message, evidence=list(error.evidence), cure=error.cure
+        )
+        return RunEnd(verdict, error.exit_status)
+    return RunEnd(Verdict(reference="bug", message=f"a bug in distlaunch: {error!r}"), EXIT_BUG)
+
+
+def end_by_signal(signum: int) -> RunEnd:
+    """That the user has ended the pause after an attempt."""
+    message = f"interrupted by {TaskExit(signal=signum)} before the next attempt"
+    return RunEnd(Verdict(reference="interrupted", message=message), 128 + signum, "interrupted")
+
+
 def make_run_report(
     attempts: Sequence[Attempt],
     *,
     run_id: str,
+    name: str,
     directory: str,
+    started: float,
     ended: float,
     left: Mapping[str, int | None],
     versions: Mapping[str, str],
-    interrupted: int | None = None,
+    end: RunEnd | None = None,
     chaos: Sequence[FaultReport] = (),
 ) -> RunReport:
     """The report of a run that is over.
@@ -57,26 +104,33 @@ def make_run_report(
     Args:
         attempts: all of them, in their order.
         run_id: the run's name.
+        name: that of its cluster.
         directory: where its files are.
-        ended: when nothing was left of it, agents included, in Unix seconds.
+        started: when it began, in Unix seconds.
+        ended: when nothing was left of it, agents included.
         left: how many processes are left on each node at the end, None where that is unknown.
         versions: of what took part.
-        interrupted: the signal by which the user ended the pause after the last attempt.
+        end: what has ended it, if that was not the last attempt.
         chaos: what was done on purpose.
     """
-    last = attempts[-1]
+    if end is None:
+        last = attempts[-1]
+        end = RunEnd(last.verdict, exit_status(last.gang, last.verdict), outcome(last.gang))
+    after_start = any(attempt.gang.started for attempt in attempts)
     return RunReport(
         run_id=run_id,
-        name=last.plan.name,
-        outcome=outcome(last.gang) if interrupted is None else "interrupted",
-        exit_status=exit_status(last.gang, last.verdict) if interrupted is None else 128 + interrupted,
+        name=name,
+        outcome=end.outcome,
+        # "Nothing was started" is what EXIT_USAGE says.
+        exit_status=EXIT_INFRASTRUCTURE if after_start and end.exit_status == EXIT_USAGE else end.exit_status,
         versions=dict(versions),
         directory=directory,
-        started=attempts[0].started,
+        started=started,
         ended=ended,
+        verdict=end.verdict,
         attempts=[
-            *(_attempt_report(attempt, _left_after(attempt.gang)) for attempt in attempts[:-1]),
-            _attempt_report(last, left),
+            _attempt_report(attempt, left if attempt is attempts[-1] else _left_after(attempt.gang))
+            for attempt in attempts
         ],
         chaos=list(chaos),
     )
@@ -171,8 +225,13 @@ def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     return "\n".join(map(without_controls, lines))
 
 
-def render_summary(report: RunReport) -> str:
-    """The last lines of a run: each task's end, the outcome, the time, the files."""
+def render_summary(report: RunReport, *, written: bool = True) -> str:
+    """The last lines of a run: each task's end, the outcome, the time, the files.
+
+    Args:
+        report: of a run that has made an attempt.
+        written: whether the report is among the files.
+    """
     attempt = report.attempts[-1]
     lines = []
     if any(task.started is not None for task in attempt.tasks):
@@ -191,7 +250,7 @@ def render_summary(report: RunReport) -> str:
         lines += [f"  {line}" for line in attempt.verdict.evidence]
     else:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
-    lines.append(f"Logs and report: {report.directory}")
+    lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.errors import UsageError
+from launcher.errors import TooFewGpusError
 from launcher.spec import NodeSpec
 from launcher.strategies import StrategyRules
 from launcher.tasks import TaskId
@@ -42,7 +42,7 @@ def share_resources(
     trainers = [task for task in tasks if task.type in rules.computes]
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
-        raise UsageError(
+        raise TooFewGpusError(
             f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
             cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
         )

@@ -246,12 +246,9 @@ class RunReport(_Result):
     """Unix seconds by the controller's clock."""
     ended: float
     """The same, when nothing was left of the run."""
+    verdict: Verdict
+    """Why it ended: that of the last attempt, or what ended the run outside of its attempts."""
     attempts: list[AttemptReport]
-    """Every start of the cluster; without restarts there is one."""
+    """Every start of the cluster; without restarts there is one, and none if it was never tried."""
     chaos: list[FaultReport] = []
     """What was done on purpose."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """That of the last attempt; None if there was none."""
-        return self.attempts[-1].verdict if self.attempts else None

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from launcher.chaos import Fault
 from launcher.check_report import make_check_report
 from launcher.clean import clean_node
 from launcher.console import Console, open_console
-from launcher.errors import InterruptionError
+from launcher.errors import InterruptionError, RunDirectoryError, ShownError
 from launcher.gang_loop import Cast, Stage
+from launcher.interrupts import Interruption, Interrupts
 from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan
 from launcher.planner import Planner, place
 from launcher.preflight import Preflight
+from launcher.report import end_by_error, make_run_report, make_versions
 from launcher.resources import NodeFacts
 from launcher.results import CheckReport, RunReport
-from launcher.run_dir import RunDir, make_run_id, runs_directory
+from launcher.run_dir import RunDir, current_directory, make_run_id, runs_directory
 from launcher.spec import LOCAL, ClusterSpec
 from launcher.supervisor import Supervisor
 from launcher.sync import make_bundle
@@ -43,26 +47,79 @@ def run(
 
     Raises:
         DistlaunchError: it could not be started; nothing is left running.
+        ShownError: it was started, and an error has ended it; the report is written.
     """
+    current_directory()  # where the tasks of this machine run; an error before there is anything
     ways = find_ways(spec)
     run_id = make_run_id(spec.name)
-    files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
-    files.hold(run_id)
+    interrupts = Interrupts()
+    interrupts.install()  # before anybody can see the run, and ask it something by a signal
+    try:
+        files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
+        with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
+            console = open_console([task for _, task in spec.placements()], verbose=verbose)
+            try:
+                with interrupts.raising():
+                    supervisor = _prepare(spec, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+                return supervisor.run()
+            finally:
+                interrupts.deliver_to(lambda _: console.hurry())
+                console.close()
+    finally:
+        interrupts.mute()
+
+
+@contextlib.contextmanager
+def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
+    """A run that could not be started has a report as well, if it can be written."""
+    started = time.time()
+    try:
+        yield
+    except ShownError:
+        raise
+    except (Exception, Interruption) as caught:
+        error = InterruptionError(caught.signum) if isinstance(caught, Interruption) else caught
+        report = make_run_report(
+            (),
+            run_id=run_id,
+            name=name,
+            directory=str(files.root),
+            started=started,
+            ended=time.time(),
+            left={},
+            versions=make_versions(()),
+            end=end_by_error(error),
+        )
+        with contextlib.suppress(RunDirectoryError):
+            files.write_json(files.report, report.model_dump(mode="json"))
+        if error is caught:
+            raise
+        raise error from None
+
+
+def _prepare(
+    spec: ClusterSpec,
+    run_id: str,
+    files: RunDir,
+    ways: Ways,
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    checks: bool,
+    faults: Sequence[Fault],
+) -> Supervisor:
+    """All that comes before the first node is reached; it takes long if a large folder is to be sent."""
     planner = _make_planner(spec, ways, files)
     spec, first = planner.spec, planner.at_first()
     files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
     tasks = [task for _, task in spec.placements()]
     tasked = first.spec.nodes
-    console = open_console(tasks, verbose=verbose)
-    try:
-        count = len(tasked)
-        where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
-        console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
-        _make_folders(spec, files)
-        preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates) if checks else None
-        return _make_supervisor(planner, run_id, files, ways, console, preflight, faults=faults).run()
-    finally:
-        console.close()
+    count = len(tasked)
+    where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
+    console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
+    _make_folders(spec, files)
+    preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates) if checks else None
+    return _make_supervisor(planner, run_id, files, ways, console, preflight, interrupts, faults=faults)
 
 
 def check(spec: ClusterSpec) -> CheckReport:
@@ -72,19 +129,30 @@ def check(spec: ClusterSpec) -> CheckReport:
         DistlaunchError: it could not be done, or was interrupted; nothing is left running.
     """
     ways = find_ways(spec)
-    with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
-        files = RunDir(Path(folder))
-        planner = _make_planner(spec, ways, files)
-        first = planner.at_first()
-        _make_folders(planner.spec, files)
-        preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates)
-        console = open_console([], verbose=False)
-        try:
-            run_id = make_run_id(spec.name)
-            supervisor = _make_supervisor(planner, run_id, files, ways, console, preflight, only_checks=True)
-            gang = supervisor.check()
-        finally:
-            console.close()
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+            files = RunDir(Path(folder))
+            planner = _make_planner(spec, ways, files)
+            first = planner.at_first()
+            _make_folders(planner.spec, files)
+            preflight = Preflight(first.spec, secrets.token_hex(8), first.candidates)
+            console = open_console([], verbose=False)
+            try:
+                run_id = make_run_id(spec.name)
+                with interrupts.raising():
+                    supervisor = _make_supervisor(
+                        planner, run_id, files, ways, console, preflight, interrupts, only_checks=True
+                    )
+                gang = supervisor.check()
+            finally:
+                interrupts.deliver_to(lambda _: console.hurry())
+                console.close()
+    except Interruption as interruption:
+        raise InterruptionError(interruption.signum) from None
+    finally:
+        interrupts.restore()
     if gang.signal is not None:
         raise InterruptionError(gang.signal)
     return make_check_report(first.spec, preflight, gang)
@@ -105,7 +173,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
 
 def _make_planner(spec: ClusterSpec, ways: Ways, files: RunDir) -> Planner:
     """With all that comes from this process filled in."""
-    return Planner(place(spec, files), str(Path.cwd()), os.environ, sys.executable, find_addresses(spec, ways))
+    return Planner(place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, ways))
 
 
 def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
@@ -121,6 +189,7 @@ def _make_supervisor(
     ways: Ways,
     console: Console,
     preflight: Preflight | None,
+    interrupts: Interrupts,
     *,
     only_checks: bool = False,
     faults: Sequence[Fault] = (),
@@ -150,7 +219,7 @@ def _make_supervisor(
         spec.restart.max_restarts > 0,
         spec.restart.max_worker_restarts,
         spec.tensorboard == "keep",
-        make_bundle(spec.sync, Path.cwd()) if spec.sync is not None else None,
+        make_bundle(spec.sync, current_directory()) if spec.sync is not None else None,
         only_checks,
     )
-    return Supervisor(stage, recast, recover, spec.restart, faults)
+    return Supervisor(stage, recast, recover, spec.restart, interrupts, faults)

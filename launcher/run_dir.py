@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
+import pwd
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launcher.controller import Controller, is_alive, parse_controller, send_signal, this_process
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.interrupts import STACKS_SIGNAL
 from launcher.log_lines import LogLines
@@ -51,47 +54,58 @@ class RunDir:
         self.tensorboard = root / "tensorboard"
         self.checkpoints = root / "checkpoints"
         self._run = root / "run.json"
-        self._lock: int | None = None
 
     @classmethod
     def create(cls, root: Path) -> RunDir:
         """Makes the folder, which must not hold anything yet."""
-        root = root.absolute()
+        root = absolute(root)
+        if not is_utf_8(root):
+            raise RunDirectoryError(
+                f"the run directory {os.fsencode(root)!r} is not UTF-8", cure="name another place with --run-dir"
+            )
         try:
-            if root.exists() and any(root.iterdir()):
-                raise RunDirectoryError(
-                    f"the run directory {root} is not empty", cure="name a new one; each run has its own"
-                )
-            make_private_directory(str(root))
-            root.chmod(0o700)
+            make_private_directory(str(root.parent))
+            try:
+                root.mkdir(mode=0o700)
+            except FileExistsError:
+                _check_unused(root)
+                root.chmod(0o700)
         except OSError as error:
             raise _cannot_write(root, error) from None
         return cls(root)
 
-    def hold(self, run_id: str) -> None:
-        """Says that the run is under way, for as long as this process lives."""
-        self.write_json(self._run, {"run_id": run_id, "pid": os.getpid()})
-        self._lock = os.open(self._run, os.O_RDWR)
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    @contextlib.contextmanager
+    def hold(self, run_id: str) -> Iterator[None]:
+        """Within it the run is under way: others see it, and may send this process the signals of `interrupts`."""
+        controller = this_process()
+        self._write_run(run_id, controller, ended=False)
+        try:
+            yield
+        finally:
+            # For other machines, which cannot see whether this process lives. On a full disk it is not written; here
+            # the process' end says the same.
+            with contextlib.suppress(RunDirectoryError):
+                self._write_run(run_id, controller, ended=True)
 
-    def read_run(self) -> tuple[str, int | None]:
+    def _write_run(self, run_id: str, controller: Controller, *, ended: bool) -> None:
+        self.write_json(self._run, {"run_id": run_id, "controller": asdict(controller), "ended": ended})
+
+    def read_run(self) -> tuple[str, Controller | None]:
         """The run's name, and the process that is at work on it, if one is.
 
         Raises:
             RunDirectoryError: this is no run's folder.
+            UsageError: whether that process lives cannot be seen from here.
         """
+        run_id, controller, ended = self._read_run()
+        return run_id, None if ended or not is_alive(controller) else controller
+
+    def _read_run(self) -> tuple[str, Controller, bool]:
         try:
-            with self._run.open("rb") as file:
-                facts = json.load(file)
-                run_id, pid = str(facts["run_id"]), int(facts["pid"])
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    return run_id, pid
+            facts = json.loads(self._run.read_bytes())
+            return str(facts["run_id"]), parse_controller(facts["controller"]), bool(facts["ended"])
         except (OSError, ValueError, KeyError, TypeError):
             raise RunDirectoryError(f"{self.root} is not the folder of a run") from None
-        return run_id, None
 
     def ask_stacks(self, within_s: float = 15.0) -> str:
         """What all tasks of the run are doing, by its distlaunch.
@@ -99,31 +113,31 @@ class RunDir:
         Raises:
             UsageError: the run is over, or does not answer.
         """
-        run_id, pid = self.read_run()
-        if pid is None:
-            raise UsageError(f"run {run_id} is over")
+        run_id, controller = self.read_run()
         before = self._stacks_written()
-        os.kill(pid, STACKS_SIGNAL)
+        if controller is None or not send_signal(controller, STACKS_SIGNAL):
+            raise UsageError(f"run {run_id} is over")
         deadline = time.monotonic() + within_s
         while self._stacks_written() == before:
+            if not is_alive(controller):
+                raise UsageError(f"run {run_id} is over")
             if time.monotonic() > deadline:
                 raise UsageError(f"run {run_id} does not say within {within_s:g} s what its tasks are doing")
             time.sleep(0.05)
         return self.stacks.read_text(encoding="utf-8")
 
     def ask_to_end(self, within_s: float = 120.0) -> bool:
-        """Has the run's distlaunch end it, and waits for that. Returns whether it was under way at all.
+        """Has the run's distlaunch end it, and waits for the end of that process. Returns whether it was under way.
 
         Raises:
             RunDirectoryError: it has not ended within this time.
+            UsageError: it cannot be asked from here.
         """
-        run_id, pid = self.read_run()
-        if pid is None:
+        run_id, controller = self.read_run()
+        if controller is None or not send_signal(controller, signal.SIGTERM):
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + within_s
-        while self.read_run()[1] is not None:
+        while is_alive(controller):
             if time.monotonic() > deadline:
                 raise RunDirectoryError(
                     f"run {run_id} has not ended within {within_s:g} s", cure=f"look at its terminal, or at {self.root}"
@@ -189,7 +203,7 @@ def find_run(what: str) -> RunDir:
     folder = next((path for path in (Path(what), runs_directory(os.environ) / what) if path.is_dir()), None)
     if folder is None:
         raise UsageError(f"there is no run {what}", cure="name a run's folder, as its first line tells it")
-    return RunDir(folder.absolute())
+    return RunDir(absolute(folder))
 
 
 def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
@@ -203,6 +217,63 @@ def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
     log = LogLines(fold=fold)
     lines = [*log.feed(data), *log.close()]
     return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
+
+
+def current_directory() -> Path:
+    """The folder that we are in.
+
+    Raises:
+        UsageError: it is gone, or its name cannot be written into our files.
+    """
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current directory cannot be used: {error.strerror}", cure="change to a directory that exists"
+        ) from None
+    if not is_utf_8(here):
+        raise UsageError(f"the current directory {os.fsencode(here)!r} is not UTF-8", cure="change to another one")
+    return here
+
+
+def absolute(path: Path) -> Path:
+    """
+    Raises:
+        UsageError: the path is relative to a current directory that cannot be used.
+    """
+    return path if path.is_absolute() else current_directory() / path
+
+
+def is_utf_8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_unused(root: Path) -> None:
+    """
+    Raises:
+        RunDirectoryError: the folder that was there already is somebody else's, or holds files.
+        OSError: it cannot be looked at, or is no folder.
+    """
+    if not root.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
+    owner = root.stat().st_uid
+    if owner != os.geteuid():  # root could take it over, and would change its mode
+        raise RunDirectoryError(
+            f"the run directory {root} belongs to {_user_name(owner)}", cure="name a new one; each run has its own"
+        )
+    if any(root.iterdir()):
+        raise RunDirectoryError(f"the run directory {root} is not empty", cure="name a new one; each run has its own")
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:

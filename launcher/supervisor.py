@@ -7,12 +7,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.chaos import Fault, pending, report_faults
+from launcher.errors import RunDirectoryError, ShownError, error_lines
 from launcher.events import Interrupted, StacksAsked
 from launcher.gang_loop import IDLE_S, Cast, GangLoop, Stage
 from launcher.gang_state import Gang
-from launcher.interrupts import STACKS_SIGNAL, noting_signals
+from launcher.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.news import render_restart
-from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
+from launcher.report import (
+    TAIL_LINES,
+    Attempt,
+    RunEnd,
+    end_by_error,
+    end_by_signal,
+    make_run_report,
+    make_versions,
+    render_error,
+    render_summary,
+)
 from launcher.restarts import Ending, GiveUp, Restart, decide_restart
 from launcher.results import RunReport
 from launcher.returning import Recover, Returning
@@ -33,10 +44,17 @@ class Supervisor:
     """One run, by the spec's rules of `restart`; `faults` are done in it on purpose."""
 
     def __init__(
-        self, stage: Stage, recast: Recast, recover: Recover, restart: RestartSpec, faults: Sequence[Fault] = ()
+        self,
+        stage: Stage,
+        recast: Recast,
+        recover: Recover,
+        restart: RestartSpec,
+        interrupts: Interrupts,
+        faults: Sequence[Fault] = (),
     ) -> None:
         self._faults = faults
         self._recover = recover
+        self._interrupts = interrupts
         self._interrupted: int | None = None
         """The signal by which the user has ended a pause."""
         self._stage = stage
@@ -53,39 +71,56 @@ class Supervisor:
 
         Raises:
             DistlaunchError: it could not be started; nothing is left running.
+            ShownError: it was started, and an error has ended it; the report is written.
         """
-        chosen = self._recast(())
-        with noting_signals(self._note_signal, STACKS_SIGNAL):
-            try:
-                while chosen is not None and self._interrupted is None:
-                    chosen = self._run_attempt(chosen)
-                    chosen, restart = self._choose_next(chosen)
-                    if restart is not None:
-                        self._pause(restart.pause_s)
-            finally:
-                left = self._links.close()
-        return self._report(left)
+        self._interrupts.deliver_to(self._note_signal)
+        error: Exception | None = None
+        try:
+            chosen = self._recast(())
+            while chosen is not None and self._interrupted is None:
+                chosen = self._run_attempt(chosen)
+                chosen, restart = self._choose_next(chosen)
+                if restart is not None:
+                    self._pause(restart.pause_s)
+        except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
+            error = caught
+        left = self._links.close()
+        end = end_by_signal(self._interrupted) if self._interrupted is not None else None
+        if error is None:
+            return self._report(left, end)
+        if not any(attempt.gang.started for attempt in self._attempts):
+            raise error
+        self._console.end_logs()
+        self._console.error(render_error(end_by_error(error).verdict))
+        report = self._report(left, end_by_error(error))
+        raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int) -> None:
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
 
     def check(self) -> Gang:
         """Looks at the nodes, and starts nothing."""
+        self._interrupts.deliver_to(self._note_signal)
         chosen = self._recast(())
         assert chosen is not None
-        with noting_signals(lambda signum: self._links.put(Interrupted(signum))):
-            try:
-                return GangLoop(self._stage, chosen, 1).run()
-            finally:
-                self._links.close()
+        try:
+            return GangLoop(self._stage, chosen, 1).run()
+        finally:
+            self._links.close()
 
     def _run_attempt(self, chosen: Cast) -> Cast:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
         started, number, files = time.time(), len(self._attempts) + 1, self._stage.run_dir
         faults = pending(self._faults, [attempt.gang for attempt in self._attempts])
         loop = GangLoop(self._stage, chosen, number, faults)
-        gang = loop.run()
-        logs = {task: files.log(number, task) for task in gang.rules.tasks}
+        logs = {task: files.log(number, task) for task in loop.gang.rules.tasks}
+        shown = {task: files.relative(path) for task, path in logs.items()}
+        try:
+            gang = loop.run()
+        except Exception as error:
+            verdict = end_by_error(error).verdict
+            self._attempts.append(Attempt(number, loop.gang, loop.plan, verdict, started, time.time(), shown))
+            raise
         verdict = judge(
             gang,
             loop.plan,
@@ -102,7 +137,6 @@ class Supervisor:
         if outcome(gang) == "failed":
             tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
             self._console.error(render_error(verdict, tail))
-        shown = {task: files.relative(path) for task, path in logs.items()}
         self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, time.time(), shown))
         return replace(chosen, preflight=None, dialled=loop.dialled, notes=())
 
@@ -165,19 +199,27 @@ class Supervisor:
         for happening in closed:
             self._links.put(happening)  # the node is lost to the next attempt
 
-    def _report(self, left: Mapping[str, int | None]) -> RunReport:
+    def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
+        files = self._stage.run_dir
         report = make_run_report(
             self._attempts,
             run_id=self._stage.run_id,
-            directory=str(self._stage.run_dir.root),
+            name=self._attempts[-1].plan.name,
+            directory=str(files.root),
+            started=self._attempts[0].started,
             ended=time.time(),
             left=left,
             versions=make_versions(self._links.ready.values()),
-            interrupted=self._interrupted,
+            end=end,
             chaos=report_faults(self._faults, {attempt.number: attempt.gang for attempt in self._attempts}),
         )
-        self._console.note(render_summary(report))
-        self._stage.run_dir.write_json(self._stage.run_dir.report, report.model_dump(mode="json"))
+        written = True
+        try:
+            files.write_json(files.report, report.model_dump(mode="json"))
+        except RunDirectoryError as error:  # what has become of the run does not change by that
+            self._console.error("\n".join(error_lines(error.message, error.reference, (), "free some space there")))
+            written = False
+        self._console.note(render_summary(report, written=written))
         return report
 
 

@@ -6,9 +6,9 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from launcher.at_once import map_at_once
 from launcher.errors import UsageError
 from launcher.run_dir import RunDir
 from launcher.spec import ClusterSpec, NodeSpec
@@ -30,9 +30,11 @@ def find_ways(spec: ClusterSpec) -> Ways:
     Raises:
         UsageError: there is no way to one of them.
     """
-    with ThreadPoolExecutor(max_workers=ASKING_AT_ONCE) as pool:  # for every other machine, OpenSSH is asked
-        found = pool.map(lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes)
-        return {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
+    # For every other machine, OpenSSH is asked.
+    found = map_at_once(
+        lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes, ASKING_AT_ONCE
+    )
+    return {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
 
 
 def find_addresses(spec: ClusterSpec, ways: Ways) -> dict[str, str]:

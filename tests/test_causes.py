@@ -40,6 +40,10 @@ def crash(exception: str, message: str) -> CrashRecord:
         (TaskExited(W0, TaskExit(1), 1050.0, crash("ResourceExhaustedError", "OOM when")), (), "out-of-memory"),
         (TaskExited(W0, TaskExit(1), 1050.0, evidence=FULL), (), "disk-full"),
         (TaskExited(W0, TaskExit(1), 1050.0, crash("OSError", "[Errno 28] No space left on device")), (), "disk-full"),
+        # That the disk is full as well has not ended it.
+        (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0, evidence=FULL), (), "preempted"),
+        (TaskExited(W0, TaskExit(143), 1050.0, crash("SystemExit", "sys.exit(143)"), evidence=FULL), (), "preempted"),
+        (TaskExited(W0, TaskExit(143), 1050.0, crash("OSError", "full"), evidence=FULL), (), "disk-full"),
         (TaskExited(W0, TaskExit(SAVED_STATUS), 1050.0), (), "preempted"),
         (TaskExited(W0, TaskExit(143), 1050.0), (), "preempted"),
         (TaskExited(W0, TaskExit(None, signal.SIGTERM), 1050.0), (), "preempted"),

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields interrupts
-    spec_parts strategies exception_text
+    tasks errors log_lines results spec_fields interrupts at_once
+    spec_parts strategies exception_text controller
     events spec tf_config torch_env terminal run_dir
     marked_yaml spec_errors
     overrides
@@ -71,6 +71,7 @@ ONLY_IN = {
     "click": {"launcher.cli", "launcher.cli_options", "launcher.cli_specs", "launcher.cli_runs"},
     "yaml": {"launcher.spec_file", "launcher.marked_yaml"},
     "pathspec": {"launcher.sync"},
+    "psutil": {"launcher.controller"},
     "rich": {"launcher.terminal"},
     "pydantic": {f"launcher.{name}" for name in ("spec", "spec_parts", "spec_errors", "spec_fields", "results")},
     "paramiko": {f"launcher.transports.{name}" for name in ("ssh", "ssh_connect", "ssh_config", "known_hosts")},
@@ -209,6 +210,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.frames",
         "transports.local",
         "transports.payload",
+        "transports.ssh_config",
         "transports.streams",
         "sync",
         "clean",

@@ -105,7 +105,7 @@ class TestProgram:
 
         assert ran.status == 2
         assert message in ran.stderr
-        assert "[usage]" in ran.stderr
+        assert "[too-few-gpus]" in ran.stderr if "--gpus-per-worker" in words else "[usage]" in ran.stderr
         assert ran.stdout == ""
         assert not ran.directory.exists()
 

@@ -108,6 +108,20 @@ def test_a_spare_node_takes_the_place_of_one_that_was_lost(hosts: Hosts, tmp_pat
     assert hosts_dialled == [hosts.addresses["gpu-a"], hosts.addresses["gpu-c"]]
 
 
+def test_a_spare_node_that_cannot_do_it_ends_the_run_with_a_report(hosts: Hosts, tmp_path: Path) -> None:
+    """What would have been an error of usage before the start is none once something was started."""
+    nodes = nodes_of("host: gpu-a", "host: gpu-b", "host: gpu-c, spare: true, gpus_per_worker: 64")
+    status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1, pause_s: 0.1}")
+    assert status == report["exit_status"] == 3
+    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in said
+    assert said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run\n")
+    assert (report["outcome"], report["verdict"]["reference"]) == ("failed", "too-few-gpus")
+    first, last = report["attempts"]
+    assert first["verdict"]["reference"] == "node-lost"
+    assert last["verdict"] == report["verdict"]
+    assert [task["started"] for task in last["tasks"]] == [None, None]
+
+
 def test_a_smaller_cluster_goes_on_where_that_is_allowed(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b", "host: gpu-c")
     restart = "{max_restarts: 1, pause_s: 0.1, min_workers: 2}"

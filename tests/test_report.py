@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import TooFewGpusError
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang_state import Gang
-from launcher.report import Attempt, make_run_report, render_error, render_summary
+from launcher.report import (
+    Attempt,
+    RunEnd,
+    end_by_error,
+    end_by_signal,
+    make_run_report,
+    render_error,
+    render_summary,
+)
 from launcher.results import RunReport, Verdict
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
@@ -20,15 +29,23 @@ from worker_entry.values import CrashRecord, Problem, TaskExit
 LOCAL = {"local": [W0, W1]}
 
 
-def make_report(gang: Gang, *, left: dict[str, int | None] | None = None) -> RunReport:
-    logs = {task: f"attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks}
+def attempt_of(gang: Gang, number: int) -> Attempt:
+    logs = {task: f"attempt-{number}/{task.type}-{task.index}.log" for task in gang.rules.tasks}
+    verdict = judged(gang) if gang.reason is not None else Verdict(reference="x", message="not over")
+    return Attempt(number, gang, plan_of(gang.rules), verdict, 999.0, 1061.5, logs)
+
+
+def make_report(gang: Gang, *, left: dict[str, int | None] | None = None, end: RunEnd | None = None) -> RunReport:
     return make_run_report(
-        [Attempt(1, gang, plan_of(gang.rules), judged(gang), 999.0, 1061.5, logs)],
+        [attempt_of(gang, 1)],
         run_id="20261121-143005-test-3f9a",
+        name="test",
         directory="/runs/x",
+        started=999.0,
         ended=1061.5,
         left=left or {"local": 0},
         versions={"distlaunch": "0.1.0"},
+        end=end,
     )
 
 
@@ -116,6 +133,49 @@ class TestSummary:
         gang, _ = play(rules, *preparing(rules), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, rules.nodes))
 
         assert "  worker:1  not started\n" in render_summary(make_report(gang))
+
+    def test_does_not_name_a_report_that_could_not_be_written(self) -> None:
+        report = make_report(history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0)))
+
+        assert render_summary(report, written=False).endswith("ended with status 0\nLogs: /runs/x")
+
+
+class TestEnd:
+    """What has ended a run outside of its attempts."""
+
+    def test_by_a_wrong_usage_says_that_nothing_was_started_only_where_that_is_so(self) -> None:
+        never_started, _ = play(make_rules(ONE_NODE), NodeReady("a"))
+        error = TooFewGpusError("c has 0 GPUs", cure="lower it")
+
+        assert make_report(never_started, end=end_by_error(error)).exit_status == 2
+        report = make_report(history(ONE_NODE, failed(W0, 1050.0)), end=end_by_error(error))
+        assert (report.outcome, report.exit_status) == ("failed", 3)
+        assert report.verdict == Verdict(reference="too-few-gpus", message="c has 0 GPUs", cure="lower it")
+
+    def test_by_a_refusal_after_another_attempt_does_not_say_so_either(self) -> None:
+        refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
+        refused, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+        report = make_report(refused)
+        first = history(ONE_NODE, failed(W0, 1050.0))
+        again = make_run_report(
+            [attempt_of(first, 1), attempt_of(refused, 2)], run_id="x", name="x", directory="/", started=0.0, ended=1.0,
+            left={"a": 0}, versions={},
+        )  # fmt: skip
+
+        assert (report.exit_status, again.exit_status) == (2, 3)
+        assert again.verdict.reference == "no-program"
+
+    def test_by_what_nobody_has_thought_of_is_a_bug(self) -> None:
+        report = make_report(history(ONE_NODE), end=end_by_error(KeyError("worker:7")))
+
+        assert (report.exit_status, report.verdict.reference) == (70, "bug")
+        assert report.verdict.message == "a bug in distlaunch: KeyError('worker:7')"
+
+    def test_by_a_signal_between_attempts_is_an_interruption(self) -> None:
+        report = make_report(history(ONE_NODE, failed(W0, 1050.0)), end=end_by_signal(signal.SIGTERM))
+
+        assert (report.outcome, report.exit_status, report.verdict.reference) == ("interrupted", 143, "interrupted")
+        assert report.attempts[0].verdict.reference == "task-failed"
 
 
 class TestError:

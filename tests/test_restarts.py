@@ -219,3 +219,17 @@ def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path)
         finally:
             process.kill()
     assert end(tmp_path) == (0, f"Was over: {tmp_path}/run\n")
+
+
+def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:
+    """The second attempt cannot write its plan: something is in the way."""
+    in_the_way = 'rm "$0/plan.json"; mkdir -p "$0/plan.json/x"; exit 1'
+    run = distlaunch("local", "--dry-run", "--", "true").directory
+    ran = distlaunch("local", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", in_the_way, str(run))
+    assert ran.status == ran.report["exit_status"] == 3
+    told = f"Error: cannot write {run}/plan.json: Is a directory [run-directory]\n  name another place with --run-dir\n"
+    summary = "  2 attempts; those before the last:\n    1: worker:0 on local exited with status 1 after "
+    assert re.search(f"{re.escape(told)}  0 processes left on this machine\n{re.escape(summary)}", ran.stderr)
+    assert ran.stderr.count("Error: cannot write") == 1
+    assert (ran.report["outcome"], ran.report["verdict"]["reference"]) == ("failed", "run-directory")
+    assert [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]] == ["task-failed", "run-directory"]

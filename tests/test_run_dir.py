@@ -246,9 +246,55 @@ class TestCommand:
                 "local", "-n", "1", "--run-dir", str(disk / "run"), "--", "seq", "100000", run_dir=False, timeout=60
             )
 
+            assert "[disk-full]\n" in ran.stderr
             told = f"Error: cannot write {disk}/run/report.json: No space left on device [run-directory]\n"
-            assert ran.stderr.endswith(f"{told}  {CURE}\n")
+            assert f"{told}  free some space there\n  worker:0  exit status 1\n" in ran.stderr
+            assert ran.stderr.endswith(f", exit status 3\nLogs: {disk}/run\n")
             assert ran.status == EXIT_INFRASTRUCTURE
+
+    def test_on_a_disk_that_is_full_at_the_end_does_not_change_what_became_of_the_run(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        with mounted(tmp_path / "disk", "size=256k") as disk:
+            fill = f"cat /dev/zero > {disk}/everything; exit 0"
+            ran = distlaunch("local", "-n", "1", "--run-dir", str(disk / "run"), "--", "sh", "-c", fill, run_dir=False)
+
+            assert f"Error: cannot write {disk}/run/report.json: No space left on device [run-directory]" in ran.stderr
+            assert "\nSucceeded in " in ran.stderr
+            assert ran.stderr.endswith(f"\nLogs: {disk}/run\n")
+            assert ran.status == 0
+            assert not (disk / "run" / "report.json").exists()
+
+    def test_on_a_disk_that_is_full_when_a_task_is_preempted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        with mounted(tmp_path / "disk", "size=256k") as disk:
+            fill = f"cat /dev/zero > {disk}/everything; exit 143"
+            ran = distlaunch("local", "-n", "1", "--run-dir", str(disk / "run"), "--", "sh", "-c", fill, run_dir=False)
+
+            assert "was preempted: it exited with status 143" in ran.stderr
+            assert "[preempted]\n" in ran.stderr
+            assert ran.status == 1
+
+    def test_that_is_not_utf_8(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        ran = distlaunch("local", "--run-dir", tmp_path / os.fsdecode(b"caf\xe9"), "--", "true", run_dir=False)
+
+        shown = os.fsencode(tmp_path / os.fsdecode(b"caf\xe9"))
+        assert ran.stderr == f"Error: the run directory {shown!r} is not UTF-8 [run-directory]\n  {CURE}\n"
+        assert ran.status == EXIT_INFRASTRUCTURE
+
+    def test_in_a_folder_of_somebody_elses(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        """For others the system refuses it; root could, and would lock its owner out."""
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to somebody else")
+        (tmp_path / "run").mkdir(mode=0o755)
+        os.chown(tmp_path / "run", 65534, -1)
+
+        ran = distlaunch("local", "--", "true")
+
+        assert f"Error: the run directory {tmp_path}/run belongs to " in ran.stderr
+        assert ran.stderr.endswith("[run-directory]\n  name a new one; each run has its own\n")
+        assert ran.status == EXIT_INFRASTRUCTURE
+        assert mode(tmp_path / "run") == 0o755
+        assert [*(tmp_path / "run").iterdir()] == []
 
     def test_in_a_folder_with_files_in_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()

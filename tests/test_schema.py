@@ -98,7 +98,7 @@ class TestReport:
         attempt = AttemptReport(attempt=1, started=1.0, ended=2.0, tasks=[task], verdict=verdict, processes_left=0)
         report = RunReport(
             run_id="x", name="x", outcome="succeeded", exit_status=0, versions={}, directory="/", started=1.0,
-            ended=2.0, attempts=[attempt],
+            ended=2.0, verdict=verdict, attempts=[attempt],
         )  # fmt: skip
         value: dict[str, Any] = json.loads(report.model_dump_json())
         return value

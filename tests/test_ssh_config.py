@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.transports.ssh_config import SshTarget, parse_target
+from launcher.transports import ssh_config
+from launcher.transports.base import LinkError
+from launcher.transports.ssh_config import SshTarget, load_target, parse_target
+from tests.witness import make_mark, marked, wait_until
+
+Configure = Callable[[bytes], None]
 
 PLAIN = """\
 user alice
@@ -60,6 +68,20 @@ def test_proxies_become_a_command_to_go_through(more: str, command: str | None) 
     assert parse(more).proxy_command == command
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "ssh", "²"])
+def test_a_port_that_is_none_is_told(port: str) -> None:
+    with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is no port"):
+        parse(f"port {port}\n")
+
+
+def test_quotes_in_names_of_files_are_part_of_the_names() -> None:
+    """OpenSSH prints them as they are."""
+    assert parse("userknownhostsfile /home/o'brien/known /k\"n\n").known_hosts[:2] == (
+        Path("/home/o'brien/known"),
+        Path('/k"n'),
+    )
+
+
 def test_known_hosts_none_means_no_file() -> None:
     assert parse("userknownhostsfile none\nglobalknownhostsfile none\n").known_hosts == ()
 
@@ -80,3 +102,52 @@ def test_include_and_match_of_a_real_configuration_are_followed(tmp_path: Path) 
     target = parse_target("gpu-c", asked.stdout)
     assert (target.hostname, target.port, target.user) == ("gpu-c.lab", 2200, "carol")
     assert target.proxy_command == "ssh -o BatchMode=yes -W '[gpu-c.lab]:2200' -- bastion"
+
+
+@pytest.fixture
+def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """The user's `ssh` with another configuration."""
+    ssh = shutil.which("ssh")
+    if ssh is None:
+        pytest.skip("OpenSSH is not installed")
+    wrapper = tmp_path / "bin" / "ssh"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {ssh} -F {tmp_path}/config "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+
+    def write(config: bytes) -> None:
+        (tmp_path / "config").write_bytes(b"Host gpu-*\n" + config)
+        (tmp_path / "config").chmod(0o600)
+
+    return write
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (b"  IdentityFile /caf\xe9\n", r"is not UTF-8: identityfile /caf\xe9"),
+        (b"  Port none\n", "ssh does not accept its configuration: "),
+        (b'  User "alice\n', "ssh does not accept its configuration: "),
+    ],
+    ids=["not-utf-8", "odd-port", "unclosed-quote"],
+)
+def test_a_configuration_that_cannot_be_understood_is_told(configure: Configure, config: bytes, told: str) -> None:
+    configure(config)
+    with pytest.raises(LinkError, match=re.escape(told)):
+        load_target("gpu-a")
+
+
+@pytest.mark.ssh
+def test_a_configuration_that_does_not_answer_is_told_and_nothing_of_it_is_left(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = make_mark()
+    for name, value in mark.items():
+        monkeypatch.setenv(name, value)
+    configure(b'Match exec "sleep 600; true"\n  User alice\n')
+    monkeypatch.setattr(ssh_config, "ANSWER_S", 1.0)
+    with pytest.raises(LinkError, match=r"`ssh -G gpu-a` does not answer within 1 s; a `Match exec` .* may hang"):
+        load_target("gpu-a")
+    wait_until(lambda: marked(mark) == [], "nothing of it is left")

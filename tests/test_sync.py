@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -392,3 +393,29 @@ def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, 
     assert process.returncode == 0, errors.decode()
     assert b"connected again after" in errors
     assert output.count(hashlib.sha256(big).hexdigest().encode()) == 2
+
+
+@pytest.mark.ssh
+def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
+    hosts: Hosts, project: Path, tmp_path: Path
+) -> None:
+    with (project / "big.bin").open("wb") as big:
+        big.truncate(600 << 20)
+    spec = hosts.write_spec("program: {command: ['true']}\nsync: {to: ~/interrupted}\n")
+    process = subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
+        cwd=project,
+        env={**os.environ, **hosts.env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    versions = hosts.home / ".interrupted.distlaunch"
+    wait_until(lambda: any(versions.glob(".new-*/big.bin")), "it is being sent", 90)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors.decode()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["outcome"], report["verdict"]["reference"]) == ("interrupted", "interrupted")
+    assert b"SIGTERM: stopping all tasks" in errors
+    assert not (hosts.home / "interrupted").exists()
+    assert not [*versions.glob(".new-*")]

@@ -25,7 +25,13 @@ def main(*, outlives_connection: bool) -> int:
     kernel.become_subreaper()
     guardian = os.getpid()
     meeting = Meeting.make() if outlives_connection else None
-    child = os.fork()
+    try:
+        child = os.fork()
+    except BlockingIOError:
+        if meeting is not None:
+            meeting.close(1)
+        sys.stderr.write("no more processes can be started here: raise the limit (`ulimit -u`)\n")
+        return 1
     if child == 0:
         kernel.die_with_parent(signal.SIGTERM, guardian)
         kernel.become_subreaper()

@@ -189,6 +189,11 @@ def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Proble
             "no space is left on the device of the run directory",
             "free some, or use another --run-dir",
         )
+    elif error.errno == errno.EAGAIN:
+        message, cure = (
+            "no more processes can be started there",
+            "raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+        )
     elif error.errno == errno.ENOEXEC:
         message, cure = f"{start.program.target} has no #! line and is no binary", "add one"
     else:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from launcher.errors import DistlaunchError, as_ours
 from launcher.transports import streams
 from launcher.transports.base import (
     Deliver,
@@ -158,7 +159,8 @@ class Frames:
         except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}"
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
-            reason = f"a bug in distlaunch: {error!r}"
+            meant = as_ours(error)
+            reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
         with self._changed:
             self._stream = None
             self._changed.notify_all()
@@ -196,7 +198,11 @@ class Frames:
     def _start_writing(self, stream: Stream) -> None:
         with self._changed:
             self._stream = stream
-        threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+        try:
+            threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+        except RuntimeError:  # no more threads are allowed; the agent need not wait for what nobody writes
+            stream.finish()
+            raise
 
     def _read(self, stream: Stream, data: bytes) -> None:
         decoder = Decoder()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import worker_entry
+from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogMirror
 from launcher.transports.frames import Frames
 from worker_entry import kernel, processes
@@ -47,7 +48,14 @@ class LocalTransport:
         finally:
             os.close(errors)
         _guardians.add(process.pid)
-        return LocalLink(node, process, deliver, mirror, others, lease_s)
+        try:
+            return LocalLink(node, process, deliver, mirror, others, lease_s)
+        except RuntimeError as error:  # no thread can be started for it
+            process.kill()
+            process.communicate()
+            _guardians.discard(process.pid)
+            processes.kill_descendants(others | _guardians)
+            raise as_ours(error) from None
 
 
 class LocalLink:

@@ -9,6 +9,7 @@ import getpass
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,11 @@ from pathlib import Path
 import paramiko
 
 from launcher.transports.base import LinkError
+from worker_entry import kernel
 
 NONE = ("none", "")
+ANSWER_S = 30.0
+"""How long `ssh -G` may take; it only reads files, and runs what `Match exec` names."""
 
 
 @dataclass(frozen=True)
@@ -100,21 +104,36 @@ def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
 
 
 def _ask_openssh(host: str, options: Iterable[str]) -> str:
-    done = subprocess.run(
-        ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host],  # noqa: S607 - the user's own ssh, as their shell finds it
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode != 0:
-        raise LinkError(f"ssh does not accept its configuration: {done.stderr.strip()}")
-    return done.stdout
+    command = ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise LinkError(f"`ssh -G` cannot be started: {error.strerror}") from None
+    with process:
+        try:
+            output, errors = process.communicate(timeout=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            for below in kernel.descendants(process.pid):
+                kernel.send_signal(below, signal.SIGKILL)
+            process.kill()
+            raise LinkError(
+                f"`ssh -G {host}` does not answer within {ANSWER_S:g} s; a `Match exec` of its configuration may hang"
+            ) from None
+    if process.returncode != 0:
+        raise LinkError(f"ssh does not accept its configuration: {errors.decode(errors='replace').strip()}")
+    try:
+        return output.decode()
+    except UnicodeDecodeError as error:
+        line = output.splitlines()[output[: error.start].count(b"\n")].decode(errors="backslashreplace")
+        raise LinkError(f"ssh's configuration of this host is not UTF-8: {line}") from None
 
 
 def parse_target(host: str, text: str) -> SshTarget:
-    """What `ssh -G` printed → SshTarget."""
+    """What `ssh -G` printed → SshTarget.
+
+    Raises:
+        LinkError: it makes no sense.
+    """
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.strip().partition(" ")
@@ -125,9 +144,10 @@ def parse_target(host: str, text: str) -> SshTarget:
         return values.get(key, [default])[0]
 
     hostname = first("hostname", host.rpartition("@")[2])
-    port = int(first("port", "22"))
+    port = _port(first("port", "22"))
     user = first("user") or getpass.getuser()
-    files = shlex.split(f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}")
+    # Names without quotes, whatever is in them.
+    files = f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}".split()
     return SshTarget(
         host=host,
         hostname=hostname,
@@ -140,6 +160,12 @@ def parse_target(host: str, text: str) -> SshTarget:
         host_key_alias=first("hostkeyalias") or None,
         proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
     )
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise LinkError(f"ssh's configuration of this host has Port {text}, which is no port")
+    return int(text)
 
 
 def _agent(name: str, hostname: str, user: str) -> str | None:

@@ -1,0 +1,40 @@
+"""Work for many nodes at once: all of it is done, in order, whatever fails, and with however few threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from launcher.at_once import map_at_once
+
+
+def test_results_are_in_the_order_of_the_items() -> None:
+    assert map_at_once(lambda number: number * 2, range(100), 8) == [number * 2 for number in range(100)]
+    assert map_at_once(str, [], 8) == []
+
+
+def test_as_many_are_done_at_once_as_was_asked_for() -> None:
+    meeting = threading.Barrier(4)
+    map_at_once(lambda _: meeting.wait(10), range(8), 4)
+
+
+def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None:
+    done = []
+
+    def work(number: int) -> None:
+        done.append(number)
+        if number in (3, 5):
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="3"):
+        map_at_once(work, range(8), 3)
+    assert sorted(done) == [*range(8)]
+
+
+def test_without_a_thread_more_all_are_done_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert map_at_once(lambda _: threading.current_thread(), range(3), 8) == [threading.main_thread()] * 3

@@ -1,0 +1,194 @@
+"""Who controls a run is known for certain: a stranger is never signalled, and a run that is over is never alive."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from launcher.controller import Controller, is_alive, parse_controller, send_signal, this_process
+from launcher.errors import UsageError
+from launcher.run_dir import RunDir
+from tests.conftest import distlaunch_command
+from tests.polling import eventually
+from tests.witness import wait_until
+
+
+@contextmanager
+def stranger() -> Iterator[tuple[subprocess.Popen[bytes], Controller]]:
+    """A process that could be anybody's, and its identity."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        started = psutil.Process(process.pid).create_time() - psutil.boot_time()
+        try:
+            yield process, replace(this_process(), pid=process.pid, started=started)
+        finally:
+            process.kill()
+
+
+class TestProcess:
+    def test_that_lives_is_alive_and_is_signalled(self) -> None:
+        with stranger() as (process, controller):
+            assert is_alive(controller)
+            assert send_signal(controller, signal.SIGTERM)
+            assert process.wait(10) == -signal.SIGTERM
+            assert not is_alive(controller)
+            assert not send_signal(controller, signal.SIGTERM)
+
+    def test_is_signalled_where_there_are_no_pidfds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "pidfd_open")
+        with stranger() as (process, controller):
+            assert send_signal(controller, signal.SIGTERM)
+            assert process.wait(10) == -signal.SIGTERM
+
+    def test_that_nobody_has_collected_yet_is_over(self) -> None:
+        with stranger() as (process, controller):
+            process.kill()
+            wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "it is a zombie")
+            assert not is_alive(controller)
+
+    def test_with_the_pid_of_an_earlier_one_is_left_alone(self) -> None:
+        with stranger() as (process, controller):
+            earlier = replace(controller, started=controller.started - 1.0)
+            assert not is_alive(earlier)
+            assert not send_signal(earlier, signal.SIGKILL)
+            assert process.poll() is None
+
+    def test_of_an_earlier_boot_is_over(self) -> None:
+        assert not is_alive(replace(this_process(), boot="2f6c1c6e-0000-4000-8000-000000000000"))
+
+    def test_of_another_machine_is_not_judged_from_here(self) -> None:
+        with pytest.raises(UsageError, match="this run's distlaunch is on gpu-a"):
+            is_alive(replace(this_process(), host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000"))
+
+    def test_of_another_container_is_not_judged_from_here(self) -> None:
+        elsewhere = replace(this_process(), pid_namespace="pid:[1]")
+        with pytest.raises(UsageError, match=f"in another container of {socket.gethostname()}"):
+            send_signal(elsewhere, signal.SIGKILL)
+
+    def test_is_found_although_its_machine_has_another_name_now(self) -> None:
+        assert is_alive(replace(this_process(), host="before-dhcp"))
+
+    def test_survives_json(self) -> None:
+        assert parse_controller(json.loads(json.dumps(asdict(this_process())))) == this_process()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in `run`, which is under way."""
+    with (folder / "stderr").open("wb") as stderr:
+        command = distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "echo up; sleep 600")
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr)
+    with process:
+        try:
+            assert process.stdout is not None
+            assert b"up" in process.stdout.readline()
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def ask(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*before, *distlaunch_command(*arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+def change(run: Path, **facts: Any) -> None:
+    """As if the run were another machine's, say."""
+    written = json.loads((run / "run.json").read_text())
+    written["controller"] |= facts
+    (run / "run.json").write_text(json.dumps(written))
+
+
+class TestRun:
+    def test_is_over_whoever_holds_a_lock_on_its_files(self, tmp_path: Path) -> None:
+        assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
+        with (tmp_path / "run" / "run.json").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert RunDir(tmp_path / "run").read_run()[1] is None
+
+    def test_stays_under_way_whoever_looks_at_it(self, tmp_path: Path) -> None:
+        """Also while it begins: somebody's lock has made it lose its own, and count as over from then on."""
+        script = (
+            "import sys, time\nfrom pathlib import Path\nfrom launcher.run_dir import RunDir\n"
+            "with RunDir.create(Path(sys.argv[1])).hold('x'):\n    print('held', flush=True)\n    time.sleep(600)\n"
+        )
+        folder = tmp_path / "run"
+        with subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE) as process:
+            try:
+
+                def lock() -> int:
+                    assert (folder / "run.json").exists()
+                    return os.open(folder / "run.json", os.O_RDONLY)
+
+                looker = eventually(lock)
+                fcntl.flock(looker, fcntl.LOCK_EX)
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"held\n"
+                os.close(looker)
+                _, controller = RunDir(folder).read_run()
+                assert controller is not None
+                assert controller.pid == process.pid
+            finally:
+                process.kill()
+
+    def test_that_was_killed_is_over(self, tmp_path: Path) -> None:
+        with running(tmp_path) as process:
+            assert RunDir(tmp_path / "run").read_run()[1] is not None
+            process.kill()
+            process.wait()
+            assert RunDir(tmp_path / "run").read_run()[1] is None
+            assert ask(tmp_path, "down", "run").stdout == f"Was over: {tmp_path}/run\n"
+
+    def test_of_another_machine_or_container_is_left_alone_and_its_place_is_named(self, tmp_path: Path) -> None:
+        with running(tmp_path) as process:
+            change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
+            for command in ("down", "stacks", "clean", "profile"):
+                asked = ask(tmp_path, command, "run")
+                assert (asked.returncode, asked.stdout) == (2, "")
+                assert asked.stderr.startswith(
+                    "Error: this run's distlaunch is on gpu-a [usage]\n  give the command on"
+                )
+            assert process.poll() is None
+
+    def test_whose_pid_is_a_strangers_by_now_is_over_and_the_stranger_is_left_alone(self, tmp_path: Path) -> None:
+        assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
+        written = json.loads((tmp_path / "run" / "run.json").read_text())
+        (tmp_path / "run" / "run.json").write_text(json.dumps({**written, "ended": False}))
+        with stranger() as (process, controller):
+            change(tmp_path / "run", pid=controller.pid)
+            assert ask(tmp_path, "down", "run").stdout == f"Was over: {tmp_path}/run\n"
+            assert "is over" in ask(tmp_path, "stacks", "run").stderr
+            assert process.poll() is None
+
+    def test_that_has_ended_is_over_for_other_machines_as_well(self, tmp_path: Path) -> None:
+        assert ask(tmp_path, "local", "-n", "1", "--run-dir", "run", "--", "true").returncode == 0
+        change(tmp_path / "run", host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000")
+        assert ask(tmp_path, "down", "run").stdout == f"Was over: {tmp_path}/run\n"
+
+    def test_is_not_taken_for_a_process_of_another_pid_namespace(self, tmp_path: Path) -> None:
+        apart = ("unshare", "--pid", "--fork", "--mount-proc")
+        if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+            pytest.skip("a PID namespace of its own can only be made by root")
+        with running(tmp_path) as process:
+            asked = ask(tmp_path, "down", "run", before=apart)
+            assert asked.returncode == 2
+            assert asked.stderr.startswith("Error: this run's distlaunch is in another container of ")
+            assert process.poll() is None
+
+    def test_ends_when_it_is_asked_to(self, tmp_path: Path) -> None:
+        with running(tmp_path) as process:
+            assert ask(tmp_path, "down", "run").stdout == f"Ended: {tmp_path}/run\n"
+            assert process.wait(10) == 143

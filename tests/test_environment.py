@@ -1,0 +1,110 @@
+"""What is wrong around distlaunch is told as what it is, and is no bug in distlaunch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Distlaunch, distlaunch_command
+
+
+def run(folder: Path, command: list[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
+    """As a shell does, which can close streams and remove the folder that it is in."""
+    script = f'{before} exec "$@"'
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *command],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class TestClosedStreams:
+    """They are as good as /dev/null; what comes next must not get their numbers."""
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_do_not_keep_a_run_from_its_end(self, tmp_path: Path, closed: str) -> None:
+        task = 'ls -l /proc/self/fd; echo "to stdout"; echo "to stderr" >&2'
+        command = distlaunch_command("local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", task)
+        ran = run(tmp_path, command, before=f"exec {closed};")
+        assert ran.returncode == 0
+        assert (">&-" in closed and closed != "2>&-") or "worker:0 │ to stdout" in ran.stdout
+        assert "2>&-" in closed or "Succeeded in" in ran.stderr
+        log = (tmp_path / "run" / "attempt-1" / "worker-0.log").read_text()
+        assert log.endswith("to stdout\nto stderr\n")
+        assert (tmp_path / "run" / "report.json").exists()
+
+    def test_do_not_keep_a_command_from_its_end(self, tmp_path: Path) -> None:
+        assert run(tmp_path, distlaunch_command("schema"), before="exec >&-;").returncode == 0
+        asked = run(tmp_path, distlaunch_command("down", "nothing"), before="exec >&-;")
+        assert (asked.returncode, asked.stderr.splitlines()[0]) == (2, "Error: there is no run nothing [usage]")
+        assert run(tmp_path, distlaunch_command("down", "nothing"), before="exec 2>&-;").returncode == 2
+
+
+class TestCurrentDirectory:
+    @pytest.mark.parametrize("option", ["--run-dir=/nowhere", "--run-dir=here", "--dry-run"])
+    def test_that_was_removed_is_told(self, tmp_path: Path, option: str) -> None:
+        command = distlaunch_command("local", option, "--", "true")
+        ran = run(tmp_path, command, before="mkdir gone; cd gone; rmdir ../gone;")
+        told = "the current directory cannot be used: No such file or directory [usage]"
+        assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to a directory that exists\n")
+
+    def test_that_was_removed_does_not_keep_help_from_being_shown(self, tmp_path: Path) -> None:
+        ran = run(tmp_path, distlaunch_command("--help"), before="mkdir gone; cd gone; rmdir ../gone;")
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+    def test_that_is_not_utf_8_is_told(self, tmp_path: Path) -> None:
+        folder = tmp_path / os.fsdecode(b"caf\xe9")
+        folder.mkdir()
+        ran = run(folder, distlaunch_command("local", "--run-dir", str(tmp_path / "run"), "--", "true"))
+        told = f"the current directory {os.fsencode(folder)!r} is not UTF-8 [usage]"
+        assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another one\n")
+
+
+def test_too_few_processes_for_a_run_are_told_wherever_they_are_missed(tmp_path: Path) -> None:
+    """Each limit below what a run needs is met somewhere else: by a thread of ours, the agent, a task."""
+    limited = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]
+    limited += ["--ambient-caps=-all,+dac_override"]  # to read what is root's, as this test and perhaps Python
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if os.geteuid() != 0 or shutil.which("setpriv") is None or python is None:
+        pytest.skip("to be somebody without other processes takes root, setpriv, and a Python for everybody")
+    statuses = []
+    for limit in range(1, 16):
+        folder = tmp_path / str(limit)
+        command = distlaunch_command("local", "-n", "1", "--run-dir", str(folder), "--python", python, "--", "true")
+        ran = run(tmp_path, [*limited, "prlimit", f"--nproc={limit}:{limit}", *command])
+        statuses.append(ran.returncode)
+        if ran.returncode == 0:
+            break
+        assert ran.returncode == 3, ran.stderr
+        assert "no more processes" in ran.stderr
+        assert "ulimit -u" in ran.stderr
+        assert (folder / "report.json").exists()
+    assert statuses[-1] == 0
+    assert len(statuses) > 3
+
+
+class TestDebug:
+    def test_behind_the_script_is_the_scripts_own(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "file").touch()
+        for words in (["train.py", "--debug"], ["--", "./train", "--debug"]):
+            ran = distlaunch("local", *words)
+            assert ran.status == 3
+            assert ran.stderr.startswith("Error: the run directory ")
+
+    def test_shows_the_traceback_as_well_and_changes_no_exit_status(self, tmp_path: Path) -> None:
+        for arguments, status in ((["down", "nothing"], 2), (["local", "--run-dir", "/dev/null", "--", "true"], 3)):
+            plain = run(tmp_path, distlaunch_command(*arguments))
+            debug = run(tmp_path, distlaunch_command("--debug", *arguments))
+            assert plain.returncode == debug.returncode == status
+            assert debug.stderr.startswith("Traceback (most recent call last):\n")
+            assert debug.stderr.endswith(plain.stderr)
+            assert plain.stderr.startswith("Error: ")

@@ -1,0 +1,131 @@
+"""A signal never loses a run its report, and never does what signals do by default, from the run's first moment on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import distlaunch_command
+from tests.polling import eventually
+from tests.witness import make_mark, marked, wait_until
+
+STORM = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    return loaded
+
+
+@contextmanager
+def started(folder: Path, *command: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose run is in `run` and can be seen, from its very first moment."""
+    with (folder / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, stderr=stderr
+        )
+    with process:
+        try:
+            while not (folder / "run" / "run.json").exists():
+                assert process.poll() is None, (folder / "stderr").read_text()
+            yield process
+        finally:
+            process.kill()
+
+
+class TestWhileTheFolderIsHashed:
+    @pytest.fixture
+    def spec(self, tmp_path: Path) -> str:
+        """To hash its folder takes for ever: a file of 1 TB, though it takes no space."""
+        (tmp_path / "project").mkdir()
+        with (tmp_path / "project" / "data").open("wb") as file:
+            file.truncate(1 << 40)
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            "nodes: [{host: gpu-a, ssh: {hostname: 127.0.0.1, port: 9}}]\n"
+            "program: {command: ['true']}\nsync: {path: project, to: ~/project}\n"
+        )
+        return str(path)
+
+    @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_a_signal_ends_the_run_and_its_report_is_written(
+        self, spec: str, tmp_path: Path, signum: int, status: int
+    ) -> None:
+        with started(tmp_path, *distlaunch_command("up", "--run-dir", "run", spec)) as process:
+            process.send_signal(signum)
+            assert process.wait(30) == status
+        report = report_of(tmp_path)
+        assert (report["outcome"], report["exit_status"], report["attempts"]) == ("interrupted", status, [])
+        assert report["verdict"]["reference"] == "interrupted"
+        assert "nothing was started [interrupted]" in (tmp_path / "stderr").read_text()
+
+    def test_a_run_that_can_be_seen_can_be_asked_for_its_stacks(self, spec: str, tmp_path: Path) -> None:
+        with started(tmp_path, *distlaunch_command("up", "--run-dir", "run", spec)) as process:
+            process.send_signal(signal.SIGUSR1)
+            wait_until(lambda: "Starting 1 task" in (tmp_path / "stderr").read_text(), "it goes on")
+            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 143
+
+
+def test_a_check_that_is_interrupted_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with (tmp_path / "data").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "spec.yaml").write_text(
+        "nodes: [{host: gpu-a, ssh: {hostname: 127.0.0.1, port: 9}}]\n"
+        "program: {command: ['true']}\nsync: {path: ., to: ~/project}\n"
+    )
+    process = subprocess.Popen(
+        distlaunch_command("check", "spec.yaml"),
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        wait_until(lambda: any((tmp_path / "tmp").iterdir()), "it has its folder")
+        process.terminate()
+        assert process.wait(30) == 143
+    assert [*(tmp_path / "tmp").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("moment", "seconds"), [("run.json", "600"), ("attempt-1/worker-0.log", "600"), ("report.json", "0")]
+)
+def test_a_storm_of_signals_loses_neither_the_report_nor_the_exit_status(
+    tmp_path: Path, moment: str, seconds: str
+) -> None:
+    mark = make_mark()
+    command = distlaunch_command("local", "-n", "2", "--run-dir", "run", "--", "sleep", seconds)
+    with started(tmp_path, *command, env=mark) as process:
+        wait_until((tmp_path / "run" / moment).exists, f"there is {moment}")
+        storm = itertools.cycle(STORM)
+
+        def ended() -> None:
+            process.send_signal(next(storm))
+            assert process.poll() is not None
+
+        eventually(ended, 60)
+        report = report_of(tmp_path)
+        assert report["outcome"] == ("succeeded" if seconds == "0" else "interrupted")
+        assert process.returncode == report["exit_status"]
+    assert marked(mark) == []
+
+
+def test_nohup_keeps_a_run_from_the_end_of_its_terminal(tmp_path: Path) -> None:
+    command = distlaunch_command(
+        "local", "-n", "1", "--run-dir", "run", "--", "sh", "-c", "while :; do sleep 0.1; done"
+    )
+    with started(tmp_path, "nohup", *command) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
