@@ -120,6 +120,7 @@ class GangLoop:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
         self._write_plan()
         gang = self._new_gang()
+        self._links.begin(self._attempt, gang.rules.nodes)
         for node in gang.rules.nodes.keys() - gang.ready:
             self._links.connect(node, next(self._tasks_of(node)).directory)
         self._links.put(Tick())

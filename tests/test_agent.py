@@ -303,7 +303,8 @@ def long_task() -> TaskStart:
     ("sent", "said"),
     [
         (b"ls -la\n", "not a header: b'ls -la'"),
-        (b"\xff" * 100_000 + b"\n", "not a header"),
+        (b"\xff" * 50_000 + b"\n", "not a header"),
+        (b"\xff" * 100_000, "a header of more than 65536 bytes"),
         (b'{"type":"Shout"}\n', "unknown frame type 'Shout'"),
         (b'{"type":"Stop","grace_s":NaN}\n', "Stop.grace_s: nan is out of range"),
         (b'{"type":"Prepare","attempt":2,"tasks":5,"first_port":1,"last_port":2}\n', "Prepare.tasks: expected"),

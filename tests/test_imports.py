@@ -29,7 +29,7 @@ LAUNCHER_LAYERS = """
     report news preflight log_watch
     check_report
     transports.base transports.payload
-    transports.streams
+    transports.streams inlet
     transports.frames
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
@@ -45,6 +45,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
+    limits
     values control_groups run_files after_import arrival
     kernel orders
     messages keras_backup heartbeat patience oom

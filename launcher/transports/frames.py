@@ -17,10 +17,10 @@ from launcher.transports.base import (
     LinkDropped,
     LinkError,
     LinkResumed,
-    LogMirror,
+    LogSink,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
-from worker_entry.messages import Attached, Broken, Log, Message, Ready
+from worker_entry.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
 from worker_entry.protocol import Decoder, ProtocolError, encode
@@ -51,7 +51,7 @@ class Frames:
         node: str,
         open_stream: Callable[[], Stream],
         deliver: Deliver,
-        mirror: LogMirror,
+        mirror: LogSink,
         *,
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
@@ -156,12 +156,14 @@ class Frames:
         except (LinkError, LinkBroken) as error:
             reason = str(error)
         except (ProtocolError, ValueError, OverflowError) as error:
-            reason = f"the agent sent {error}"
+            reason = f"the agent sent {error}{' [protocol-error]' * self.began}"
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
             reason = f"a bug in distlaunch: {error!r}"
         with self._changed:
-            self._stream = None
+            stream, self._stream = self._stream, None
             self._changed.notify_all()
+        if stream is not None and not self.ended:  # of what comes from there nothing more is read
+            stream.abandon()
         self._deliver(self._node, LinkClosed(reason))
 
     def _follow(self) -> str:
@@ -199,7 +201,7 @@ class Frames:
         threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
 
     def _read(self, stream: Stream, data: bytes) -> None:
-        decoder = Decoder()
+        decoder = Decoder(ToController)
         while True:
             for message, body in decoder.feed(data):
                 if is_counted(message):
@@ -223,6 +225,8 @@ class Frames:
             case Beat():
                 self._note_beat(message)
             case Attached(received):
+                if self._stream is stream:  # each of them would begin another writer
+                    raise ProtocolError("Attached, which answers nothing")
                 self._resume(stream, received)
             case Broken(problem) if problem.reference == AGENT_GONE:
                 self.ended = True

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import worker_entry
-from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogMirror
+from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
 from launcher.transports.frames import Frames
 from worker_entry import kernel, processes
 from worker_entry.messages import Message, Ready
@@ -31,7 +31,7 @@ class LocalTransport:
         self._errors = errors
         self._python = python
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> LocalLink:
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> LocalLink:
         # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
         kernel.become_subreaper()
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
@@ -58,7 +58,7 @@ class LocalLink:
         node: str,
         process: subprocess.Popen[bytes],
         deliver: Deliver,
-        mirror: LogMirror,
+        mirror: LogSink,
         others: set[int],
         lease_s: float,
     ) -> None:
