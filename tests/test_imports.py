@@ -204,6 +204,7 @@ def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
 def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     """Those that touch the world, or a node's facts, know more."""
     world = {
+        "inlet",
         "transports.base",
         "transports.frames",
         "transports.local",
