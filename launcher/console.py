@@ -19,6 +19,7 @@ from typing import IO
 from launcher.log_lines import LogLines
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink, Sink, TerminalSink
+from worker_entry.holes import end_of_hole, render_bytes
 
 POLL_S = 0.05
 BUSY_PAUSE_S = 0.01
@@ -26,6 +27,8 @@ BUSY_PAUSE_S = 0.01
 What has piled up is shown without a pause once a note is due, or the end."""
 PIECE = 64 << 10
 """Bytes of a log that are read at once."""
+ZEROS = 512
+"""Zeros in a row from which on they are left out: a program that cuts its log to a greater length leaves terabytes."""
 PROGRESS_S = 10.0
 """In a pipe, how often a line that is not finished (a progress bar, say) is shown as it is."""
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
@@ -145,9 +148,11 @@ class Console:
             return False
         grown = False
         for log in self._logs:
+            before = log.shown
             data = log.read()
+            grown = grown or log.shown > before
             if data:
-                grown = True
+                self._show_zeros(log)
                 self._write(log, log.lines.feed(data))
         unfinished = [(log, text) for log in self._logs if (text := log.lines.unfinished)]
         if self._sink.has_live_lines:
@@ -171,7 +176,13 @@ class Console:
             text = log.label + (b"\n" + log.label).join(lines) + b"\n"
             self._out(lambda sink: sink.write(text))
 
+    def _show_zeros(self, log: _FollowedLog) -> None:
+        zeros = log.take_zeros()
+        if zeros:
+            self._write(log, [self._paint("2", f"({render_bytes(zeros)} of zeros left out)").encode()])
+
     def _finish(self, log: _FollowedLog) -> None:
+        self._show_zeros(log)
         self._write(log, log.lines.close())
         if log.lines.folded:
             count = "1 line" if log.lines.folded == 1 else f"{log.lines.folded:,} lines"
@@ -195,20 +206,37 @@ class _FollowedLog:
         self.unfinished_since: float | None = None
         """When that line, or this about it, was first seen."""
         self._path = path
+        self._zeros = 0
         self._file: IO[bytes] | None = None
 
     def read(self) -> bytes:
-        """The next piece; empty if there is none yet."""
+        """The next piece, without the zeros that begin or end it; empty if there is none yet."""
         try:
             if self._file is None:
                 self._file = self._path.open("rb", buffering=0)
-            data = self._file.read(PIECE)
+            piece = self._file.read(PIECE)
+            data = piece.lstrip(b"\0")
+            zeros = len(piece) - len(data)
+            if zeros < ZEROS and not self._zeros:
+                data, zeros = piece, 0
+            elif not data and len(piece) == PIECE:
+                zeros = max(end_of_hole(self._file.fileno(), self.shown) - self.shown, PIECE)
+            text = data.rstrip(b"\0")
+            data = text if len(data) - len(text) >= ZEROS else data
+            if len(data) < len(piece):
+                self._file.seek(self.shown + zeros + len(data))
         except OSError:  # the task has not been started yet, or we have too many files open just now
             return b""
-        self.shown += len(data)
+        self.shown += zeros + len(data)
+        self._zeros += zeros
         if b"\n" in data:
             self.progress, self.unfinished_since = b"", None
         return data
+
+    def take_zeros(self) -> int:
+        """How many zeros were left out before the last piece."""
+        zeros, self._zeros = self._zeros, 0
+        return zeros
 
     def size(self) -> int:
         try:

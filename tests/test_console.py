@@ -23,9 +23,10 @@ import psutil
 import pyte
 import pytest
 
-from launcher.console import PROGRESS_S, Console
+from launcher.console import PIECE, PROGRESS_S, ZEROS, Console
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink
+from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
@@ -96,6 +97,36 @@ def append(path: Path, data: bytes) -> None:
 
 
 class TestPlainLines:
+    @linux
+    def test_pass_over_what_nobody_has_written(self, tmp_path: Path) -> None:
+        """A program that cuts its log to a greater length leaves terabytes of zeros, which take minutes to read."""
+        sink, log = Recorder(), tmp_path / "log"
+        append(log, b"before\n")
+        os.truncate(log, 1 << 40)
+        append(log, b"after\n")
+        with opened(sink) as console:
+            console.follow(W0, log)
+            console.note("ours")
+
+        assert sink.given == [
+            "worker:0 │ before",
+            "worker:0 │ (1.0 TiB of zeros left out)",
+            "worker:0 │ after",
+            "note: ours",
+        ]
+
+    def test_leave_out_zeros_wherever_they_are(self, tmp_path: Path) -> None:
+        sink, log = Recorder(), tmp_path / "log"
+        zeros = (0, ZEROS - 1, ZEROS, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 100, 0)
+        append(log, b"".join(b"%d\n" % number + bytes(count) for number, count in enumerate(zeros)) + bytes(PIECE))
+        with opened(sink) as console:
+            console.follow(W0, log)
+
+        shown = [line.removeprefix("worker:0 │ ") for line in sink.given]
+        assert [line.replace("\0", "").replace("␀", "") for line in shown if "(" not in line] == [*"01234567"]
+        assert shown[-1] == "(64.0 KiB of zeros left out)"
+        assert "(192.1 KiB of zeros left out)" in shown
+
     def test_are_labelled_aligned_and_on_stdout(self, tmp_path: Path) -> None:
         stdout, stderr = io.BytesIO(), io.StringIO()
         with opened(PlainSink(stdout, stderr), [W9, W10]) as console:

@@ -45,7 +45,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    limits
+    limits holes
     values control_groups run_files after_import arrival
     kernel orders
     messages keras_backup heartbeat patience oom
@@ -204,6 +204,7 @@ def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
 def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     """Those that touch the world, or a node's facts, know more."""
     world = {
+        "console",
         "inlet",
         "transports.base",
         "transports.frames",
