@@ -25,6 +25,8 @@ POLL_S = 0.05
 BUSY_PAUSE_S = 0.01
 """The same while tasks print faster than anybody can read: to show it must not take the processor from training.
 What has piled up is shown without a pause once a note is due, or the end."""
+NOTES_LIMIT = 1000
+"""Lines of our own that wait to be written."""
 PIECE = 64 << 10
 """Bytes of a log that are read at once."""
 ZEROS = 512
@@ -67,6 +69,8 @@ class Console:
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[_FollowedLog] = []
         self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
+        self._left_out = 0
+        """Notes that were not taken."""
         self._broken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
         self._thread.start()
@@ -76,8 +80,14 @@ class Console:
         self._orders.put((task, path))
 
     def note(self, text: str) -> None:
-        """A line of our own, on stderr, after what the tasks have printed so far."""
-        self._orders.put(text)
+        """A line of our own, on stderr, after what the tasks have printed so far.
+
+        With too many waiting for a terminal that does not read, it is left out, and counted.
+        """
+        if self._orders.qsize() < NOTES_LIMIT:
+            self._orders.put(text)
+        else:
+            self._left_out += 1
 
     def warn(self, text: str) -> None:
         self.note(self._paint("33", f"Warning: {text}"))
@@ -119,6 +129,9 @@ class Console:
                 pass
             if isinstance(order, str):
                 self._show_note(order)
+                if self._left_out and self._orders.qsize() < NOTES_LIMIT // 2:
+                    count, self._left_out = self._left_out, 0
+                    self._show_note(f"({count:,} more lines were left out: nobody has read them in time)")
                 continue
             for log in self._logs:
                 self._finish(log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 from launcher.tasks import TaskId
 from launcher.transports.base import LinkNews, LogMirror
 from worker_entry.limits import OfAttempt, OfSender
-from worker_entry.messages import Log, Message
+from worker_entry.messages import Log, Message, Noted
 from worker_entry.protocol import ProtocolError, marked
 
 UNREAD_MESSAGES = 1000
 UNREAD_BYTES = 4 << 20
 """Of one node; above either, its link is not read further. The node keeps the rest, on its disk."""
+NOTES = 100
+"""Lines for the user that one node has in an attempt."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class Inlet:
         self._changed = threading.Condition()
         self._unread = [0, 0]
         """Messages, and their bytes."""
+        self._notes: Counter[int] = Counter()
+        """How much it has told the user in each attempt."""
         self._closed = False
 
     def deliver(self, node: str, message: Message | LinkNews) -> None:
@@ -94,6 +99,12 @@ class Inlet:
         weight = 0
         if not isinstance(message, LinkNews):
             placement.check(node, message)
+            if isinstance(message, Noted):
+                self._notes[placement.attempt] += 1
+                if self._notes[placement.attempt] > NOTES:
+                    return
+                if self._notes[placement.attempt] == NOTES:
+                    message = Noted("more that it has to say is not shown")
             weight = weigh(message)
             with self._changed:
                 self._changed.wait_for(lambda: self._has_room(weight))

@@ -96,7 +96,8 @@ class Supervisor:
         )
         self._console.end_logs()
         if outcome(gang) == "failed":
-            tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
+            log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
+            tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         shown = {task: files.relative(path) for task, path in logs.items()}
         self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, time.time(), shown))

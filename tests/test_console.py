@@ -23,7 +23,7 @@ import psutil
 import pyte
 import pytest
 
-from launcher.console import PIECE, PROGRESS_S, ZEROS, Console
+from launcher.console import NOTES_LIMIT, PIECE, PROGRESS_S, ZEROS, Console
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink
 from tests.apart import linux
@@ -308,6 +308,31 @@ class TestUnfinishedLines:
             assert sink.given[1:] == ["worker:0 │ waited"]
             append(log, b"f\n")
         assert sink.given[2:] == ["worker:0 │ half"]
+
+
+class TestNotes:
+    def test_that_nobody_reads_in_time_are_counted_and_not_kept(self) -> None:
+        reading = threading.Event()
+
+        class Stuck(Recorder):
+            def note(self, text: str) -> None:
+                assert reading.wait(30)
+                super().note(text)
+
+        sink = Stuck()
+        with opened(sink) as console:
+            for number in range(3 * NOTES_LIMIT):
+                console.note(f"{number}")
+            reading.set()
+
+        kept = [line for line in sink.given if "more lines" not in line]
+        [left_out] = [line for line in sink.given if "more lines" in line]
+        assert kept == [f"note: {number}" for number in range(len(kept))]
+        assert NOTES_LIMIT <= len(kept) <= NOTES_LIMIT + 1
+        assert (
+            left_out
+            == f"note: ({3 * NOTES_LIMIT - len(kept):,} more lines were left out: nobody has read them in time)"
+        )
 
 
 class TestNobodyReads:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.events import Interrupted
-from launcher.inlet import UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
+from launcher.inlet import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
 from launcher.node_links import NodeLinks
 from launcher.run_dir import RunDir
 from launcher.tasks import TaskId
@@ -226,10 +226,23 @@ def test_one_message_above_the_bound_arrives_alone(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_link_is_told_whatever_is_unread(tmp_path: Path) -> None:
-    flood = Flood(tmp_path, Noted("x"))
+    flood = Flood(tmp_path, Listening("worker:1", 1.0))
     try:
         wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "it waits")
         flood.inlet.deliver("hostile", LinkClosed("gone"))
         assert len(flood.arrived) == UNREAD_MESSAGES + 1
     finally:
         flood.end()
+
+
+def test_what_a_node_tells_the_user_is_bounded_in_each_attempt(run: Run) -> None:
+    for _ in range(3 * NOTES):
+        run.say("hostile", Noted("look at me"))
+        run.say("honest", Noted("a hole"))
+    shown = [run.links.next(0.0) for _ in range(2 * NOTES)]
+    assert shown.count(("hostile", Noted("look at me"))) == NOTES - 1
+    assert shown.count(("hostile", Noted("more that it has to say is not shown"))) == 1
+    assert run.links.next(0.0) is None
+    run.links.begin(2, NODES)
+    run.say("hostile", Noted("look at me"))
+    assert run.links.next(0.0) == ("hostile", Noted("look at me"))

@@ -70,7 +70,8 @@ def limited(kind: Any, limits: tuple[Limit, ...]) -> st.SearchStrategy[Any]:
         if isinstance(limit, Within):
             return st.integers(limit.least, limit.most)
         if isinstance(limit, Text):
-            return st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+            left_out: list[Any] = ["Cs"] if limit.lines else ["Cs", "Cc", "Zl", "Zp"]
+            return st.text(st.characters(exclude_categories=left_out), max_size=20)
         if isinstance(limit, Path):
             return st.text(st.characters(exclude_characters="\0"), max_size=20)
         if isinstance(limit, Matches):

@@ -40,13 +40,16 @@ class Within(Limit):
 
 @dataclass(frozen=True)
 class Text(Limit):
-    """Free text; half characters, which stand for bytes that are not UTF-8, are written as escapes."""
+    """Free text, which may have several `lines`; half characters, which stand for bytes, are written as escapes."""
 
     most: int
+    lines: bool = True
 
     def take(self, value: str) -> str:
         if not value.isascii():
             value = value.encode("utf-8", "backslashreplace").decode()
+        if not self.lines:
+            value = " ".join(value.splitlines())
         return value if len(value) <= self.most else f"{value[: self.most - 1]}…"
 
 

@@ -130,7 +130,7 @@ class Dialled:
 class Refused:
     """Nothing was started, for all of these reasons."""
 
-    problems: Annotated[list[Problem], Items(10_000)]
+    problems: Annotated[list[Problem], Items(1000)]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Started:
 class Noted:
     """Something that the user may want to know, in one line."""
 
-    text: Line
+    text: Annotated[str, Text(8192, lines=False)]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
 SHORTEST_TRY_S = 1.0
+PASSING_LIMIT = 16
+"""Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
 CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
 
@@ -91,7 +93,7 @@ class Frames:
         with self._changed:
             if is_counted(message):
                 self._outbox.add(frame)
-            else:
+            elif len(self._passing) < PASSING_LIMIT:  # a node that asks for more than it reads does without
                 self._passing.append(frame)
             self._changed.notify_all()
 
