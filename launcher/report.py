@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from launcher.causes import was_stopped
@@ -14,13 +15,29 @@ from launcher.events import TaskExited, TaskTold
 from launcher.gang_state import Gang
 from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
-from launcher.results import AttemptReport, CrashReport, FaultReport, ProgressReport, RunReport, TaskReport, Verdict
+from launcher.results import (
+    AttemptReport,
+    CrashReport,
+    FaultReport,
+    LeftOutAttempts,
+    ProgressReport,
+    RunReport,
+    TaskReport,
+    Verdict,
+)
 from launcher.tasks import TaskId
 from launcher.tf_config import format_address
 from launcher.verdict import exit_status, outcome
 from worker_entry.messages import Ready
 from worker_entry.values import CrashRecord, TaskExit
 
+FIRST_KEPT = 20
+RECENT_KEPT = 79
+"""Attempts before the last that the report has; of those in between it has how many ended how."""
+REFERENCES_KEPT = 50
+"""Nodes name some of them, and a broken one may never name the same twice."""
+SHOWN_ATTEMPTS = 20
+"""Attempts before the last that the summary has a line for."""
 TAIL_LINES = 10
 """Lines of the log of a failed task that its error shows."""
 
@@ -41,9 +58,33 @@ class Attempt:
     logs: Mapping[TaskId, str]
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What is kept of the attempts before the last: a run that is started again for ever keeps no more."""
+
+    first: tuple[AttemptReport, ...] = ()
+    recent: tuple[AttemptReport, ...] = ()
+    left_out: LeftOutAttempts | None = None
+
+    def add(self, attempt: Attempt) -> Earlier:
+        """With this one, too, which came after them."""
+        report = _attempt_report(attempt, _left_after(attempt.gang))
+        if len(self.first) < FIRST_KEPT:
+            return replace(self, first=(*self.first, report))
+        if len(self.recent) < RECENT_KEPT:
+            return replace(self, recent=(*self.recent, report))
+        gone, *recent = self.recent
+        references = Counter(self.left_out.references if self.left_out is not None else ())
+        known = gone.verdict.reference in references or len(references) < REFERENCES_KEPT
+        references[gone.verdict.reference if known else "other"] += 1
+        left_out = LeftOutAttempts(first=FIRST_KEPT + 1, last=gone.attempt, references=references)
+        return Earlier(self.first, (*recent, report), left_out)
+
+
 def make_run_report(
     attempts: Sequence[Attempt],
     *,
+    earlier: Earlier = Earlier(),
     run_id: str,
     directory: str,
     ended: float,
@@ -55,7 +96,8 @@ def make_run_report(
     """The report of a run that is over.
 
     Args:
-        attempts: all of them, in their order.
+        attempts: the last, and those before it that are not among `earlier`, in their order.
+        earlier: the ones before these.
         run_id: the run's name.
         directory: where its files are.
         ended: when nothing was left of it, agents included, in Unix seconds.
@@ -65,6 +107,9 @@ def make_run_report(
         chaos: what was done on purpose.
     """
     last = attempts[-1]
+    for attempt in attempts[:-1]:
+        earlier = earlier.add(attempt)
+    reports = [*earlier.first, *earlier.recent, _attempt_report(last, left)]
     return RunReport(
         run_id=run_id,
         name=last.plan.name,
@@ -72,12 +117,10 @@ def make_run_report(
         exit_status=exit_status(last.gang, last.verdict) if interrupted is None else 128 + interrupted,
         versions=dict(versions),
         directory=directory,
-        started=attempts[0].started,
+        started=reports[0].started,
         ended=ended,
-        attempts=[
-            *(_attempt_report(attempt, _left_after(attempt.gang)) for attempt in attempts[:-1]),
-            _attempt_report(last, left),
-        ],
+        attempts=reports,
+        left_out=earlier.left_out,
         chaos=list(chaos),
     )
 
@@ -180,10 +223,8 @@ def render_summary(report: RunReport) -> str:
         lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
     lines += _render_left(report)
     if len(report.attempts) > 1:
-        lines.append(f"  {len(report.attempts)} attempts; those before the last:")
-        lines += [
-            f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]
-        ]
+        lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
+        lines += _render_earlier(report)
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
@@ -193,6 +234,18 @@ def render_summary(report: RunReport) -> str:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
     lines.append(f"Logs and report: {report.directory}")
     return "\n".join(lines)
+
+
+def _render_earlier(report: RunReport) -> list[str]:
+    """A line for each attempt but the last; of very many, one for all those in the middle."""
+    lines = [f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]]
+    if len(lines) <= SHOWN_ATTEMPTS:
+        return lines
+    half = SHOWN_ATTEMPTS // 2
+    references = Counter(each.verdict.reference for each in report.attempts[half : -half - 1])
+    references.update(report.left_out.references if report.left_out is not None else {})
+    counts = ", ".join(f"{count:,} {reference}" for reference, count in references.most_common())
+    return [*lines[:half], f"    … {references.total():,} more: {counts}", *lines[-half:]]
 
 
 def _render_left(report: RunReport) -> list[str]:

@@ -134,6 +134,17 @@ class AttemptReport(_Result):
     """Processes that did not heed TERM."""
 
 
+class LeftOutAttempts(_Result):
+    """Attempts of a run with very many, of which no more is kept than this."""
+
+    first: int
+    """The first of them."""
+    last: int
+    """The last of them; all between the two are left out as well."""
+    references: dict[str, int]
+    """How often each verdict was given, by its reference."""
+
+
 class Finding(_Result):
     """Something that the checks before a start have found."""
 
@@ -247,7 +258,9 @@ class RunReport(_Result):
     ended: float
     """The same, when nothing was left of the run."""
     attempts: list[AttemptReport]
-    """Every start of the cluster; without restarts there is one."""
+    """Every start of the cluster; without restarts there is one. Of more than 100, the first 20 and the last 80."""
+    left_out: LeftOutAttempts | None = None
+    """What is known of the starts between those; null if there are none."""
     chaos: list[FaultReport] = []
     """What was done on purpose."""
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from launcher.chaos import Fault, pending, report_faults
+from launcher.chaos import Fault, needed, pending, report_faults
 from launcher.events import Interrupted, StacksAsked
 from launcher.gang_loop import IDLE_S, Cast, GangLoop, Stage
 from launcher.gang_state import Gang
 from launcher.interrupts import STACKS_SIGNAL, noting_signals
 from launcher.news import render_restart
-from launcher.report import TAIL_LINES, Attempt, make_run_report, make_versions, render_error, render_summary
-from launcher.restarts import Ending, GiveUp, Restart, decide_restart
+from launcher.report import TAIL_LINES, Attempt, Earlier, make_run_report, make_versions, render_error, render_summary
+from launcher.restarts import Ending, GiveUp, Restart, decide_restart, remember
 from launcher.results import RunReport
 from launcher.returning import Recover, Returning
 from launcher.run_dir import last_lines
@@ -46,7 +46,12 @@ class Supervisor:
         self._restart = restart
         self._lost: dict[str, str] = {}
         """The nodes that were lost, and the meeting places of their agents."""
-        self._attempts: list[Attempt] = []
+        self._last: Attempt | None = None
+        """The last attempt that is over; of those before it no more is kept than what is needed yet."""
+        self._earlier = Earlier()
+        self._endings: list[Ending] = []
+        self._gangs: dict[int, Gang] = {}
+        """The attempts that tell what became of the faults."""
 
     def run(self) -> RunReport:
         """Runs the cluster to its end; returns once nothing is left of it and the report is written.
@@ -81,8 +86,11 @@ class Supervisor:
 
     def _run_attempt(self, chosen: Cast) -> Cast:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
-        started, number, files = time.time(), len(self._attempts) + 1, self._stage.run_dir
-        faults = pending(self._faults, [attempt.gang for attempt in self._attempts])
+        if self._last is not None:
+            self._earlier = self._earlier.add(self._last)
+        started, files = time.time(), self._stage.run_dir
+        number = self._last.number + 1 if self._last is not None else 1
+        faults = pending(self._faults, self._gangs.values())
         loop = GangLoop(self._stage, chosen, number, faults)
         gang = loop.run()
         logs = {task: files.log(number, task) for task in gang.rules.tasks}
@@ -100,15 +108,18 @@ class Supervisor:
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         shown = {task: files.relative(path) for task, path in logs.items()}
-        self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, time.time(), shown))
+        self._last = Attempt(number, gang, loop.plan, verdict, started, time.time(), shown)
+        self._endings = remember([*self._endings, _ending(self._last)])
+        self._gangs = needed(self._faults, {**self._gangs, number: gang})
         return replace(chosen, preflight=None, dialled=loop.dialled, notes=())
 
     def _choose_next(self, chosen: Cast) -> tuple[Cast | None, Restart | None]:
         """The nodes of the next attempt, and what to wait for; None if there is none."""
-        last = self._attempts[-1]
+        last = self._last
+        assert last is not None
         if outcome(last.gang) != "failed":
             return None, None
-        decision = decide_restart(self._restart, [_ending(attempt) for attempt in self._attempts])
+        decision = decide_restart(self._restart, self._endings)
         again: Cast | None = None
         if isinstance(decision, Restart):
             again = self._replace_lost(last.gang) if last.gang.lost else chosen
@@ -163,15 +174,17 @@ class Supervisor:
             self._links.put(happening)  # the node is lost to the next attempt
 
     def _report(self, left: Mapping[str, int | None]) -> RunReport:
+        assert self._last is not None
         report = make_run_report(
-            self._attempts,
+            [self._last],
+            earlier=self._earlier,
             run_id=self._stage.run_id,
             directory=str(self._stage.run_dir.root),
             ended=time.time(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             interrupted=self._interrupted,
-            chaos=report_faults(self._faults, {attempt.number: attempt.gang for attempt in self._attempts}),
+            chaos=report_faults(self._faults, self._gangs),
         )
         self._console.note(render_summary(report))
         self._stage.run_dir.write_json(self._stage.run_dir.report, report.model_dump(mode="json"))

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang_state import Gang
-from launcher.report import Attempt, make_run_report, render_error, render_summary
+from launcher.report import Attempt, Earlier, make_run_report, render_error, render_summary
 from launcher.results import RunReport, Verdict
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
@@ -116,6 +116,46 @@ class TestSummary:
         gang, _ = play(rules, *preparing(rules), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, rules.nodes))
 
         assert "  worker:1  not started\n" in render_summary(make_report(gang))
+
+
+class TestManyAttempts:
+    def report(self, count: int) -> RunReport:
+        gang = history(LOCAL, failed(W1, 1050.0))
+        logs = dict.fromkeys(gang.rules.tasks, "log")
+        earlier = Earlier()
+        for number in range(1, count):
+            reference = "preempted" if number % 10 else "task-killed"
+            verdict = Verdict(reference=reference, message=f"it was attempt {number}")
+            earlier = earlier.add(Attempt(number, gang, plan_of(gang.rules), verdict, 1.0 * number, 0.0, logs))
+        last = Attempt(count, gang, plan_of(gang.rules), judged(gang), 1.0 * count, 1061.5, logs)
+        return make_run_report(
+            [last], earlier=earlier, run_id="r", directory="/runs/x", ended=1061.5, left={"local": 0}, versions={}
+        )
+
+    def test_are_all_reported_up_to_a_hundred(self) -> None:
+        report = self.report(100)
+
+        assert [attempt.attempt for attempt in report.attempts] == [*range(1, 101)]
+        assert report.left_out is None
+
+    def test_are_counted_where_there_are_more(self) -> None:
+        report = self.report(2001)
+
+        assert [attempt.attempt for attempt in report.attempts] == [*range(1, 21), *range(1922, 2002)]
+        assert report.started == 1.0
+        assert report.left_out is not None
+        assert (report.left_out.first, report.left_out.last) == (21, 1921)
+        assert sum(report.left_out.references.values()) == 1901
+        assert report.left_out.references == {"preempted": 1711, "task-killed": 190}
+
+    def test_are_summed_up_in_a_few_lines(self) -> None:
+        lines = render_summary(self.report(2001)).splitlines()
+
+        assert "  2,001 attempts; those before the last:" in lines
+        assert "    … 1,980 more: 1,782 preempted, 198 task-killed" in lines
+        assert "    10: it was attempt 10 [task-killed]" in lines
+        assert "    1991: it was attempt 1991 [preempted]" in lines
+        assert len(lines) < 40
 
 
 class TestError:
@@ -247,6 +287,7 @@ def test_schema_describes_every_field() -> None:
         "CrashReport",
         "Verdict",
         "ProgressReport",
+        "LeftOutAttempts",
         "FaultReport",
     }
     assert silent == []
