@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.log_lines import LogLines
+from launcher.printable import printable
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink, Sink, TerminalSink
 from worker_entry.holes import end_of_hole, render_bytes
@@ -82,19 +83,23 @@ class Console:
     def note(self, text: str) -> None:
         """A line of our own, on stderr, after what the tasks have printed so far.
 
-        With too many waiting for a terminal that does not read, it is left out, and counted.
+        Much of it is the words of others: what a terminal would obey has a stand-in. With too many waiting for a
+        terminal that does not read, it is left out, and counted.
         """
+        self._put(printable(text))
+
+    def warn(self, text: str) -> None:
+        self._put(self._paint("33", f"Warning: {printable(text)}"))
+
+    def error(self, text: str) -> None:
+        first, line_break, rest = printable(text).partition("\n")
+        self._put(self._paint("31", first) + line_break + rest)
+
+    def _put(self, text: str) -> None:
         if self._orders.qsize() < NOTES_LIMIT:
             self._orders.put(text)
         else:
             self._left_out += 1
-
-    def warn(self, text: str) -> None:
-        self.note(self._paint("33", f"Warning: {text}"))
-
-    def error(self, text: str) -> None:
-        first, line_break, rest = text.partition("\n")
-        self.note(self._paint("31", first) + line_break + rest)
 
     def end_logs(self) -> None:
         """Nothing more is coming from the tasks: their last lines go before what is noted from now on."""

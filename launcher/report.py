@@ -13,7 +13,6 @@ from launcher.causes import was_stopped
 from launcher.errors import error_lines
 from launcher.events import TaskExited, TaskTold
 from launcher.gang_state import Gang
-from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import (
     AttemptReport,
@@ -211,7 +210,7 @@ def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
     evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
     lines = error_lines(verdict.message, verdict.reference, evidence, verdict.cure)
-    return "\n".join(map(without_controls, lines))
+    return "\n".join(lines)
 
 
 def render_summary(report: RunReport) -> str:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from launcher.printable import printable
+
 OutcomeName = Literal["succeeded", "failed", "interrupted"]
 
 
@@ -15,10 +17,12 @@ class _Result(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _escape(cls, value: Any) -> Any:
-        """Half characters, which stand for bytes of file names that are not UTF-8, have no place in JSON."""
+        """Much is the words of others: nothing that a terminal obeys comes in, nor what JSON cannot have."""
         if isinstance(value, list):
             return [cls._escape(item) for item in value]
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        if isinstance(value, dict):
+            return {cls._escape(key): cls._escape(item) for key, item in value.items()}
+        return printable(value) if isinstance(value, str) else value
 
 
 class CrashReport(_Result):

@@ -311,6 +311,19 @@ class TestUnfinishedLines:
 
 
 class TestNotes:
+    def test_obey_nothing_in_the_words_of_others(self) -> None:
+        sink = Recorder()
+        with opened(sink, colour=True) as console:
+            console.note("node \x1b]0;pwned\x07: \u202etxt.exe\x9b2J")
+            console.warn("banner\x1b[2J\r")
+            console.error("Error: \x1b[2J\n  \x07")
+
+        assert sink.given == [
+            r"note: node ␛]0;pwned␇: \u202etxt.exe\x9b2J",
+            "note: \x1b[33mWarning: banner␛[2J␍\x1b[0m",
+            "note: \x1b[31mError: ␛[2J\x1b[0m\n  ␇",
+        ]
+
     def test_that_nobody_reads_in_time_are_counted_and_not_kept(self) -> None:
         reading = threading.Event()
 

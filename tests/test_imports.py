@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields interrupts
+    tasks printable interrupts
+    errors log_lines results spec_fields
     spec_parts strategies
     events spec tf_config torch_env terminal run_dir
     marked_yaml

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang_state import Gang
 from launcher.report import Attempt, Earlier, make_run_report, render_error, render_summary
-from launcher.results import RunReport, Verdict
+from launcher.results import Finding, ProgressReport, RunReport, Verdict
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
 from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
@@ -118,6 +119,21 @@ class TestSummary:
         assert "  worker:1  not started\n" in render_summary(make_report(gang))
 
 
+def test_words_of_others_are_printable_in_all_of_the_report() -> None:
+    """So they are in report.json, in what `check --json` prints, and wherever the report is shown."""
+    crash = CrashRecord(1050.0, "E\x1b[2J", "\u202egnp.\x9b31m", "\udce9.py", 3)
+    progress = ProgressReport(step=1, first_step=1, began=1.0, metrics={"loss\x1b]0;x\x07": 1.0})
+    report = make_report(history(LOCAL, replace(failed(W1, 1050.0), crash=crash)))
+    finding = Finding(level="error", node="a\x1b[A", reference="x", message="\x07", cure="\x9d")
+
+    for model in (report, progress, finding):
+        text = model.model_dump_json()
+        assert not [char for char in json.loads(f'"{json.dumps(text)[1:-1]}"') if not char.isprintable()]
+        assert not [1 for char in ("u001b", "u0007", "\x9b", "\x9d", "\u202e") if char in text]
+    assert report.attempts[0].tasks[1].crash is not None
+    assert report.attempts[0].tasks[1].crash.message == r"\u202egnp.\x9b31m"
+
+
 class TestManyAttempts:
     def report(self, count: int) -> RunReport:
         gang = history(LOCAL, failed(W1, 1050.0))
@@ -188,7 +204,11 @@ class TestError:
 
         shown = render_error(verdict, ["50%\x1b[A\x1b[K\x07", "tab\tstays"])
 
-        assert shown.splitlines()[1:] == ["  ValueError: ", "    worker:0 │ 50%", "    worker:0 │ tab\tstays"]
+        assert shown.splitlines()[1:] == [
+            "  ␛[31mValueError␛[0m: ␛[2J",
+            "    worker:0 │ 50%␛[A␛[K␇",
+            "    worker:0 │ tab\tstays",
+        ]
 
 
 class TestReport:
