@@ -191,6 +191,27 @@ def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Pat
     assert "the connection broke, and there was no way back within 1 s" in str(controller.delivered[-1])
 
 
+def test_what_has_arrived_is_not_kept_however_busy_the_link_is(tmp_path: Path) -> None:
+    """Beats confirm it; they come by the clock, and not only while there is nothing else to send."""
+    first = FarEnd()
+    controller = Controller([first], tmp_path, lease_s=0.5)  # a beat every 0.1 s
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    sent = 0
+
+    def beats() -> int:
+        return sum(isinstance(message, Beat) for message, _ in Decoder().feed(bytes(first.to_agent)))
+
+    deadline = time.monotonic() + 20
+    while beats() < 5 and time.monotonic() < deadline:
+        controller.frames.send(Stop(1.0))
+        sent += 1
+        first.say(Beat(1.0, 0))  # it is alive
+        wait_until(lambda count=sent: first.heard().count(Stop(1.0)) == count, "it is written")  # type: ignore[misc]
+    assert beats() >= 5
+    controller.frames.give_up()
+
+
 def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     """Each would begin another thread that writes."""
     first = FarEnd()

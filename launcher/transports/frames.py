@@ -77,6 +77,7 @@ class Frames:
         self._stream: Stream | None = None
         self._finishing = False
         self._beat_at_once = False
+        self._beat_due = time.monotonic() + self._beat_s
         self._changed = threading.Condition()
         self._given_up = threading.Event()
         self._meeting: str | None = None
@@ -132,9 +133,12 @@ class Frames:
 
     def _next(self, stream: Stream) -> bytes | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news(stream), self._beat_s)
+            # By the clock, and not after so much silence: without beats, the frames of a busy link would all be kept.
+            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
             if self._stream is not stream:
                 return None
+            if time.monotonic() >= self._beat_due and not self._finishing:
+                return self._beat()
             if self._written < self._outbox.last:
                 frames = self._outbox.after(self._written)
                 self._written = self._outbox.last
@@ -143,8 +147,11 @@ class Frames:
                 return self._passing.popleft()
             if self._finishing:
                 return None
-            self._beat_at_once = False
-            return encode(Beat(time.time(), self._outbox.received))
+            return self._beat()
+
+    def _beat(self) -> bytes:
+        self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
+        return encode(Beat(time.time(), self._outbox.received))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)
@@ -199,7 +206,7 @@ class Frames:
 
     def _start_writing(self, stream: Stream) -> None:
         with self._changed:
-            self._stream = stream
+            self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
         threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
 
     def _read(self, stream: Stream, data: bytes) -> None:
