@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
@@ -61,9 +61,19 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
     return Fault(task, Injection(what, at, float(found["value"])))
 
 
-def pending(faults: Iterable[Fault], gangs: Sequence[Gang]) -> list[Fault]:
+def pending(faults: Iterable[Fault], gangs: Collection[Gang]) -> list[Fault]:
     """Those that none of these attempts has seen."""
     return [fault for fault in faults if not any(_was_done(fault, gang) for gang in gangs)]
+
+
+def needed(faults: Collection[Fault], gangs: Mapping[int, Gang]) -> dict[int, Gang]:
+    """Those of the attempts, by their numbers, from which the report on the faults can still be made."""
+    if not faults or not gangs:
+        return {}
+    done = {number for number, gang in gangs.items() if any(_was_done(fault, gang) for fault in faults)}
+    trained = [number for number, gang in gangs.items() if _beginning(gang) is not None]
+    after = {min((later for later in trained if later > number), default=number) for number in done}
+    return {number: gangs[number] for number in sorted({min(gangs), max(gangs), *done, *after})}
 
 
 def injections_of(task: TaskId, faults: Iterable[Fault]) -> list[Injection]:

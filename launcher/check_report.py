@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.gang_state import Gang, Reason
-from launcher.log_lines import without_controls
 from launcher.preflight import Answers, Preflight
 from launcher.results import CheckReport, Finding, NodeReport
 from launcher.spec import ClusterSpec
@@ -118,4 +117,4 @@ def render_findings(report: CheckReport) -> list[str]:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
         lines += [f"  {finding.cure}"] if finding.cure else []
     lines.append(f"{report.name}: {'good' if report.good else 'cannot be started so'}")
-    return [without_controls(line) for line in lines]
+    return lines

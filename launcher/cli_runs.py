@@ -17,10 +17,11 @@ def clean(what: str) -> int:
     Exit status: 0 nothing is left, 2 the run is still under way, 3 a node could not be asked or cleaned.
     """
     from launcher.clean import clean
+    from launcher.printable import printable
 
     good = True
     for node in clean(what):
-        click.echo(str(node))
+        click.echo(printable(str(node)))
         good = good and node.good
     return 0 if good else 3
 

@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import IO
 
 from launcher.log_lines import LogLines
+from launcher.printable import printable
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink, Sink, TerminalSink
+from worker_entry.holes import end_of_hole, render_bytes
 
 POLL_S = 0.05
 BUSY_PAUSE_S = 0.01
 """The same while tasks print faster than anybody can read: to show it must not take the processor from training.
 What has piled up is shown without a pause once a note is due, or the end."""
+NOTES_LIMIT = 1000
+"""Lines of our own that wait to be written."""
 PIECE = 64 << 10
 """Bytes of a log that are read at once."""
+ZEROS = 512
+"""Zeros in a row from which on they are left out: a program that cuts its log to a greater length leaves terabytes."""
 PROGRESS_S = 10.0
 """In a pipe, how often a line that is not finished (a progress bar, say) is shown as it is."""
 HURRY_S = 1.0
@@ -66,6 +72,8 @@ class Console:
         self._logs: list[_FollowedLog] = []
         self._said: set[str] = set()
         self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
+        self._left_out = 0
+        """Notes that were not taken."""
         self._broken = threading.Event()
         self._hurried: float | None = None
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
@@ -76,8 +84,12 @@ class Console:
         self._orders.put((task, path))
 
     def note(self, text: str) -> None:
-        """A line of our own, on stderr, after what the tasks have printed so far."""
-        self._orders.put(text)
+        """A line of our own, on stderr, after what the tasks have printed so far.
+
+        Much of it is the words of others: what a terminal would obey has a stand-in. With too many waiting for a
+        terminal that does not read, it is left out, and counted.
+        """
+        self._put(printable(text))
 
     def note_once(self, text: str) -> None:
         """The same, unless it was said before."""
@@ -86,11 +98,17 @@ class Console:
             self.note(text)
 
     def warn(self, text: str) -> None:
-        self.note(self._paint("33", f"Warning: {text}"))
+        self._put(self._paint("33", f"Warning: {printable(text)}"))
 
     def error(self, text: str) -> None:
-        first, line_break, rest = text.partition("\n")
-        self.note(self._paint("31", first) + line_break + rest)
+        first, line_break, rest = printable(text).partition("\n")
+        self._put(self._paint("31", first) + line_break + rest)
+
+    def _put(self, text: str) -> None:
+        if self._orders.qsize() < NOTES_LIMIT:
+            self._orders.put(text)
+        else:
+            self._left_out += 1
 
     def end_logs(self) -> None:
         """Nothing more is coming from the tasks: their last lines go before what is noted from now on."""
@@ -133,6 +151,9 @@ class Console:
                 pass
             if isinstance(order, str):
                 self._show_note(order)
+                if self._left_out and self._orders.qsize() < NOTES_LIMIT // 2:
+                    count, self._left_out = self._left_out, 0
+                    self._show_note(f"({count:,} more lines were left out: nobody has read them in time)")
                 continue
             for log in self._logs:
                 self._finish(log)
@@ -162,9 +183,11 @@ class Console:
             return False
         grown = False
         for log in self._logs:
+            before = log.shown
             data = log.read()
+            grown = grown or log.shown > before
             if data:
-                grown = True
+                self._show_zeros(log)
                 self._write(log, log.lines.feed(data))
         unfinished = [(log, text) for log in self._logs if (text := log.lines.unfinished)]
         if self._sink.has_live_lines:
@@ -188,7 +211,13 @@ class Console:
             text = log.label + (b"\n" + log.label).join(lines) + b"\n"
             self._out(lambda sink: sink.write(text))
 
+    def _show_zeros(self, log: _FollowedLog) -> None:
+        zeros = log.take_zeros()
+        if zeros:
+            self._write(log, [self._paint("2", f"({render_bytes(zeros)} of zeros left out)").encode()])
+
     def _finish(self, log: _FollowedLog) -> None:
+        self._show_zeros(log)
         self._write(log, log.lines.close())
         if log.lines.folded:
             count = "1 line" if log.lines.folded == 1 else f"{log.lines.folded:,} lines"
@@ -212,20 +241,37 @@ class _FollowedLog:
         self.unfinished_since: float | None = None
         """When that line, or this about it, was first seen."""
         self._path = path
+        self._zeros = 0
         self._file: IO[bytes] | None = None
 
     def read(self) -> bytes:
-        """The next piece; empty if there is none yet."""
+        """The next piece, without the zeros that begin or end it; empty if there is none yet."""
         try:
             if self._file is None:
                 self._file = self._path.open("rb", buffering=0)
-            data = self._file.read(PIECE)
+            piece = self._file.read(PIECE)
+            data = piece.lstrip(b"\0")
+            zeros = len(piece) - len(data)
+            if zeros < ZEROS and not self._zeros:
+                data, zeros = piece, 0
+            elif not data and len(piece) == PIECE:
+                zeros = max(end_of_hole(self._file.fileno(), self.shown) - self.shown, PIECE)
+            text = data.rstrip(b"\0")
+            data = text if len(data) - len(text) >= ZEROS else data
+            if len(data) < len(piece):
+                self._file.seek(self.shown + zeros + len(data))
         except OSError:  # the task has not been started yet, or we have too many files open just now
             return b""
-        self.shown += len(data)
+        self.shown += zeros + len(data)
+        self._zeros += zeros
         if b"\n" in data:
             self.progress, self.unfinished_since = b"", None
         return data
+
+    def take_zeros(self) -> int:
+        """How many zeros were left out before the last piece."""
+        zeros, self._zeros = self._zeros, 0
+        return zeros
 
     def size(self) -> int:
         try:

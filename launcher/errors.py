@@ -10,6 +10,8 @@ import os
 import signal
 from collections.abc import Sequence
 
+from launcher.printable import printable
+
 EXIT_OK = 0
 EXIT_TASK_FAILED = 1
 EXIT_USAGE = 2
@@ -110,4 +112,4 @@ def as_ours(error: Exception) -> Exception:
 def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:
     """The one shape in which errors are shown: what happened, its evidence, what to do."""
     lines = [f"Error: {message} [{reference}]", *(f"  {line}" for line in evidence)]
-    return [*lines, f"  {cure}"] if cure else lines
+    return [*map(printable, lines), *([printable(f"  {cure}")] if cure else [])]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.log_lines import without_controls
+from launcher.printable import printable
 
 LENGTH = 300
 """Characters that a sentence has at most."""
@@ -62,7 +62,7 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
         message: the exception's message.
         preferred: a line with one of these goes before all others.
     """
-    text = without_wrappers(without_controls(message))
+    text = without_wrappers(printable(message))
     _, found, inner = text.rpartition(_TRACEBACK)
     raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
     if found and raised:  # what the user's function has raised in a tf.data pipeline

@@ -56,6 +56,8 @@ SAVED_STATUS = 42
 """With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""
 STOP_MARGIN_S = 30.0
 """How long after the last KILL a node may take to say that it is empty."""
+REFUSALS = 1000
+"""Refusals of one node, and problems in them, that are kept; a broken one has no end of them."""
 STACKS_S = 10.0
 """How long all tasks may take to say what they are doing, before they are stopped for doing nothing."""
 
@@ -112,7 +114,8 @@ def _can_be(gang: Gang, event: Event) -> bool:
         case NodeInspected(node):
             return gang.phase is Phase.PREPARING and gang.rules.checks and node in gang.rules.nodes
         case NodeRefused(node):
-            return node in gang.rules.nodes
+            said = sum(1 + len(refusal.problems) for refusal in gang.refusals if refusal.node == node)
+            return node in gang.rules.nodes and said < REFUSALS
         case NodeLost(node):
             return node in gang.rules.nodes and node not in gang.empty and node not in gang.lost
         case NodeEmpty(node):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.chaos import Fault, injections_of
+from launcher.chaos import Fault
 from launcher.console import Console
 from launcher.errors import RunDirectoryError
 from launcher.events import (
@@ -48,12 +48,13 @@ from launcher.run_dir import RunDir
 from launcher.spec import LOCAL
 from launcher.spec_parts import TimeoutsSpec
 from launcher.stacks import StackCollector, render_stacks
+from launcher.starts import make_start
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
 from worker_entry.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
 from worker_entry.orders import Prepare, ShowStacks, Start, Stop
-from worker_entry.values import Problem, TaskStart
+from worker_entry.values import Problem
 
 IDLE_S = 0.5
 """How often what nobody tells us is looked at."""
@@ -124,6 +125,7 @@ class GangLoop:
         """Returns the last state, when nothing is left of the attempt. Nodes that are connected already stay so."""
         self._write_plan()
         gang = self.gang
+        self._links.begin(self._attempt, gang.rules.nodes)
         for node in gang.rules.nodes.keys() - gang.ready:
             self._links.connect(node, next(self._tasks_of(node)).directory)
         self._links.put(Tick())
@@ -307,25 +309,12 @@ class GangLoop:
         return (task for task in self.plan.tasks if task.node == node)
 
     def _make_start(self, tasks: Sequence[TaskPlan]) -> Start:
-        cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
-        return Start(self._attempt, [self._make_task_start(task, cluster) for task in tasks], cluster)
-
-    def _make_task_start(self, task: TaskPlan, cluster: Mapping[str, Sequence[str]]) -> TaskStart:
-        env = {**task.env, "DISTLAUNCH_RUN_ID": self._stage.run_id, "DISTLAUNCH_ATTEMPT": str(self._attempt)}
-        joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees another one
-        if joins:
-            del env["TF_CONFIG"]
-        return TaskStart(
-            str(task.task),
-            task.program,
-            env,
-            ["TF_CONFIG"],
-            task.mend_keras,
-            self._stage.timeouts.lease_s if task.collective else 0.0,
-            task.progress,
-            injections_of(task.task, self._faults),
-            joins,
-            task.keep_own_tf_config,
+        return make_start(
+            tasks,
+            run_id=self._stage.run_id,
+            attempt=self._attempt,
+            lease_s=self._stage.timeouts.lease_s,
+            faults=self._faults,
         )
 
     def _rules(self) -> Rules:

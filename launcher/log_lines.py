@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from launcher.printable import UNSEEN, stand_in
+
 LINE_LIMIT = 8192
 """Bytes of one line on the console; the log has all of it."""
 PARTIAL_LIMIT = 256 << 10
@@ -46,16 +48,19 @@ _HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog", 
 """One of them is in every line of chatter that is not a second line."""
 
 _CONTROL = re.compile(
-    rb"(\x1b\[[0-9;]*m)"  # colour
-    rb"|(?:\x1b\[|\xc2\x9b)[0-?]*[ -/]*[@-~]"
-    rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # a window's title, and its like
-    rb"|\x1b[ -/]*[0-~]|\xc2[\x80-\x9f]|[\x00-\x08\x0b-\x1f\x7f]"
+    r"(\x1b\[[0-9;:]{0,64}m)"  # colour
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # a window's title, and its like
+    r"|\x1b[ -/]*[0-~]"
+    rf"|[\x00-\x08\x0b-\x1f{UNSEEN}]"
 )
-"""Control sequences; all but colours would move the cursor into other tasks' lines."""
+"""Control sequences; all but colours would move the cursor into other tasks' lines, or do worse. They are looked for
+in text: among bytes, to replace one could join others to a new one."""
 
 
 class LogLines:
-    """The lines of one log. `keep_colours`: colours pass through; `fold`: TensorFlow's chatter is left out."""
+    """The lines of one log. `keep_colours`: colours pass through, all else that a
+    terminal would obey has a stand-in; `fold`: TensorFlow's chatter is left out."""
 
     def __init__(self, *, keep_colours: bool = False, fold: bool = True) -> None:
         self.folded = 0
@@ -130,14 +135,13 @@ class LogLines:
         text = line.decode("utf-8", "replace")
         if text.isprintable():
             return line if line.isascii() else text.encode()
-        coloured = self._keep_colours and b"\x1b[" in line
-        clean = _CONTROL.sub(lambda match: match[1] or b"" if self._keep_colours else b"", line)
-        return clean.decode("utf-8", "replace").encode() + (b"\x1b[0m" if coloured else b"")
+        clean = _CONTROL.sub(self._shown_instead, text)
+        return clean.encode() + (b"\x1b[0m" if "\x1b" in clean else b"")
 
-
-def without_controls(text: str) -> str:
-    """The text without colours and anything else that a terminal would obey."""
-    return _CONTROL.sub(b"", text.encode("utf-8", "backslashreplace")).decode()
+    def _shown_instead(self, match: re.Match[str]) -> str:
+        if match[1]:
+            return match[1] if self._keep_colours else ""
+        return stand_in(match[0][0])
 
 
 def _pieces(line: bytes) -> list[bytes]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from launcher.at_once import map_at_once
 from launcher.errors import ProcessLimitError, as_ours
 from launcher.events import Event
+from launcher.inlet import Arrived, Inlet, Placement
 from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
-from launcher.tasks import parse_task_id
+from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
 from worker_entry.messages import Message, Ready
 from worker_entry.orders import VERSION, Goodbye, Hello
@@ -20,8 +20,6 @@ from worker_entry.orders import VERSION, Goodbye, Hello
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
 CLOSING_AT_ONCE = 64
-QUEUE_LIMIT = 10_000
-"""Waiting events above which links are not read further."""
 
 Happening = tuple[str, Message | LinkNews] | Event
 """What a node has said, or what we have found ourselves."""
@@ -41,30 +39,30 @@ class NodeLinks:
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
         """What is left on nodes that were lost."""
-        self._serials: dict[str, int] = {}
-        """Which link to a node it is; what comes from an older one is not for us."""
-        self._queue: queue.SimpleQueue[tuple[int, Happening]] = queue.SimpleQueue()
+        self._inlets: dict[str, Inlet] = {}
+        """Those of the links; what comes through an older one is not for us."""
+        self._placement = Placement()
+        self._queue: queue.SimpleQueue[Arrived | Happening] = queue.SimpleQueue()
 
     @property
     def far(self) -> frozenset[str]:
         """The nodes that do not share our files."""
         return frozenset(node for node, way in self._transports.items() if not way.shares_files)
 
+    def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
+        """From now on, each node speaks for these tasks, of this attempt and of no other."""
+        self._placement = Placement.of(attempt, nodes)
+        self._mirror.begin(attempt)
+
     def connect(self, node: str, directory: str) -> None:
         """Begins to start the node's agent, whose tasks run in `directory`; what comes of it is put into the queue."""
         transport = self._transports[node]
-        serial = self._serials[node] = self._serials.get(node, 0) + 1
-
-        def deliver(node: str, message: Message | LinkNews) -> None:
-            while self._queue.qsize() > QUEUE_LIMIT:
-                time.sleep(0.01)  # a link's thread waits here, and behind it the agent, on its disk
-            self._queue.put((serial, (node, message)))
-
+        self._close_inlet(node)
+        inlet = self._inlets[node] = Inlet(node, lambda: self._placement, self._mirror, self._queue.put)
         try:
-            link = transport.connect(node, deliver, self._mirror, self._lease_s)
+            link = transport.connect(node, inlet.deliver, inlet, self._lease_s)
         except (OSError, ProcessLimitError) as error:
-            reason = _render_failure(error)
-            self.put((node, LinkClosed(reason)))
+            self.put((node, LinkClosed(_render_failure(error))))
             return
         self._links[node] = link
         link.send(
@@ -83,24 +81,32 @@ class NodeLinks:
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
-            self._serials[node] = self._serials.get(node, 0) + 1
+            self._close_inlet(node)
         left = map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE)
         self._left.update(zip(gone, left, strict=True))
 
+    def _close_inlet(self, node: str) -> None:
+        inlet = self._inlets.pop(node, None)
+        if inlet is not None:
+            inlet.close()
+
     def put(self, happening: Happening) -> None:
-        self._queue.put((0, happening))
+        self._queue.put(happening)
 
     def next(self, timeout_s: float) -> Happening | None:
         """What comes next; None if nothing does in time."""
         try:
-            serial, happening = self._queue.get(timeout=max(timeout_s, 0.0))
+            arrived = self._queue.get(timeout=max(timeout_s, 0.0))
+            while isinstance(arrived, Arrived):
+                arrived.inlet.release(arrived)
+                if arrived.inlet is self._inlets.get(arrived.inlet.node) and not arrived.is_late:
+                    if isinstance(arrived.message, Ready):
+                        self.ready[arrived.inlet.node] = arrived.message
+                    return arrived.inlet.node, arrived.message
+                arrived = self._queue.get_nowait()
         except queue.Empty:
             return None
-        if serial and isinstance(happening, tuple) and serial != self._serials[happening[0]]:
-            return self.next(0.0)
-        if isinstance(happening, tuple) and isinstance(happening[1], Ready):
-            self.ready[happening[0]] = happening[1]
-        return happening
+        return arrived
 
     def send(self, node: str, message: Message, body: bytes = b"") -> None:
         if node in self._links:
@@ -114,7 +120,8 @@ class NodeLinks:
 
     def close(self) -> dict[str, int | None]:
         """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
-        for link in self._links.values():
+        for node, link in self._links.items():
+            self._close_inlet(node)
             link.send(Goodbye())
         # This machine last: closing its link ends all that is left below us, ways to other machines included.
         here = [node for node in self._links if self._transports[node].shares_files]

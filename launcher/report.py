@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from launcher.causes import was_stopped
@@ -20,12 +21,12 @@ from launcher.errors import (
 )
 from launcher.events import TaskExited, TaskTold
 from launcher.gang_state import Gang
-from launcher.log_lines import without_controls
 from launcher.plan import LaunchPlan, TaskPlan
 from launcher.results import (
     AttemptReport,
     CrashReport,
     FaultReport,
+    LeftOutAttempts,
     OutcomeName,
     ProgressReport,
     RunReport,
@@ -38,6 +39,13 @@ from launcher.verdict import exit_status, outcome
 from worker_entry.messages import Ready
 from worker_entry.values import CrashRecord, TaskExit
 
+FIRST_KEPT = 20
+RECENT_KEPT = 79
+"""Attempts before the last that the report has; of those in between it has how many ended how."""
+REFERENCES_KEPT = 50
+"""Nodes name some of them, and a broken one may never name the same twice."""
+SHOWN_ATTEMPTS = 20
+"""Attempts before the last that the summary has a line for."""
 TAIL_LINES = 10
 """Lines of the log of a failed task that its error shows."""
 
@@ -86,9 +94,33 @@ def end_by_signal(signum: int) -> RunEnd:
     return RunEnd(Verdict(reference="interrupted", message=message), 128 + signum, "interrupted")
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What is kept of the attempts before the last: a run that is started again for ever keeps no more."""
+
+    first: tuple[AttemptReport, ...] = ()
+    recent: tuple[AttemptReport, ...] = ()
+    left_out: LeftOutAttempts | None = None
+
+    def add(self, attempt: Attempt) -> Earlier:
+        """With this one, too, which came after them."""
+        report = _attempt_report(attempt, _left_after(attempt.gang))
+        if len(self.first) < FIRST_KEPT:
+            return replace(self, first=(*self.first, report))
+        if len(self.recent) < RECENT_KEPT:
+            return replace(self, recent=(*self.recent, report))
+        gone, *recent = self.recent
+        references = Counter(self.left_out.references if self.left_out is not None else ())
+        known = gone.verdict.reference in references or len(references) < REFERENCES_KEPT
+        references[gone.verdict.reference if known else "other"] += 1
+        left_out = LeftOutAttempts(first=FIRST_KEPT + 1, last=gone.attempt, references=references)
+        return Earlier(self.first, (*recent, report), left_out)
+
+
 def make_run_report(
     attempts: Sequence[Attempt],
     *,
+    earlier: Earlier = Earlier(),
     run_id: str,
     name: str,
     directory: str,
@@ -102,7 +134,8 @@ def make_run_report(
     """The report of a run that is over.
 
     Args:
-        attempts: all of them, in their order.
+        attempts: the last, and those before it that are not among `earlier`, in their order.
+        earlier: the ones before these.
         run_id: the run's name.
         name: that of its cluster.
         directory: where its files are.
@@ -116,7 +149,10 @@ def make_run_report(
     if end is None:
         last = attempts[-1]
         end = RunEnd(last.verdict, exit_status(last.gang, last.verdict), outcome(last.gang))
-    after_start = any(attempt.gang.started for attempt in attempts)
+    after_start = bool(earlier.first) or any(attempt.gang.started for attempt in attempts)
+    for attempt in attempts[:-1]:
+        earlier = earlier.add(attempt)
+    reports = [*earlier.first, *earlier.recent, *(_attempt_report(attempt, left) for attempt in attempts[-1:])]
     return RunReport(
         run_id=run_id,
         name=name,
@@ -128,10 +164,8 @@ def make_run_report(
         started=started,
         ended=ended,
         verdict=end.verdict,
-        attempts=[
-            _attempt_report(attempt, left if attempt is attempts[-1] else _left_after(attempt.gang))
-            for attempt in attempts
-        ],
+        attempts=reports,
+        left_out=earlier.left_out,
         chaos=list(chaos),
     )
 
@@ -222,7 +256,7 @@ def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
     evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
     lines = error_lines(verdict.message, verdict.reference, evidence, verdict.cure)
-    return "\n".join(map(without_controls, lines))
+    return "\n".join(lines)
 
 
 def render_summary(report: RunReport, *, written: bool = True) -> str:
@@ -239,10 +273,8 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
         lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
     lines += _render_left(report)
     if len(report.attempts) > 1:
-        lines.append(f"  {len(report.attempts)} attempts; those before the last:")
-        lines += [
-            f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]
-        ]
+        lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
+        lines += _render_earlier(report)
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
@@ -252,6 +284,18 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
     lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
     return "\n".join(lines)
+
+
+def _render_earlier(report: RunReport) -> list[str]:
+    """A line for each attempt but the last; of very many, one for all those in the middle."""
+    lines = [f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]]
+    if len(lines) <= SHOWN_ATTEMPTS:
+        return lines
+    half = SHOWN_ATTEMPTS // 2
+    references = Counter(each.verdict.reference for each in report.attempts[half : -half - 1])
+    references.update(report.left_out.references if report.left_out is not None else {})
+    counts = ", ".join(f"{count:,} {reference}" for reference, count in references.most_common())
+    return [*lines[:half], f"    … {references.total():,} more: {counts}", *lines[-half:]]
 
 
 def _render_left(report: RunReport) -> list[str]:

@@ -12,11 +12,12 @@ from typing import get_args
 
 from launcher.spec_parts import FailureName, RestartSpec
 
-DOUBLINGS = 60
-"""No pause is that short; a number of a thousand more could not be held."""
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
 """An attempt that lasted as long was no part of a crash loop: pauses begin anew after it."""
+
+REMEMBERED = 64
+"""Of so many attempts that failed soon one after the other, more make no longer pause."""
 
 FREE = ("preempted", "port-taken")
 """Failures whose restart is not counted."""
@@ -83,4 +84,11 @@ def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
         in_a_row += 1
     if in_a_row < 2:
         return 0.0
-    return min(spec.pause_s * 2.0 ** min(in_a_row - 2, DOUBLINGS), max(LONGEST_PAUSE_S, spec.pause_s))
+    # The exponent is bounded because preemptions are not: 2.0 ** 1024 is no float any more.
+    return min(spec.pause_s * 2.0 ** min(in_a_row - 2, REMEMBERED), max(LONGEST_PAUSE_S, spec.pause_s))
+
+
+def remember(endings: Sequence[Ending]) -> list[Ending]:
+    """Those of the endings on which decisions can still depend: a run that is preempted for ever keeps no more."""
+    recent = len(endings) - REMEMBERED
+    return [ending for number, ending in enumerate(endings) if number >= recent or not ending.is_free]

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from launcher.printable import printable
+
 OutcomeName = Literal["succeeded", "failed", "interrupted"]
 
 
@@ -15,10 +17,12 @@ class _Result(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _escape(cls, value: Any) -> Any:
-        """Half characters, which stand for bytes of file names that are not UTF-8, have no place in JSON."""
+        """Much is the words of others: nothing that a terminal obeys comes in, nor what JSON cannot have."""
         if isinstance(value, list):
             return [cls._escape(item) for item in value]
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        if isinstance(value, dict):
+            return {cls._escape(key): cls._escape(item) for key, item in value.items()}
+        return printable(value) if isinstance(value, str) else value
 
 
 class CrashReport(_Result):
@@ -132,6 +136,17 @@ class AttemptReport(_Result):
     """Processes that had outlived their task and were ended."""
     killed: int = 0
     """Processes that did not heed TERM."""
+
+
+class LeftOutAttempts(_Result):
+    """Attempts of a run with very many, of which no more is kept than this."""
+
+    first: int
+    """The first of them."""
+    last: int
+    """The last of them; all between the two are left out as well."""
+    references: dict[str, int]
+    """How often each verdict was given, by its reference."""
 
 
 class Finding(_Result):
@@ -249,6 +264,9 @@ class RunReport(_Result):
     verdict: Verdict
     """Why it ended: that of the last attempt, or what ended the run outside of its attempts."""
     attempts: list[AttemptReport]
-    """Every start of the cluster; without restarts there is one, and none if it was never tried."""
+    """Every start of the cluster; without restarts there is one, and none if it was never tried. Of more than 100, the
+    first 20 and the last 80."""
+    left_out: LeftOutAttempts | None = None
+    """What is known of the starts between those; null if there are none."""
     chaos: list[FaultReport] = []
     """What was done on purpose."""

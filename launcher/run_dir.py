@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pwd
+import re
 import secrets
 import signal
 import time
@@ -20,12 +21,16 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.interrupts import STACKS_SIGNAL
 from launcher.log_lines import LogLines
 from launcher.tasks import TaskId
+from worker_entry.holes import last_data
 from worker_entry.run_files import AttemptFiles, make_private_directory
 
 HEAD_BYTES = 1 << 20
 """How much of a log's beginning is looked at while the cluster forms."""
 TAIL_BYTES = 16 << 10
 """How much of a log's end is looked at for its last lines."""
+
+_ZEROS = re.compile(rb"\0{16,}")
+"""What is left where a program has cut its log to a greater length."""
 
 
 def make_run_id(name: str) -> str:
@@ -210,12 +215,13 @@ def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
     """The last lines of a file that say something, of TensorFlow's only if not `fold`; nothing if it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            data = file.read()
+            begin, end = last_data(file.fileno())
+            file.seek(max(begin, end - TAIL_BYTES))
+            data = file.read(min(end - begin, TAIL_BYTES))
     except OSError:
         return []
     log = LogLines(fold=fold)
-    lines = [*log.feed(data), *log.close()]
+    lines = [*log.feed(_ZEROS.sub(b"", data)), *log.close()]
     return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.printable import printable
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.messages import CHILD
 from worker_entry.values import Activity, Place
@@ -14,8 +15,9 @@ SHOWN_THREADS = 2
 """Threads besides the main one that a task's line names."""
 PATIENCE_S = 5.0
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+# Bounded: a node that is broken may send a line of a million digits, which is no number, or takes hours to match.
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]{1,32}.{0,300}\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
 _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "_base.py", "thread.py")
 """Modules of Python's own in which a thread waits for others."""
@@ -121,7 +123,7 @@ def _parse_threads(text: str) -> list[tuple[Frame, ...]]:
 
 
 def _parse_frames(text: str) -> tuple[Frame, ...]:
-    frames = [(file, int(line), function) for file, line, function in _FRAME.findall(text)]
+    frames = [(printable(file), int(line), printable(name)) for file, line, name in _FRAME.findall(text)]
     while frames and (_OURS.search(frames[-1][0]) or frames[-1][0].startswith("<frozen")):
         frames.pop()
     return tuple(frames)

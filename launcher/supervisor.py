@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from launcher.chaos import Fault, pending, report_faults
+from launcher.chaos import Fault, needed, pending, report_faults
 from launcher.errors import RunDirectoryError, ShownError, error_lines
 from launcher.events import Interrupted, StacksAsked
 from launcher.gang_loop import IDLE_S, Cast, GangLoop, Stage
@@ -16,6 +16,7 @@ from launcher.news import render_restart
 from launcher.report import (
     TAIL_LINES,
     Attempt,
+    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
@@ -24,7 +25,7 @@ from launcher.report import (
     render_error,
     render_summary,
 )
-from launcher.restarts import Ending, GiveUp, Restart, decide_restart
+from launcher.restarts import Ending, GiveUp, Restart, decide_restart, remember
 from launcher.results import RunReport
 from launcher.returning import Recover, Returning
 from launcher.run_dir import last_lines
@@ -64,7 +65,13 @@ class Supervisor:
         self._restart = restart
         self._lost: dict[str, str] = {}
         """The nodes that were lost, and the meeting places of their agents."""
-        self._attempts: list[Attempt] = []
+        self._last: Attempt | None = None
+        """The last attempt that is over; of those before it no more is kept than what is needed yet."""
+        self._began = time.time()
+        self._earlier = Earlier()
+        self._endings: list[Ending] = []
+        self._gangs: dict[int, Gang] = {}
+        """The attempts that tell what became of the faults."""
 
     def run(self) -> RunReport:
         """Runs the cluster to its end; returns once nothing is left of it and the report is written.
@@ -88,7 +95,7 @@ class Supervisor:
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if error is None:
             return self._report(left, end)
-        if not any(attempt.gang.started for attempt in self._attempts):
+        if self._last is None or not (self._last.number > 1 or self._last.gang.started):
             raise error
         self._console.end_logs()
         self._console.error(render_error(end_by_error(error).verdict))
@@ -110,8 +117,11 @@ class Supervisor:
 
     def _run_attempt(self, chosen: Cast) -> Cast:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
-        started, number, files = time.time(), len(self._attempts) + 1, self._stage.run_dir
-        faults = pending(self._faults, [attempt.gang for attempt in self._attempts])
+        if self._last is not None:
+            self._earlier = self._earlier.add(self._last)
+        started, files = time.time(), self._stage.run_dir
+        number = self._last.number + 1 if self._last is not None else 1
+        faults = pending(self._faults, self._gangs.values())
         loop = GangLoop(self._stage, chosen, number, faults)
         logs = {task: files.log(number, task) for task in loop.gang.rules.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
@@ -119,7 +129,7 @@ class Supervisor:
             gang = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._attempts.append(Attempt(number, loop.gang, loop.plan, verdict, started, time.time(), shown))
+            self._last = Attempt(number, loop.gang, loop.plan, verdict, started, time.time(), shown)
             raise
         verdict = judge(
             gang,
@@ -135,17 +145,21 @@ class Supervisor:
         )
         self._console.end_logs()
         if outcome(gang) == "failed":
-            tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
+            log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
+            tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, time.time(), shown))
+        self._last = Attempt(number, gang, loop.plan, verdict, started, time.time(), shown)
+        self._endings = remember([*self._endings, _ending(self._last)])
+        self._gangs = needed(self._faults, {**self._gangs, number: gang})
         return replace(chosen, preflight=None, dialled=loop.dialled, notes=())
 
     def _choose_next(self, chosen: Cast) -> tuple[Cast | None, Restart | None]:
         """The nodes of the next attempt, and what to wait for; None if there is none."""
-        last = self._attempts[-1]
+        last = self._last
+        assert last is not None
         if outcome(last.gang) != "failed":
             return None, None
-        decision = decide_restart(self._restart, [_ending(attempt) for attempt in self._attempts])
+        decision = decide_restart(self._restart, self._endings)
         again: Cast | None = None
         if isinstance(decision, Restart):
             again = self._replace_lost(last.gang) if last.gang.lost else chosen
@@ -200,18 +214,20 @@ class Supervisor:
             self._links.put(happening)  # the node is lost to the next attempt
 
     def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
+        assert self._last is not None
         files = self._stage.run_dir
         report = make_run_report(
-            self._attempts,
+            [self._last],
+            earlier=self._earlier,
             run_id=self._stage.run_id,
-            name=self._attempts[-1].plan.name,
+            name=self._last.plan.name,
             directory=str(files.root),
-            started=self._attempts[0].started,
+            started=self._began,
             ended=time.time(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,
-            chaos=report_faults(self._faults, {attempt.number: attempt.gang for attempt in self._attempts}),
+            chaos=report_faults(self._faults, self._gangs),
         )
         written = True
         try:

@@ -26,9 +26,23 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import make_mark, marked
-from worker_entry.messages import Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Refused, Started
+from worker_entry.messages import (
+    Broken,
+    Empty,
+    Exited,
+    Listening,
+    Log,
+    Message,
+    Noted,
+    Prepared,
+    Ready,
+    Refused,
+    Started,
+)
 from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol import MARKER, Decoder, encode
+from worker_entry.run_files import AttemptFiles
+from worker_entry.started_task import StartedTask
 from worker_entry.telling import OUT_OF_THE_WAY
 from worker_entry.values import CrashRecord, Problem, Program, TaskExit, TaskRequest, TaskStart
 
@@ -303,7 +317,8 @@ def long_task() -> TaskStart:
     ("sent", "said"),
     [
         (b"ls -la\n", "not a header: b'ls -la'"),
-        (b"\xff" * 100_000 + b"\n", "not a header"),
+        (b"\xff" * 50_000 + b"\n", "not a header"),
+        (b"\xff" * 100_000, "a header of more than 65536 bytes"),
         (b'{"type":"Shout"}\n', "unknown frame type 'Shout'"),
         (b'{"type":"Stop","grace_s":NaN}\n', "Stop.grace_s: nan is out of range"),
         (b'{"type":"Prepare","attempt":2,"tasks":5,"first_port":1,"last_port":2}\n', "Prepare.tasks: expected"),
@@ -820,6 +835,63 @@ def test_a_log_that_its_program_cuts_does_not_keep_the_agent(client: Client) -> 
     client.send(Stop(1.0))
     client.expect(Empty)
     assert client.logs["worker:0"].endswith(b"x\n")
+
+
+@linux
+def test_what_nobody_has_written_into_a_log_is_left_out_and_told(client: Client) -> None:
+    """A program that cuts its log to a greater length would have terabytes of zeros sent."""
+    code = "print('before', flush=True); os.ftruncate(1, 1 << 40); print('after', flush=True); os.ftruncate(1, 1 << 41)"
+    client.greet(stream_logs=True)
+    client.start(command("worker:0", sys.executable, "-c", f"import os; {code}"))
+    client.expect(Exited)
+    client.send(Stop(1.0))
+    client.expect(Empty)
+    log = bytes(client.logs["worker:0"])
+    assert log.replace(b"\0", b"") == b"before\nafter\n"
+    assert len(log) < 1 << 20
+    texts = [noted.text for noted in client.received(Noted)]
+    assert texts == ["the log of worker:0 has a hole of 1.0 TiB, which is left out"] * len(texts)
+    assert 1 <= len(texts) <= 2  # the second may have been made together with the first
+
+
+@linux
+def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
+    """As after a connection that broke: what is left out is left out again, and the offsets are those from before."""
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        for number in range(4):
+            file.seek(number << 30)
+            file.write(b"%d" % number * 100_000)
+        file.truncate(1 << 33)
+    descriptor = os.open(path, os.O_RDONLY)
+    task = StartedTask("worker:0", 1, descriptor, AttemptFiles(str(tmp_path), 1))
+
+    def read() -> bytes:
+        text = b""
+        while True:
+            offset, data, _ = task.read_log()
+            if not data:
+                assert task.unsent() == 0
+                return text
+            assert offset == first + len(text)
+            text += data
+
+    first = 0
+    whole = read()
+    written = b"".join(b"%d" % number * 100_000 for number in range(4))
+    assert whole.replace(b"\0", b"") == written
+    assert len(whole) < 4 << 20
+    for first in (*range(0, len(whole), 99_991), len(whole)):
+        task.rewind(first)
+        whole = whole[:first] + read()
+        assert whole.replace(b"\0", b"") == written
+    again = StartedTask("worker:0", 2, os.open(path, os.O_RDONLY), AttemptFiles(str(tmp_path), 1))
+    again.follow(task)
+    with path.open("ab") as file:
+        file.write(b"more")
+    assert again.read_log()[1] == b"more"
+    task.close()
+    again.close()
 
 
 def test_no_log_bytes_are_sent_to_a_controller_that_reads_the_files(client: Client) -> None:

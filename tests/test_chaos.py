@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from launcher.chaos import Fault, parse_fault, pending, report_faults
+from launcher.chaos import Fault, needed, parse_fault, pending, report_faults
 from launcher.errors import UsageError
 from launcher.events import Event, TaskTold
 from launcher.gang_state import Gang
@@ -99,6 +101,20 @@ class TestReport:
         assert self.message(attempt())[2] == "kill:worker:1@epoch=3 was not done: worker:1 came to no step"
         assert self.message(attempt(1, 3, injected=True))[2].endswith("; it was not started again")
         assert self.message(attempt(1, 3, injected=True), attempt())[2].endswith("; no attempt after it did a step")
+
+    @given(st.lists(st.tuples(st.sampled_from([(), (1, 2), (3, 6), (7, 9)]), st.booleans()), min_size=1, max_size=12))
+    def test_is_the_same_from_what_is_kept_of_many_attempts(self, told: list[tuple[tuple[int, ...], bool]]) -> None:
+        gangs = [attempt(*epochs, injected=injected) for epochs, injected in told]
+        kept: dict[int, Gang] = {}
+        for number, gang in enumerate(gangs, 1):
+            kept = needed([KILL], {**kept, number: gang})
+        assert report_faults([KILL], kept) == report_faults([KILL], dict(enumerate(gangs, 1)))
+        assert pending([KILL], kept.values()) == pending([KILL], gangs)
+
+    def test_keeps_few_of_many_attempts(self) -> None:
+        gangs = {1: attempt(1, 3, injected=True), **{number: attempt(3, 4) for number in range(2, 100)}}
+        assert sorted(needed([KILL], gangs)) == [1, 2, 99]
+        assert needed([], gangs) == {}
 
     def test_a_fault_is_done_once(self) -> None:
         other = Fault(W1, Injection("kill", "epoch", 5.0))

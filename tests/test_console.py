@@ -23,9 +23,10 @@ import psutil
 import pyte
 import pytest
 
-from launcher.console import PROGRESS_S, Console
+from launcher.console import NOTES_LIMIT, PIECE, PROGRESS_S, ZEROS, Console
 from launcher.tasks import TaskId
 from launcher.terminal import NowhereSink, PlainSink
+from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
@@ -96,6 +97,36 @@ def append(path: Path, data: bytes) -> None:
 
 
 class TestPlainLines:
+    @linux
+    def test_pass_over_what_nobody_has_written(self, tmp_path: Path) -> None:
+        """A program that cuts its log to a greater length leaves terabytes of zeros, which take minutes to read."""
+        sink, log = Recorder(), tmp_path / "log"
+        append(log, b"before\n")
+        os.truncate(log, 1 << 40)
+        append(log, b"after\n")
+        with opened(sink) as console:
+            console.follow(W0, log)
+            console.note("ours")
+
+        assert sink.given == [
+            "worker:0 │ before",
+            "worker:0 │ (1.0 TiB of zeros left out)",
+            "worker:0 │ after",
+            "note: ours",
+        ]
+
+    def test_leave_out_zeros_wherever_they_are(self, tmp_path: Path) -> None:
+        sink, log = Recorder(), tmp_path / "log"
+        zeros = (0, ZEROS - 1, ZEROS, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 100, 0)
+        append(log, b"".join(b"%d\n" % number + bytes(count) for number, count in enumerate(zeros)) + bytes(PIECE))
+        with opened(sink) as console:
+            console.follow(W0, log)
+
+        shown = [line.removeprefix("worker:0 │ ") for line in sink.given]
+        assert [line.replace("\0", "").replace("␀", "") for line in shown if "(" not in line] == [*"01234567"]
+        assert shown[-1] == "(64.0 KiB of zeros left out)"
+        assert "(192.1 KiB of zeros left out)" in shown
+
     def test_are_labelled_aligned_and_on_stdout(self, tmp_path: Path) -> None:
         stdout, stderr = io.BytesIO(), io.StringIO()
         with opened(PlainSink(stdout, stderr), [W9, W10]) as console:
@@ -277,6 +308,44 @@ class TestUnfinishedLines:
             assert sink.given[1:] == ["worker:0 │ waited"]
             append(log, b"f\n")
         assert sink.given[2:] == ["worker:0 │ half"]
+
+
+class TestNotes:
+    def test_obey_nothing_in_the_words_of_others(self) -> None:
+        sink = Recorder()
+        with opened(sink, colour=True) as console:
+            console.note("node \x1b]0;pwned\x07: \u202etxt.exe\x9b2J")
+            console.warn("banner\x1b[2J\r")
+            console.error("Error: \x1b[2J\n  \x07")
+
+        assert sink.given == [
+            r"note: node ␛]0;pwned␇: \u202etxt.exe\x9b2J",
+            "note: \x1b[33mWarning: banner␛[2J␍\x1b[0m",
+            "note: \x1b[31mError: ␛[2J\x1b[0m\n  ␇",
+        ]
+
+    def test_that_nobody_reads_in_time_are_counted_and_not_kept(self) -> None:
+        reading = threading.Event()
+
+        class Stuck(Recorder):
+            def note(self, text: str) -> None:
+                assert reading.wait(30)
+                super().note(text)
+
+        sink = Stuck()
+        with opened(sink) as console:
+            for number in range(3 * NOTES_LIMIT):
+                console.note(f"{number}")
+            reading.set()
+
+        kept = [line for line in sink.given if "more lines" not in line]
+        [left_out] = [line for line in sink.given if "more lines" in line]
+        assert kept == [f"note: {number}" for number in range(len(kept))]
+        assert NOTES_LIMIT <= len(kept) <= NOTES_LIMIT + 1
+        assert (
+            left_out
+            == f"note: ({3 * NOTES_LIMIT - len(kept):,} more lines were left out: nobody has read them in time)"
+        )
 
 
 class TestNobodyReads:

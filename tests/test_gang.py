@@ -32,7 +32,7 @@ from launcher.events import (
     TaskWrote,
     Tick,
 )
-from launcher.gang import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_gang
+from launcher.gang import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_gang
 from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.values import Activity, CrashRecord, Problem, Progress, TaskExit
@@ -420,6 +420,13 @@ class TestRefusalAndLoss:
         gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), REFUSED, other)
 
         assert gang.refusals == (REFUSED, other)
+
+    def test_refusals_without_end_are_not_kept_without_end(self) -> None:
+        for refusal in (NodeRefused("b", ()), NodeRefused("b", REFUSED.problems * 900)):
+            gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), *[refusal] * 3000)
+
+            assert 2 <= len(gang.refusals) <= REFUSALS
+            assert sum(len(kept.problems) for kept in gang.refusals) < 2 * REFUSALS
 
     def test_a_node_that_breaks_while_training_stops_the_rest(self) -> None:
         rules = make_rules(TWO_NODES)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields interrupts at_once
+    tasks printable interrupts at_once
+    errors log_lines results spec_fields
     spec_parts strategies exception_text controller
     events spec tf_config torch_env terminal run_dir
     marked_yaml spec_errors
@@ -23,7 +24,7 @@ LAUNCHER_LAYERS = """
     resources
     spec_file local_mode plan gang_state console sync casting stacks
     stalls out_of_step pace stragglers restarts chaos rehearsal plan_text
-    compose
+    compose starts
     waiting busy
     gang
     causes
@@ -32,7 +33,7 @@ LAUNCHER_LAYERS = """
     report news preflight log_watch planner
     check_report
     transports.base transports.payload
-    transports.streams
+    transports.streams inlet
     transports.frames
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
@@ -48,6 +49,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
+    limits holes
     values control_groups run_files after_import arrival
     kernel orders versions program_env crash_record
     messages keras_backup heartbeat patience oom
@@ -206,6 +208,8 @@ def test_a_module_imports_only_what_lies_below_it(name: str) -> None:
 def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
     """Those that touch the world, or a node's facts, know more."""
     world = {
+        "console",
+        "inlet",
         "transports.base",
         "transports.frames",
         "transports.local",

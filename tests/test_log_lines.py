@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import log_lines
-from launcher.log_lines import LogLines, without_controls
+from launcher.log_lines import LogLines
+from launcher.printable import printable
 
 CHATTER = Path(__file__).parent / "programs" / "chatty_tensorflow.txt"
 """What TensorFlow 2.21 on a machine without GPUs wrote to the logs of a run of two workers, until training began."""
+
+TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029"
 
 ABSL = b"I0000 00:00:1795226239.666849   28543 grpc_server_lib.cc:467] Started server with target: grpc://[::]:1"
 
@@ -44,6 +47,8 @@ WORDS = (
     b"\x1b[31m",
     b"\x1b[2K",
     b"\xc2\x9b",
+    "\u202e".encode(),
+    b"\x1b]52;c;",
     b"xxxxxxxxxxxxxxxxxxxxxxxxx",
     b"\n" + ABSL + b"\n",
     b"\n/job:worker/replica:0/task:1\n",
@@ -82,7 +87,7 @@ class TestPieces:
             (b"ab\r" + b"x" * 41 + b"\rcd\n", [b"x" * 24 + b"... (cut here; the log has all of it)"]),
             (b"x" * 41 + b"\rcd\nnext", [b"x" * 24 + b"... (cut here; the log has all of it)", b"next"]),
             (b"x" * 40 + b"\r" + b"y" * 24 + b"\n", [b"y" * 24]),
-            ("a│\x1b[3".encode(), ["a│3".encode()]),
+            ("a│\x1b[3".encode(), ["a│␛3".encode()]),
             (b"one\b\b\rtwo", [b"two"]),
         ],
     )
@@ -154,37 +159,47 @@ class TestRewrittenLines:
 
 class TestControlSequences:
     @pytest.mark.parametrize(
-        "moving",
+        ("obeyed", "seen"),
         [
-            b"\x1b[A",
-            b"\x1b[10;20H",
-            b"\x1b[2J",
-            b"\x1b[K",
-            b"\x1b[?25l",
-            b"\x1b[>4;1m",
-            b"\x1b7",
-            b"\x1bM",
-            b"\x1bc",
-            b"\x1b(B",
-            b"\x1b]0;a title\x07",
-            b"\x1b]8;;http://x\x1b\\",
-            b"\x1bPq#0\x1b\\",
-            b"\xc2\x9b2J",
-            b"\xc2\x85",
-            b"\x00",
-            b"\x07",
-            b"\x0b",
-            b"\x0c",
-            b"\x0e",
-            b"\x1b",
-            b"\x7f",
+            (b"\x1b[A", "␛"),
+            (b"\x1b[10;20H", "␛"),
+            (b"\x1b[2J", "␛"),
+            (b"\x1b[K", "␛"),
+            (b"\x1b[?25l", "␛"),
+            (b"\x1b[>4;1m", "␛"),
+            (b"\x1b7", "␛"),
+            (b"\x1bM", "␛"),
+            (b"\x1bc", "␛"),
+            (b"\x1b(B", "␛"),
+            (b"\x1b]0;a title\x07", "␛"),
+            (b"\x1b]52;c;aGVsbG8=\x1b\\", "␛"),
+            (b"\x1b]8;;http://x\x1b\\", "␛"),
+            (b"\x1bPq#0\x1b\\", "␛"),
+            (b"\xc2\x9d0;a title\xc2\x9c", r"\x9d"),
+            (b"\xc2\x9b2J", r"\x9b"),
+            (b"\xc2\x85", r"\x85"),
+            (b"\x00", "␀"),
+            (b"\x07", "␇"),
+            (b"\x0b", "␋"),
+            (b"\x0c", "␌"),
+            (b"\x0e", "␎"),
+            (b"\x1b", "␛"),
+            (b"\x7f", "␡"),
+            ("\u202e".encode(), r"\u202e"),
+            ("\u2066".encode(), r"\u2066"),
+            ("\u2028".encode(), r"\u2028"),
+            (b"\xc2\x07\x9b2J", "\ufffd␇\ufffd2J"),  # what is left of a byte that is taken out joins to nothing
+            (b"\x1b\x00[2J", "␛␀[2J"),
+            (b"\x1b\x1b[31m[2J", "␛[2J"),
         ],
     )
     @pytest.mark.parametrize("colours", [True, False])
-    def test_that_move_the_cursor_are_left_out(self, moving: bytes, colours: bool) -> None:
-        (line,) = shown(b"before" + moving + b"\nafter\n", keep_colours=colours)[:1]
+    def test_that_are_no_colours_have_something_to_be_seen_in_their_place(
+        self, obeyed: bytes, seen: str, colours: bool
+    ) -> None:
+        (line,) = shown(b"before" + obeyed + b"\nafter\n", keep_colours=colours)[:1]
 
-        assert line.removesuffix(b"\x1b[0m") == b"before"
+        assert re.sub(r"\x1b\[\d*m", "", line.decode()) == f"before{seen}"
 
     def test_that_colour_are_kept_on_request_and_end_with_the_line(self) -> None:
         assert shown(b"\x1b[1;31mred\nplain\n", keep_colours=True) == [b"\x1b[1;31mred\x1b[0m", b"plain"]
@@ -199,9 +214,28 @@ class TestControlSequences:
             text = re.sub(r"\x1b\[[0-9;]*m", "", line.decode()) if colours else line.decode()
 
             assert not [char for char in text if unicodedata.category(char) == "Cc" and char != "\t"]
+            assert not set(text) & set(TURNING)
+
+    @settings(deadline=None)
+    @given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=3))).map(b"".join), st.booleans())
+    def test_never_come_through_as_a_terminal_reads_them(self, data: bytes, colours: bool) -> None:
+        """Byte by byte, and again as UTF-8: neither finds a sequence, but for colours."""
+        for line in shown(data.replace(b"\n", b" "), keep_colours=colours, fold=False):
+            bare = re.sub(rb"\x1b\[[0-9;:]*m", b"", line) if colours else line
+            assert b"\x1b" not in bare
+            assert not re.search(rb"[\x00-\x08\x0a-\x1f\x7f]", bare)
+            assert not re.search("[\x80-\x9f]", bare.decode())
+
+    @given(st.text(st.characters()))
+    def test_of_other_text_have_stand_ins_as_well(self, text: str) -> None:
+        clean = printable(text)
+        assert not [char for char in clean if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"]
+        assert not set(clean) & set(TURNING)
+        assert printable(clean) == clean
 
     def test_stay_out_of_text_as_well(self) -> None:
-        assert without_controls("\x1b[31mred\x1b[0m \udce9 \x1b]0;t\x07x\ty") == "red \\udce9 x\ty"
+        text = "\x1b[31mred \udce9 \x1b]0;t\x07x\ty\nz\r\x9b2J \u202egpj.exe"
+        assert printable(text) == r"␛[31mred \udce9 ␛]0;t␇x" "\ty\nz␍" r"\x9b2J \u202egpj.exe"
 
 
 class TestBytes:

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import tracemalloc
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_entry.messages import Exited, Log, Message, ToAgent, ToController
-from worker_entry.orders import Beat, Goodbye, Hello, Piece
-from worker_entry.protocol import BODY_LIMIT, FLOAT_LIMIT, HEADER_LIMIT, Decoder, ProtocolError, encode, parse
+from worker_entry.limits import (
+    BODY_LIMIT,
+    FLOAT_LIMIT,
+    LARGEST,
+    ExactlyOne,
+    Limit,
+    Matches,
+    OfSender,
+    Path,
+    Text,
+    Within,
+)
+from worker_entry.messages import FRAME_LIMIT, FRAME_LIMITS, Exited, Log, Message, Noted, ToAgent, ToController
+from worker_entry.orders import Beat, Goodbye, Piece, Start
+from worker_entry.protocol import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
 
 Frame = tuple[Message, bytes]
 
@@ -30,24 +43,50 @@ def header(kind: str, **fields: object) -> bytes:
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field's type: strings with every code point there is, lone surrogates included."""
+    """Any value of a field's type within its limits: where they allow it, strings with every code point there is."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return limited(kind.__origin__, kind.__metadata__)
     if origin is Union:
         return st.none() | values(arguments[0])
     if origin is list:
         return st.lists(values(arguments[0]), max_size=3)
     if origin is dict:
-        return st.dictionaries(values(str), values(arguments[1]), max_size=3)
+        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
     if dataclasses.is_dataclass(kind):
-        fields = {name: values(hint) for name, hint in get_type_hints(kind).items()}
+        fields = {name: values(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
         return st.builds(kind, **fields)  # type: ignore[arg-type]
     simple: dict[Any, st.SearchStrategy[Any]] = {
         str: st.text(st.characters(), max_size=20),
-        int: st.integers(),
+        int: st.integers(-LARGEST, LARGEST),
         bool: st.booleans(),
         float: st.floats(min_value=-FLOAT_LIMIT, max_value=FLOAT_LIMIT, exclude_min=True, exclude_max=True),
     }
     return simple[kind]
+
+
+def limited(kind: Any, limits: tuple[Limit, ...]) -> st.SearchStrategy[Any]:
+    for limit in limits:
+        if isinstance(limit, Within):
+            return st.integers(limit.least, limit.most)
+        if isinstance(limit, Text):
+            left_out: list[Any] = ["Cs"] if limit.lines else ["Cs", "Cc", "Zl", "Zp"]
+            return st.text(st.characters(exclude_categories=left_out), max_size=20)
+        if isinstance(limit, Path):
+            return st.text(st.characters(exclude_characters="\0"), max_size=20)
+        if isinstance(limit, Matches):
+            return st.from_regex(limit.pattern, fullmatch=True).filter(functools.partial(fits, limit))
+        if isinstance(limit, ExactlyOne):
+            return values(kind).filter(functools.partial(fits, limit))
+    return values(kind)
+
+
+def fits(limit: Limit, value: Any) -> bool:
+    try:
+        limit.take(value)
+    except ValueError:
+        return False
+    return True
 
 
 def with_body(message: Message, body: bytes) -> Frame:
@@ -59,6 +98,9 @@ def with_body(message: Message, body: bytes) -> Frame:
 frames: st.SearchStrategy[Frame] = st.builds(
     with_body, st.one_of([values(kind) for kind in TYPES]), st.binary(max_size=300)
 )
+
+
+HELLO = {"version": 1, "run_id": "", "directory": "", "cwd": "", "lease_s": 1, "stream_logs": True}
 
 
 # --- what is sent arrives ---
@@ -131,8 +173,8 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (b"\n", "not a header"),
         (b"\xff\xfe\x00\n", "not a header"),
         (b"\xc3\x28\n", "not a header"),
-        (b"[" * 100_000 + b"\n", "not a header"),
-        (b'{"a":' * 100_000 + b"\n", "not a header"),
+        (b"[" * 50_000 + b"\n", "not a header"),
+        (b'{"a":' * 10_000 + b"\n", "not a header"),
         (b"null\n", "without a type"),
         (b"[]\n", "without a type"),
         (b"{}\n", "without a type"),
@@ -151,20 +193,37 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (b'{"type":"Stop","grace_s":1' + b"0" * 5000 + b"}\n", "not a header|is out of range"),
         (header("Prepared", attempt=True, ports={}), "Prepared.attempt: expected int, got bool"),
         (header("Prepared", attempt=1.0, ports={}), "Prepared.attempt: expected int, got float"),
-        (header("Prepared", attempt=1, ports={"a": "1"}), r"Prepared.ports\['a'\]: expected int, got str"),
+        (header("Prepared", attempt=1, ports={"ps:0": "1"}), r"Prepared.ports\['ps:0'\]: expected int, got str"),
+        (header("Prepared", attempt=1, ports={"a": 1}), r"Prepared.ports\['a'\]: 'a' is no task"),
+        (header("Prepared", attempt=1, ports={"worker:00": 1}), "'worker:00' is no task"),
+        (header("Prepared", attempt=1, ports={"worker:0": 0}), "0 is not within 1 and 65535"),
+        (header("Prepared", attempt=-1, ports={}), "Prepared.attempt: -1 is not within"),
+        (header("Synced", directory="", files=0, fetched=10**400), "fetched: a number of 1329 bits is out of range"),
+        (header("Synced", directory="", files=-1, fetched=0), "files: -1 is not within"),
+        (header("Hello", **{**HELLO, "lease_s": 10**400}), "Hello.lease_s: 10*[.]* is out of range"),
+        (header("Exited", task="worker:0", time=1, exit={}), "one of code and signal is needed"),
+        (header("Exited", task="worker:0", time=1, exit={"code": 1, "signal": 9}), "one of code and signal is needed"),
+        (header("Exited", task="worker:0", time=1, exit={"code": 256}), "256 is not within 0 and 255"),
+        (header("Refused", problems=[{"reference": "succeeded", "message": ""}]), "'succeeded' is no reference"),
+        (header("Refused", problems=[{"reference": "A b", "message": ""}]), "'A b' is no reference"),
+        (
+            header("Refused", problems=[{"reference": "a", "message": "", "task": "worker:0/.."}]),
+            "'worker:0/..' is no task",
+        ),
+        (header("Cleaned", ended=0, left=[1] * 100_001), "100001 items, of which 100000 are allowed"),
         (header("Prepared", attempt=1, ports=[]), "Prepared.ports: expected dict.*, got list"),
         (header("Prepare", attempt=1, tasks={}, first_port=1, last_port=2), "Prepare.tasks: expected .*, got dict"),
         (header("Start", attempt=1, tasks=[5]), r"Start.tasks\[0\]: expected TaskStart, got int"),
         (header("Start", attempt=1, tasks=[{"task": "a"}]), r"Start.tasks\[0\]: field 'program' is missing"),
-        (header("Exited", task="a", time=1, exit=[]), "Exited.exit: expected TaskExit, got list"),
-        (header("Exited", task="a", time=1, exit={"code": True}), "Exited.exit.code: expected int, got bool"),
+        (header("Exited", task="ps:0", time=1, exit=[]), "Exited.exit: expected TaskExit, got list"),
+        (header("Exited", task="ps:0", time=1, exit={"code": True}), "Exited.exit.code: expected int, got bool"),
         (
-            header("Hello", version=1, run_id="", directory="", cwd="", lease_s=1, stream_logs=1),
+            header("Hello", **{**HELLO, "stream_logs": 1}),
             "Hello.stream_logs: expected bool, got int",
         ),
-        (header("Log", attempt=1, task="a", offset=0, length=-1), "Log.length: -1 is not within"),
-        (header("Log", attempt=1, task="a", offset=0, length=BODY_LIMIT + 1), "Log.length: .* is not within"),
-        (header("Log", attempt=1, task="a", offset=0, length=4 << 30), "Log.length: 4294967296 is not within"),
+        (header("Log", attempt=1, task="ps:0", offset=0, length=-1), "Log.length: -1 is not within"),
+        (header("Log", attempt=1, task="ps:0", offset=0, length=BODY_LIMIT + 1), "Log.length: .* is not within"),
+        (header("Log", attempt=1, task="ps:0", offset=0, length=4 << 30), "Log.length: 4294967296 is not within"),
     ],
 )
 def test_what_is_no_frame_is_refused_and_named(data: bytes, said: str) -> None:
@@ -209,9 +268,44 @@ def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.Da
         assert decode(encode(message)) == [(message, b"")]
 
 
+@pytest.mark.parametrize("kind", get_args(ToController), ids=lambda kind: kind.__name__)
+def test_every_field_of_what_a_node_sends_has_its_limits(kind: type[Any]) -> None:
+    def unlimited(kind: Any, where: str) -> list[str]:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if dataclasses.is_dataclass(kind):
+            return [found for name, hint in hints(kind).items() for found in unlimited(hint, f"{where}.{name}")]
+        if origin is Annotated:
+            inner = kind.__origin__ if get_origin(kind.__origin__) is not None else None
+            parts = get_args(inner) if inner is not None else ()
+            return [found for part in parts for found in unlimited(part, where)]
+        if origin is Union:
+            return unlimited(arguments[0], where)
+        return [] if kind in (float, bool) else [where]  # a float always has them
+
+    assert unlimited(kind, kind.__name__) == []
+
+
+def test_every_task_that_a_node_names_is_its_own_but_those_that_it_dials() -> None:
+    def names(kind: Any) -> list[str]:
+        return [name for name, hint in hints(kind).items() if "task" in name or "ports" in name]
+
+    for kind in get_args(ToController):
+        for name in names(kind):
+            value = {"worker:7": 1} if name == "ports" else "worker:7"
+            assert list(marked(hints(kind)[name], value, OfSender)) == ["worker:7"], f"{kind.__name__}.{name}"
+
+
+def test_half_characters_become_escapes_and_long_text_is_cut() -> None:
+    line = json.loads(encode(Noted("a")))
+    [(noted, _)] = decode(json.dumps({**line, "text": "caf\udce9 \ud83d" + "x" * 20_000}).encode() + b"\n")
+    assert isinstance(noted, Noted)
+    assert noted.text.startswith("caf\\udce9 \\ud83dxxx")
+    assert (len(noted.text), noted.text[-1]) == (8192, "…")
+
+
 def test_text_in_an_error_is_short_however_long_the_wrong_part_is() -> None:
     long = "x" * 1_000_000
-    for data in (long.encode() + b"\n", header(long), header("Stop", grace_s=1, **{long: 1})):
+    for data in (long.encode() + b"\n", header(long), header("Stop", grace_s=1, **{long[:60_000]: 1})):
         with pytest.raises(ProtocolError) as caught:
             decode(data)
         assert len(str(caught.value)) < 300
@@ -236,8 +330,30 @@ def test_a_header_without_an_end_is_refused_at_the_limit(piece: int) -> None:
 
 
 def test_a_long_header_below_the_limit_arrives() -> None:
-    hello = Hello(1, "x" * (HEADER_LIMIT - 1000), "", "", 1.0, stream_logs=False)
-    assert decode(encode(hello)) == [(hello, b"")]
+    start = Start(1, [], {"worker": ["x" * (HEADER_LIMIT - 1000)]})
+    assert decode(encode(start)) == [(start, b"")]
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
+def test_a_header_that_is_too_long_for_its_type_is_refused_before_it_is_kept(kind: type[Any]) -> None:
+    limit = FRAME_LIMITS.get(kind, FRAME_LIMIT)
+    begins = b'{"type":"%s",' % kind.__name__.encode()
+    decoder = Decoder()
+    assert list(decoder.feed(begins.ljust(limit))) == []
+    with pytest.raises(ProtocolError, match=f"a header of more than {limit} bytes .{kind.__name__}."):
+        list(decoder.feed(b" "))
+
+
+def test_a_header_whose_type_cannot_be_seen_is_short() -> None:
+    with pytest.raises(ProtocolError, match=f"a header of more than {FRAME_LIMIT} bytes"):
+        decode(b' {"type":"Start","attempt":1,' + b" " * FRAME_LIMIT)
+
+
+def test_only_messages_of_the_other_side_are_taken() -> None:
+    decoder = Decoder(ToController)
+    assert list(decoder.feed(encode(Noted("x")))) == [(Noted("x"), b"")]
+    with pytest.raises(ProtocolError, match="unexpected frame type 'Goodbye'"):
+        list(decoder.feed(encode(Goodbye())))
 
 
 def test_memory_does_not_grow_with_what_has_passed() -> None:
@@ -257,7 +373,8 @@ def test_memory_does_not_grow_with_what_has_passed() -> None:
 def test_a_long_header_in_small_pieces_is_searched_once() -> None:
     """16 MB in pieces of 4 KB: searching it from its beginning each time would be 32 GB."""
     decoder = Decoder()
-    for _ in range(HEADER_LIMIT // 4096):
+    assert list(decoder.feed(b'{"type":"Start",')) == []
+    for _ in range(HEADER_LIMIT // 4096 - 1):
         assert list(decoder.feed(b" " * 4096)) == []
     with pytest.raises(ProtocolError, match="not a header"):
         list(decoder.feed(b"\n"))

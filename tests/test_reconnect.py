@@ -9,6 +9,7 @@ import select
 import stat
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from hypothesis import strategies as st
 import worker_entry
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
-from launcher.transports.frames import Frames
+from launcher.transports.frames import PASSING_LIMIT, Frames
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry import kernel, meeting
 from worker_entry.messages import Attached, Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
-from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Prepare, Start, Stop
+from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
 from worker_entry.outbox import Outbox
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 from worker_entry.values import Problem, Program, TaskExit, TaskRequest, TaskStart
@@ -188,6 +189,62 @@ def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Pat
     first.from_agent.put(None)
     controller.wait_for(LinkClosed)
     assert "the connection broke, and there was no way back within 1 s" in str(controller.delivered[-1])
+
+
+def test_what_has_arrived_is_not_kept_however_busy_the_link_is(tmp_path: Path) -> None:
+    """Beats confirm it; they come by the clock, and not only while there is nothing else to send."""
+    first = FarEnd()
+    controller = Controller([first], tmp_path, lease_s=0.5)  # a beat every 0.1 s
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    sent = 0
+
+    def beats() -> int:
+        return sum(isinstance(message, Beat) for message, _ in Decoder().feed(bytes(first.to_agent)))
+
+    deadline = time.monotonic() + 20
+    while beats() < 5 and time.monotonic() < deadline:
+        controller.frames.send(Stop(1.0))
+        sent += 1
+        first.say(Beat(1.0, 0))  # it is alive
+        wait_until(lambda count=sent: first.heard().count(Stop(1.0)) == count, "it is written")  # type: ignore[misc]
+    assert beats() >= 5
+    controller.frames.give_up()
+
+
+def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
+    """Each would begin another thread that writes."""
+    first = FarEnd()
+    controller = Controller([first], tmp_path)
+    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0)))
+    controller.wait_for(LinkClosed)
+    assert "Attached, which answers nothing [protocol-error]" in str(controller.delivered[-1])
+    assert first.is_cut
+    assert sum(thread.name == "write-gpu-a" for thread in threading.enumerate()) <= 1
+
+
+def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_path: Path) -> None:
+    first, writing = FarEnd(), threading.Event()
+    controller = Controller([first], tmp_path)
+    write = first.write
+
+    def stuck(data: bytes) -> None:
+        assert writing.wait(30)
+        write(data)
+
+    first.write = stuck  # type: ignore[method-assign]
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    for index in range(10 * PASSING_LIMIT):
+        controller.frames.send(Piece(index, 0, 1), b"x")
+    writing.set()
+    wait_until(lambda: len(first.heard()) >= PASSING_LIMIT, "what was kept is written")
+    controller.frames.send(Stop(1.0))
+    wait_until(lambda: Stop(1.0) in first.heard(), "what comes behind is written")
+    pieces = [message.index for message in first.heard() if isinstance(message, Piece)]
+    assert pieces == [*range(len(pieces))]
+    assert len(pieces) <= PASSING_LIMIT + 1
+    controller.frames.give_up()
 
 
 def test_an_agent_that_is_gone_is_told_as_gone(tmp_path: Path) -> None:

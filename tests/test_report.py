@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, 
 from launcher.gang_state import Gang
 from launcher.report import (
     Attempt,
+    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
@@ -20,7 +22,7 @@ from launcher.report import (
     render_error,
     render_summary,
 )
-from launcher.results import RunReport, Verdict
+from launcher.results import Finding, ProgressReport, RunReport, Verdict
 from launcher.tasks import TaskId
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
 from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
@@ -178,6 +180,69 @@ class TestEnd:
         assert report.attempts[0].verdict.reference == "task-failed"
 
 
+def test_words_of_others_are_printable_in_all_of_the_report() -> None:
+    """So they are in report.json, in what `check --json` prints, and wherever the report is shown."""
+    crash = CrashRecord(1050.0, "E\x1b[2J", "\u202egnp.\x9b31m", "\udce9.py", 3)
+    progress = ProgressReport(step=1, first_step=1, began=1.0, metrics={"loss\x1b]0;x\x07": 1.0})
+    report = make_report(history(LOCAL, replace(failed(W1, 1050.0), crash=crash)))
+    finding = Finding(level="error", node="a\x1b[A", reference="x", message="\x07", cure="\x9d")
+
+    for model in (report, progress, finding):
+        text = model.model_dump_json()
+        assert not [char for char in json.loads(f'"{json.dumps(text)[1:-1]}"') if not char.isprintable()]
+        assert not [1 for char in ("u001b", "u0007", "\x9b", "\x9d", "\u202e") if char in text]
+    assert report.attempts[0].tasks[1].crash is not None
+    assert report.attempts[0].tasks[1].crash.message == r"\u202egnp.\x9b31m"
+
+
+class TestManyAttempts:
+    def report(self, count: int) -> RunReport:
+        gang = history(LOCAL, failed(W1, 1050.0))
+        logs = dict.fromkeys(gang.rules.tasks, "log")
+        earlier = Earlier()
+        for number in range(1, count):
+            reference = "preempted" if number % 10 else "task-killed"
+            verdict = Verdict(reference=reference, message=f"it was attempt {number}")
+            earlier = earlier.add(Attempt(number, gang, plan_of(gang.rules), verdict, 1.0 * number, 0.0, logs))
+        last = Attempt(count, gang, plan_of(gang.rules), judged(gang), 1.0 * count, 1061.5, logs)
+        return make_run_report(
+            [last],
+            earlier=earlier,
+            run_id="r",
+            name="test",
+            directory="/runs/x",
+            started=1.0,
+            ended=1061.5,
+            left={"local": 0},
+            versions={},
+        )
+
+    def test_are_all_reported_up_to_a_hundred(self) -> None:
+        report = self.report(100)
+
+        assert [attempt.attempt for attempt in report.attempts] == [*range(1, 101)]
+        assert report.left_out is None
+
+    def test_are_counted_where_there_are_more(self) -> None:
+        report = self.report(2001)
+
+        assert [attempt.attempt for attempt in report.attempts] == [*range(1, 21), *range(1922, 2002)]
+        assert report.started == 1.0
+        assert report.left_out is not None
+        assert (report.left_out.first, report.left_out.last) == (21, 1921)
+        assert sum(report.left_out.references.values()) == 1901
+        assert report.left_out.references == {"preempted": 1711, "task-killed": 190}
+
+    def test_are_summed_up_in_a_few_lines(self) -> None:
+        lines = render_summary(self.report(2001)).splitlines()
+
+        assert "  2,001 attempts; those before the last:" in lines
+        assert "    … 1,980 more: 1,782 preempted, 198 task-killed" in lines
+        assert "    10: it was attempt 10 [task-killed]" in lines
+        assert "    1991: it was attempt 1991 [preempted]" in lines
+        assert len(lines) < 40
+
+
 class TestError:
     def test_shows_message_evidence_log_and_cure(self) -> None:
         gang = history(
@@ -208,7 +273,11 @@ class TestError:
 
         shown = render_error(verdict, ["50%\x1b[A\x1b[K\x07", "tab\tstays"])
 
-        assert shown.splitlines()[1:] == ["  ValueError: ", "    worker:0 │ 50%", "    worker:0 │ tab\tstays"]
+        assert shown.splitlines()[1:] == [
+            "  ␛[31mValueError␛[0m: ␛[2J",
+            "    worker:0 │ 50%␛[A␛[K␇",
+            "    worker:0 │ tab\tstays",
+        ]
 
 
 class TestReport:
@@ -307,6 +376,7 @@ def test_schema_describes_every_field() -> None:
         "CrashReport",
         "Verdict",
         "ProgressReport",
+        "LeftOutAttempts",
         "FaultReport",
     }
     assert silent == []

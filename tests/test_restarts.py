@@ -14,7 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.restarts import FREE, LONG_S, LONGEST_PAUSE_S, Ending, GiveUp, Restart, decide_restart
+from launcher.restarts import (
+    FREE,
+    LONG_S,
+    LONGEST_PAUSE_S,
+    REMEMBERED,
+    Ending,
+    GiveUp,
+    Restart,
+    decide_restart,
+    remember,
+)
 from launcher.spec_parts import FailureName, RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
@@ -48,6 +58,20 @@ class TestDecision:
         assert decide(*[ending(reference)] * 9) == Restart(LONGEST_PAUSE_S, 0, free=True)
         assert decide(*[ending(reference)] * 3, ending()) == Restart(4.0, 1, free=False)
         assert isinstance(decide(*[ending()] * 3, ending(reference)), Restart)
+
+    def test_is_made_however_often_a_run_is_preempted(self) -> None:
+        assert decide(*[ending("preempted")] * 5000) == Restart(LONGEST_PAUSE_S, 0, free=True)
+        assert decide(*[ending("preempted")] * 5000, pause_s=0.0) == Restart(0.0, 0, free=True)
+
+    @given(st.lists(st.sampled_from(["preempted", "task-killed"]), min_size=1, max_size=40), st.data())
+    def test_does_not_depend_on_what_is_not_remembered(self, references: list[str], data: st.DataObject) -> None:
+        many = [ending(reference, float(number)) for number, reference in enumerate(references * 10)]
+        spec = {"max_restarts": data.draw(st.integers(1, 300)), "period_s": data.draw(st.sampled_from([0.0, 20.0]))}
+        kept: list[Ending] = []
+        for one in many:
+            kept = remember([*kept, one])
+        assert decide(*kept, **spec) == decide(*many, **spec)
+        assert sum(one.is_free for one in kept) <= REMEMBERED
 
     def test_counts_within_its_period_only(self) -> None:
         often = [ending(started=10.0 * number) for number in range(4)]

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from launcher.errors import EXIT_INFRASTRUCTURE, RunDirectoryError
-from launcher.run_dir import RunDir, make_run_id, runs_directory
+from launcher.run_dir import TAIL_BYTES, RunDir, last_lines, make_run_id, runs_directory
 from launcher.tasks import TaskId
+from tests.apart import linux
 from tests.conftest import Distlaunch
 
 W0 = TaskId("worker", 0)
@@ -325,3 +326,18 @@ class TestCommand:
 
         assert ran.stderr.endswith(f"Logs and report: {tmp_path}/here\n")
         assert json.loads((tmp_path / "here" / "report.json").read_text())["directory"] == str(tmp_path / "here")
+
+
+# --- the ends of logs ---
+
+
+@linux
+@pytest.mark.parametrize("behind", [0, 1, 5000, TAIL_BYTES, 1 << 40])
+def test_the_last_lines_of_a_log_are_those_that_were_written(tmp_path: Path, behind: int) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first\n")
+    os.truncate(log, 1 << 30)
+    with log.open("ab") as file:
+        file.write(b"x" * TAIL_BYTES + b"\none\ntwo\n")
+    os.truncate(log, log.stat().st_size + behind)
+    assert last_lines(log, 2) == ["one", "two"]

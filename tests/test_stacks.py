@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,18 @@ Current thread 0x00007f22 (most recent call first):
 
 
 class TestRendering:
+    def test_believes_no_number_and_obeys_no_name_in_what_a_node_sends(self) -> None:
+        odd = TEXT.replace("line 41 in step", f"line {'4' * 5000} in step").replace("train.py", "tr\x1b[2Jain.py")
+        shown = render_stacks({W0: odd})
+        assert "\x1b" not in shown
+        assert "/home/me/tr␛[2Jain.py:60 <module>" in shown
+
+    def test_of_a_line_without_end_takes_no_time(self) -> None:
+        began = time.process_time()
+        for line in ("Thread 0x" + "0" * 500_000, "Thread 0x0 (most" * 30_000, '  File "' + '", line 1' * 60_000):
+            assert parse_stack(f"{line}\n{line}\n").main == ()
+        assert time.process_time() - began < 5
+
     def test_takes_the_main_thread_and_leaves_our_own_frames_out(self) -> None:
         assert parse_stack(TEXT).main == (
             (LIBRARY, 53, "quick_execute"),

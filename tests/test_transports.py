@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +20,16 @@ import pytest
 from launcher.run_dir import RunDir
 from launcher.tasks import parse_task_id
 from launcher.transports import local
-from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
+from launcher.transports.base import OPEN_LOGS, Link, LinkClosed, LinkNews, LogMirror, Transport
 from launcher.transports.local import LocalTransport
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
-from tests.witness import MARK, make_mark, marked, open_descriptors
+from tests.witness import MARK, make_mark, marked, open_descriptors, wait_until
+from worker_entry.limits import BODY_LIMIT
 from worker_entry.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
 from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
-from worker_entry.protocol import BODY_LIMIT, MARKER, encode
+from worker_entry.protocol import MARKER, ProtocolError, encode
 from worker_entry.values import Program, TaskExit, TaskRequest, TaskStart
 
 FAMILY = str(PROGRAMS / "tree_family.py")
@@ -319,7 +321,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_os_error(connect: Connect, 
         (encode(Log(1, "../../../outside", 0, 1), b"x"), "'../../../outside' is no task"),
         (encode(Log(1, "worker:0/../x", 0, 1), b"x"), "'worker:0/../x' is no task"),
         (encode(Log(1, "\0", 0, 1), b"x"), "is no task"),
-        (encode(Log(1, "worker:0", -1, 1), b"x"), "its log cannot be written: Invalid argument"),
+        (encode(Log(1, "worker:0", -1, 1), b"x"), "Log.offset: -1 is not within"),
         (encode(Log(1, "worker:0", 1 << 70, 1), b"x"), "the agent sent "),
     ],
 )
@@ -354,12 +356,79 @@ def test_a_log_that_cannot_be_written_ends_the_link(connect: Connect, tmp_path: 
 # --- the mirror ---
 
 
-def test_pieces_of_a_log_are_written_at_their_offsets_in_any_order(tmp_path: Path) -> None:
-    mirror = LogMirror(lambda attempt, task: tmp_path / f"{attempt}-{task}")
-    mirror.write(Log(1, "a", 3, 2), b"lo")
-    mirror.write(Log(2, "a", 0, 1), b"x")
+def named(tmp_path: Path) -> LogMirror:
+    return LogMirror(lambda attempt, task: tmp_path / f"{attempt}-{task}")
+
+
+def test_pieces_of_a_log_are_written_at_their_offsets(tmp_path: Path) -> None:
+    mirror = named(tmp_path)
     mirror.write(Log(1, "a", 0, 3), b"hel")
+    mirror.write(Log(2, "a", 0, 1), b"x")
+    mirror.write(Log(1, "a", 3, 2), b"lo")
     mirror.write(Log(1, "a", 1, 3), b"ell")  # again, after a link that dropped
     mirror.close()
     assert (tmp_path / "1-a").read_bytes() == b"hello"
     assert (tmp_path / "2-a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("offset", [4, 1 << 43])
+def test_a_piece_that_leaves_a_gap_is_refused(tmp_path: Path, offset: int) -> None:
+    mirror = named(tmp_path)
+    mirror.write(Log(1, "a", 0, 3), b"hel")
+    with pytest.raises(ProtocolError, match=f"a piece of a log at {offset:,}, of which it has sent 3 bytes"):
+        mirror.write(Log(1, "a", offset, 2), b"lo")
+    mirror.close()
+    assert (tmp_path / "1-a").read_bytes() == b"hel"
+
+
+def test_the_files_of_an_attempt_are_closed_when_the_next_begins_and_late_pieces_are_dropped(tmp_path: Path) -> None:
+    mirror, descriptors = named(tmp_path), open_descriptors()
+    for attempt in range(1, 20):
+        mirror.begin(attempt)
+        for task in range(64):
+            mirror.write(Log(attempt, f"worker:{task}", 0, 1), b"x")
+        assert len(open_descriptors()) <= len(descriptors) + 64
+    mirror.write(Log(3, "worker:1", 1, 1), b"y")
+    mirror.close()
+    mirror.write(Log(19, "worker:1", 1, 1), b"y")
+    assert open_descriptors() == descriptors
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"x"}
+    assert len([*tmp_path.iterdir()]) == 19 * 64
+
+
+def test_more_logs_than_may_be_open_are_written_all_the_same(tmp_path: Path) -> None:
+    mirror, descriptors = named(tmp_path), open_descriptors()
+    for offset in range(3):
+        for task in range(3 * OPEN_LOGS):
+            mirror.write(Log(1, f"worker:{task}", offset, 1), b"%d" % offset)
+        assert len(open_descriptors()) <= len(descriptors) + OPEN_LOGS
+    mirror.close()
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"012"}
+    assert open_descriptors() == descriptors
+
+
+def test_pieces_may_come_while_attempts_end_and_the_mirror_is_closed(tmp_path: Path) -> None:
+    """Links have threads of their own; none of them may fail, and no file may stay open."""
+    descriptors, failures, rounds = open_descriptors(), list[BaseException](), 60
+    for number in range(rounds):
+        mirror, stop = named(tmp_path / str(number)), threading.Event()
+
+        def write(first: int, mirror: LogMirror = mirror, stop: threading.Event = stop) -> None:
+            try:
+                while not stop.is_set():
+                    for task in range(first, first + 40):
+                        mirror.write(Log(1, f"worker:{task}", 0, 1), b"x")
+            except BaseException as error:  # noqa: BLE001 - the test tells of it
+                failures.append(error)
+
+        threads = [threading.Thread(target=write, args=(first,)) for first in range(0, 160, 40)]
+        for thread in threads:
+            thread.start()
+        wait_until((tmp_path / str(number)).exists, "a piece is written")
+        mirror.begin(1 + number % 2)
+        mirror.close()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert open_descriptors() == descriptors

@@ -1,13 +1,29 @@
 """What an agent says to its controller, and the messages of both; `protocol` turns them into bytes and back.
 
 Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the clock of who saw it.
+Every field of a message to the controller has its limits in its annotation (`limits`), and every type a size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Annotated, Any, Optional, Union
 
+from worker_entry.limits import (
+    BODY_LIMIT,
+    Attempt,
+    Count,
+    ExactlyOne,
+    Items,
+    Line,
+    Name,
+    OwnTask,
+    Path,
+    Pid,
+    Port,
+    Text,
+    Within,
+)
 from worker_entry.orders import (
     Attach,
     Beat,
@@ -39,16 +55,16 @@ from worker_entry.values import (
 class Ready:
     """The answer to Hello: facts of the node, measured there. `cores`: those this process may use."""
 
-    version: int
-    pid: int
-    hostname: str
-    python: str
-    executable: str
+    version: Count
+    pid: Pid
+    hostname: Name
+    python: Name
+    executable: Line
     time: float
-    cores: int
-    gpus: list[str]
-    tensorflow: Optional[str]
-    meeting: Optional[str] = None
+    cores: Annotated[int, Within(1, 1 << 20)]
+    gpus: Annotated[list[Name], Items(1024)]
+    tensorflow: Optional[Name]
+    meeting: Optional[Annotated[str, Path()]] = None
     """Where a controller whose connection broke finds the agent again; None if it cannot."""
 
 
@@ -56,33 +72,33 @@ class Ready:
 class Attached:
     """The answer to Attach; `received`: how many of the controller's counted frames the agent has."""
 
-    received: int
+    received: Count
 
 
 @dataclass(frozen=True)
 class Fetch:
     """Send this part of a file that was offered; `index` is its place in the Offer."""
 
-    index: int
-    offset: int
-    size: int
+    index: Count
+    offset: Count
+    size: Annotated[int, Within(0, 1 << 20)]
 
 
 @dataclass(frozen=True)
 class Synced:
     """The version is there, every file as it was offered; tasks will run in `directory`."""
 
-    directory: str
-    files: int
-    fetched: int
+    directory: Line
+    files: Count
+    fetched: Count
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Everything is there; `ports` are held until the tasks have bound them."""
 
-    attempt: int
-    ports: dict[str, int]
+    attempt: Attempt
+    ports: Annotated[dict[OwnTask, Port], Items(10_000)]
 
 
 @dataclass(frozen=True)
@@ -94,34 +110,34 @@ class Inspected:
     could not be left.
     """
 
-    keras: Optional[str]
-    gpus: list[GpuUse]
-    free_bytes: int
-    directory: str
-    program_hash: str
-    proxies: list[str]
-    problem: str = ""
+    keras: Optional[Name]
+    gpus: Annotated[list[GpuUse], Items(1024)]
+    free_bytes: Annotated[int, Within(0, 1 << 63)]
+    directory: Line
+    program_hash: Name
+    proxies: Annotated[list[Name], Items(16)]
+    problem: Line = ""
 
 
 @dataclass(frozen=True)
 class Dialled:
     """The answer to Dial; `marks`: those that are there."""
 
-    results: list[DialResult]
-    marks: list[str]
+    results: Annotated[list[DialResult], Items(20_000)]
+    marks: Annotated[list[Name], Items(20_000)]
 
 
 @dataclass(frozen=True)
 class Refused:
     """Nothing was started, for all of these reasons."""
 
-    problems: list[Problem]
+    problems: Annotated[list[Problem], Items(1000)]
 
 
 @dataclass(frozen=True)
 class Started:
-    task: str
-    pid: int
+    task: OwnTask
+    pid: Pid
     time: float
 
 
@@ -129,14 +145,14 @@ class Started:
 class Noted:
     """Something that the user may want to know, in one line."""
 
-    text: str
+    text: Annotated[str, Text(8192, lines=False)]
 
 
 @dataclass(frozen=True)
 class Listening:
     """The task has opened its port: TensorFlow's server is up."""
 
-    task: str
+    task: OwnTask
     time: float
 
 
@@ -144,7 +160,7 @@ class Listening:
 class Told:
     """How far the task's program has come."""
 
-    task: str
+    task: OwnTask
     status: TaskStatus
 
 
@@ -156,8 +172,8 @@ CHILD = "\n--- a child process ---\n"
 class Stacks:
     """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not, and what it does."""
 
-    task: str
-    text: str
+    task: OwnTask
+    text: Annotated[str, Text(1 << 20)]
     activity: Activity
 
 
@@ -165,8 +181,8 @@ class Stacks:
 class Halted:
     """A signal has stopped the task, as SIGSTOP does; 0: it goes on."""
 
-    task: str
-    signal: int
+    task: OwnTask
+    signal: Annotated[int, Within(0, 127)]
     time: float
 
 
@@ -174,18 +190,18 @@ class Halted:
 class Log:
     """`length` bytes of the task's log file, from `offset`, follow the header."""
 
-    attempt: int
-    task: str
-    offset: int
-    length: int
+    attempt: Attempt
+    task: OwnTask
+    offset: Count
+    length: Annotated[int, Within(0, BODY_LIMIT)]
 
 
 @dataclass(frozen=True)
 class Exited:
     """The task's own process has ended; processes it started may still be there."""
 
-    task: str
-    exit: TaskExit
+    task: OwnTask
+    exit: Annotated[TaskExit, ExactlyOne(("code", "signal"))]
     time: float
     crash: Optional[CrashRecord] = None
     finished: Optional[float] = None
@@ -201,17 +217,17 @@ class Empty:
     `left_behind` counts those that outlived their task and had to be ended, `killed` those that did not heed TERM.
     """
 
-    attempt: int
-    left_behind: int
-    killed: int
+    attempt: Attempt
+    left_behind: Count
+    killed: Count
 
 
 @dataclass(frozen=True)
 class Cleaned:
     """The answer to Clean: how many processes were ended, agents included, and which pids could not be."""
 
-    ended: int
-    left: list[int]
+    ended: Count
+    left: Annotated[list[Pid], Items(100_000)]
 
 
 @dataclass(frozen=True)
@@ -247,3 +263,18 @@ ToController = Union[
     Beat,
 ]
 Message = Union[ToAgent, ToController]
+
+FRAME_LIMIT = 64 << 10
+"""Bytes of a frame's header at the most, but for those below."""
+FRAME_LIMITS: dict[type[Any], int] = {
+    # The environment of every task of a node, every file of a folder, every address of a cluster.
+    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, Start), 16 << 20),
+    **dict.fromkeys((Attach, Clean), 1 << 20),
+    # A line for every task of a node, or for every address of the cluster.
+    **dict.fromkeys((Prepared, Refused, Cleaned), 1 << 20),
+    Dialled: 8 << 20,
+    # What a user's program makes long: its status file, its exception, its stacks.
+    Told: 256 << 10,
+    Exited: 1 << 20,
+    Stacks: 2 << 20,
+}

@@ -6,8 +6,9 @@ Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Annotated, Optional
 
+from worker_entry.limits import BODY_LIMIT, Attempt, Count, Items, Name, Path, Port, TaskName, Within
 from worker_entry.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
 VERSION = 5
@@ -24,10 +25,10 @@ class Hello:
     sent; a controller on the same machine reads the files themselves.
     """
 
-    version: int
-    run_id: str
-    directory: str
-    cwd: str
+    version: Count
+    run_id: Annotated[str, Path()]
+    directory: Annotated[str, Path()]
+    cwd: Annotated[str, Path()]
     lease_s: float
     stream_logs: bool
 
@@ -39,8 +40,8 @@ class Offer:
     `digest` names the version: it stands for names, content and modes of all files.
     """
 
-    to: str
-    digest: str
+    to: Annotated[str, Path()]
+    digest: Annotated[str, Path(128)]
     files: list[FileEntry]
 
 
@@ -48,9 +49,9 @@ class Offer:
 class Piece:
     """The answer to Fetch: `length` bytes of the file, from `offset`, follow the header."""
 
-    index: int
-    offset: int
-    length: int
+    index: Count
+    offset: Count
+    length: Annotated[int, Within(0, BODY_LIMIT)]
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ class Prepare:
     With a `nonce`, every port answers who dials it with that, until the tasks are started.
     """
 
-    attempt: int
-    tasks: list[TaskRequest]
-    first_port: int
-    last_port: int
-    nonce: str = ""
+    attempt: Attempt
+    tasks: Annotated[list[TaskRequest], Items(10_000)]
+    first_port: Port
+    last_port: Port
+    nonce: Name = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Inspect:
     """Tell what there is on the node; where a `mark` is given, leave an empty file of that name in `shared`."""
 
     program: Program
-    shared: str = ""
-    mark: str = ""
+    shared: Annotated[str, Path()] = ""
+    mark: Annotated[str, Path(128)] = ""
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Dial:
     """Dial every target; one that is ours answers with the `nonce`. Look for the `marks` of all nodes in `shared`."""
 
     targets: list[Target]
-    nonce: str
-    shared: str = ""
-    marks: list[str] = field(default_factory=list)
+    nonce: Name
+    shared: Annotated[str, Path()] = ""
+    marks: list[Annotated[str, Path(128)]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class Preload:
 class Start:
     """Start these tasks, all of them prepared before; `cluster` is that of TF_CONFIG, addresses by type of task."""
 
-    attempt: int
-    tasks: list[TaskStart]
+    attempt: Attempt
+    tasks: Annotated[list[TaskStart], Items(10_000)]
     cluster: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -132,7 +133,7 @@ class Beat:
     """
 
     time: float
-    received: int
+    received: Count
     echo: Optional[float] = None
 
 
@@ -144,11 +145,11 @@ class Attach:
     `offsets` how many bytes of each log of `attempt`.
     """
 
-    version: int
-    meeting: str
-    received: int
-    attempt: int
-    offsets: dict[str, int]
+    version: Count
+    meeting: Annotated[str, Path()]
+    received: Count
+    attempt: Count
+    offsets: Annotated[dict[TaskName, Count], Items(10_000)]
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,6 @@ class Clean:
     With `meeting`, only the agent that has it, and what is below it: another of the same run may be on the machine.
     """
 
-    version: int
-    run_ids: list[str]
-    meeting: Optional[str] = None
+    version: Count
+    run_ids: list[Annotated[str, Path()]]
+    meeting: Optional[Annotated[str, Path()]] = None

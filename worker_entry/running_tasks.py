@@ -54,7 +54,7 @@ class RunningTasks:
             task = StartedTask.start(start, order.cluster, files, cwd, nursery)
             if before is not None:  # and writes on
                 self.turns.remove(before)
-                task.rewind(before.offset)
+                task.follow(before)
                 before.close()
             self.by_name[start.task] = task
             self._ports.forming |= {start.task} & self._ports.numbers.keys()

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Optional, Union
 
 from worker_entry import processes
+from worker_entry.holes import end_of_hole, is_zeros
 from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
 from worker_entry.preloading import Nursery, NurseryError
@@ -23,6 +24,8 @@ from worker_entry.values import CrashRecord, Problem, TaskExit, TaskOrder, TaskS
 LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
 
+HOLE = 64 << 10
+"""Bytes of a hole in a log from which on it is left out."""
 STATUS_LIMIT = 64 << 10
 
 FULL = 64 << 10
@@ -52,8 +55,10 @@ class StartedTask:
         self.not_forked = not_forked
         """Why it was started by itself, if it might have been forked."""
         self._log = log
-        self.offset = 0
-        """How much of the log has been sent."""
+        self._place = 0
+        """Up to where the file has been read."""
+        self._holes: list[tuple[int, int]] = []
+        """Holes that were not sent: how much had been sent before each, and how long all up to it are together."""
         self._files = files
         self._told = b""
 
@@ -94,21 +99,41 @@ class StartedTask:
             os.close(output)
         return cls(start.task, pid, os.open(log, os.O_RDONLY), files, not_forked)
 
-    def read_log(self) -> tuple[int, bytes]:
-        """The next piece of the log with its offset; empty when all of it has been read."""
+    def read_log(self) -> tuple[int, bytes, int]:
+        """The next piece of the log with its offset in all that is sent, and how long a hole was left out before it.
+
+        The piece is empty when all of the log has been read.
+        """
         if self.unsent() < 0:  # the program has cut its own log: `echo … > /dev/stderr` does
-            self.offset = 0
-        offset = self.offset
-        data = os.pread(self._log, LOG_PIECE, offset)
-        self.offset += len(data)
-        return offset, data
+            self._place, self._holes = 0, []
+        data, hole = os.pread(self._log, LOG_PIECE, self._place), 0
+        if is_zeros(data):
+            hole = end_of_hole(self._log, self._place) - self._place
+            if hole >= HOLE:
+                self._holes.append((self._place - self._left_out, self._left_out + hole))
+                self._place += hole
+                data = os.pread(self._log, LOG_PIECE, self._place)
+        offset = self._place - self._left_out
+        self._place += len(data)
+        return offset, data, hole if hole >= HOLE else 0
+
+    @property
+    def _left_out(self) -> int:
+        return self._holes[-1][1] if self._holes else 0
 
     def rewind(self, offset: int) -> None:
-        """Reads on from there: what was behind it has got lost."""
-        self.offset = offset
+        """Reads on from there: what was sent behind it has got lost."""
+        if offset < self._place - self._left_out:
+            while self._holes and self._holes[-1][0] > offset:
+                self._holes.pop()
+            self._place = offset + self._left_out
+
+    def follow(self, before: StartedTask) -> None:
+        """Reads on where an earlier process of the task has ended, which wrote to the same log."""
+        self._place, self._holes = before._place, before._holes
 
     def unsent(self) -> int:
-        return self.log_size() - self.offset
+        return self.log_size() - self._place
 
     def log_size(self) -> int:
         return os.fstat(self._log).st_size

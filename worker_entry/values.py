@@ -5,7 +5,27 @@ from __future__ import annotations
 import os
 import signal as signals
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Annotated, Optional
+
+from worker_entry.limits import (
+    Count,
+    Items,
+    Line,
+    Matches,
+    Name,
+    Number,
+    OwnTask,
+    Path,
+    Port,
+    Prose,
+    TaskName,
+    Within,
+)
+
+Reference = Annotated[
+    str, Matches(r"[a-z0-9]+(?:-[a-z0-9]+)*", "reference of a problem", barred=("succeeded", "interrupted", "checked"))
+]
+"""The stable kebab-case name of a problem; outcomes that are none cannot be claimed with it."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +41,9 @@ class Program:
 class Place:
     """A line of the user's own code, and the library's function that it has called, if that has a public name."""
 
-    file: str
-    line: int
-    call: Optional[str] = None
+    file: Line
+    line: Number
+    call: Optional[Name] = None
 
 
 @dataclass(frozen=True)
@@ -35,11 +55,11 @@ class CrashRecord:
     """
 
     time: float
-    exception: str
-    message: str
-    file: Optional[str] = None
-    line: Optional[int] = None
-    thread: Optional[str] = None
+    exception: Name
+    message: Prose
+    file: Optional[Line] = None
+    line: Optional[Number] = None
+    thread: Optional[Name] = None
     place: Optional[Place] = None
 
 
@@ -54,25 +74,25 @@ class Progress:
     time in which the task waited for the others. A metric that is no finite number is None.
     """
 
-    step: int
-    first_step: int
-    batches: int
+    step: Number
+    first_step: Number
+    batches: Number
     began: float
     time: float
     training: bool = True
-    epoch: Optional[int] = None
-    first_epoch: Optional[int] = None
+    epoch: Optional[Number] = None
+    first_epoch: Optional[Number] = None
     step_s: Optional[float] = None
     own_s: Optional[float] = None
-    metrics: dict[str, Optional[float]] = field(default_factory=dict)
+    metrics: Annotated[dict[Name, Optional[float]], Items(2000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class KerasPatch:
     """What was patched of the Keras that a program trains with: its version, and the number of faults."""
 
-    version: str
-    faults: int
+    version: Name
+    faults: Count
 
 
 @dataclass(frozen=True)
@@ -84,13 +104,13 @@ class TaskStatus:
     TF_CONFIG of its own. `keras`: what was patched, once it trains with Keras.
     """
 
-    phase: str
+    phase: Name
     since: float
     progress: Optional[Progress] = None
-    injected: list[str] = field(default_factory=list)
-    not_forked: str = ""
-    strategy: str = ""
-    own_tf_config: str = ""
+    injected: Annotated[list[Name], Items(1000)] = field(default_factory=list)
+    not_forked: Line = ""
+    strategy: Name = ""
+    own_tf_config: Line = ""
     keras: Optional[KerasPatch] = None
 
 
@@ -125,8 +145,8 @@ class Injection:
 class TaskExit:
     """How a process ended: by an exit `code` or by a `signal`, never both and never folded into one number."""
 
-    code: Optional[int] = None
-    signal: Optional[int] = None
+    code: Optional[Annotated[int, Within(0, 255)]] = None
+    signal: Optional[Annotated[int, Within(1, 127)]] = None
     core_dumped: bool = False
 
     @classmethod
@@ -155,10 +175,10 @@ class TaskExit:
 class Problem:
     """Why a node cannot do what it was asked to; `reference` is the error's stable kebab-case name."""
 
-    reference: str
-    message: str
-    cure: str = ""
-    task: Optional[str] = None
+    reference: Reference
+    message: Line
+    cure: Line = ""
+    task: Optional[OwnTask] = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,7 @@ class TaskRequest:
     `reuse_address`: the program binds it with SO_REUSEADDR, as most do, and not with SO_REUSEPORT, as TensorFlow.
     """
 
-    task: str
+    task: TaskName
     program: Program
     port: int = 0
     reuse_address: bool = False
@@ -185,7 +205,7 @@ class TaskStart:
     `keep_own_tf_config`: whether a TF_CONFIG that the program sets counts.
     """
 
-    task: str
+    task: TaskName
     program: Program
     env: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
@@ -224,18 +244,18 @@ class TaskOrder:
 class GpuUse:
     """A GPU and its memory in MiB; `used_mib` is that of all processes."""
 
-    name: str
-    used_mib: int
-    total_mib: int
+    name: Name
+    used_mib: Count
+    total_mib: Count
 
 
 @dataclass(frozen=True)
 class Target:
     """An address to dial: one of those that `task` may be reached by."""
 
-    task: str
-    host: str
-    port: int
+    task: TaskName
+    host: Name
+    port: Port
 
 
 @dataclass(frozen=True)
@@ -247,16 +267,16 @@ class DialResult:
     """
 
     target: Target
-    resolved: list[str]
-    failure: str = ""
+    resolved: Annotated[list[Name], Items(256)]
+    failure: Name = ""
 
 
 @dataclass(frozen=True)
 class FileEntry:
     """A file of a folder that is sent: its path in there, and its content's SHA-256; or where the `link` points."""
 
-    path: str
-    size: int = 0
-    sha256: str = ""
+    path: Annotated[str, Path()]
+    size: Count = 0
+    sha256: Name = ""
     executable: bool = False
-    link: str = ""
+    link: Annotated[str, Path()] = ""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from worker_entry.messages import Log, Message
+from worker_entry.protocol import ProtocolError
+
+OPEN_LOGS = 128
+"""Mirrored logs that are open at once: a controller may have no more than 1,024 descriptors for everything."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Transport(Protocol):
 
     shares_files: bool
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> Link:
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
         """Starts the agent; `deliver` hears of everything from then on, but log bytes, which go to `mirror`.
 
         A connection that breaks may be replaced until the agent has heard nothing for `lease_s`.
@@ -83,28 +89,104 @@ class Transport(Protocol):
         """
 
 
+class LogSink(Protocol):
+    """Takes the log bytes of a node."""
+
+    def write(self, frame: Log, data: bytes) -> None:
+        """Called from the link's own thread.
+
+        Raises:
+            ProtocolError: the node cannot have written this.
+            OSError: it cannot be written here.
+        """
+
+
 class LogMirror:
-    """Writes the log bytes that agents send into the run's own files, each at its offset.
+    """Writes the log bytes that agents send into the run's own files, each at its offset; from any thread.
 
     `path_of` maps an attempt and a task's name to a file; it raises ValueError for a name that is no task's.
     """
 
     def __init__(self, path_of: Callable[[int, str], Path]) -> None:
         self._path_of = path_of
-        self._files: dict[tuple[int, str], int] = {}
+        self._lock = threading.Lock()
+        self._files: dict[tuple[int, str], _MirroredFile] = {}
+        self._open: OrderedDict[_MirroredFile, None] = OrderedDict()
+        """Those whose descriptors are open, but for ones that are just being written; used last, last."""
+        self._attempt = 0
+        self._closed = False
+
+    def begin(self, attempt: int) -> None:
+        """Closes the files of all attempts before this one; what still comes of them is dropped."""
+        self._end(lambda key: key[0] < attempt)
+        self._attempt = attempt
 
     def write(self, frame: Log, data: bytes) -> None:
+        """See LogSink; a piece that begins behind all that has come of its log cannot be."""
         key = frame.attempt, frame.task
-        if key not in self._files:
-            path = self._path_of(*key)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files[key] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        offset = frame.offset
-        while data:
-            written = os.pwrite(self._files[key], data, offset)
-            data, offset = data[written:], offset + written
+        with self._lock:
+            if self._closed or frame.attempt < self._attempt:
+                return
+            file = self._files.get(key)
+            if file is None:
+                file = self._files[key] = _MirroredFile(self._path_of(*key))
+        file.write(data, frame.offset)
+        with self._lock:
+            self._open[file] = None
+            self._open.move_to_end(file)
+            too_many = [self._open.popitem(last=False)[0] for _ in range(len(self._open) - OPEN_LOGS)]
+        for other in too_many:
+            other.close()
 
     def close(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
+        self._closed = True
+        self._end(lambda _: True)
+
+    def _end(self, over: Callable[[tuple[int, str]], bool]) -> None:
+        with self._lock:
+            ended = [self._files.pop(key) for key in [*self._files] if over(key)]
+            for file in ended:
+                self._open.pop(file, None)
+        for file in ended:
+            file.end()
+
+
+class _MirroredFile:
+    """One log; opened when it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._size = 0
+        self._ended = False
+
+    def write(self, data: bytes, offset: int) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            if offset > self._size:
+                raise ProtocolError(f"a piece of a log at {offset:,}, of which it has sent {self._size:,} bytes")
+            if self._descriptor is None:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            while data:
+                written = os.pwrite(self._descriptor, data, offset)
+                data, offset = data[written:], offset + written
+            self._size = max(self._size, offset)
+
+    def close(self) -> None:
+        """Until it is written again."""
+        with self._lock:
+            self._close()
+
+    def end(self) -> None:
+        """It is not written any more."""
+        with self._lock:
+            self._ended = True
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

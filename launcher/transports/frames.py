@@ -18,10 +18,10 @@ from launcher.transports.base import (
     LinkDropped,
     LinkError,
     LinkResumed,
-    LogMirror,
+    LogSink,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
-from worker_entry.messages import Attached, Broken, Log, Message, Ready
+from worker_entry.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
 from worker_entry.protocol import Decoder, ProtocolError, encode
@@ -30,6 +30,8 @@ BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
 SHORTEST_TRY_S = 1.0
+PASSING_LIMIT = 16
+"""Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
 CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
 
@@ -52,7 +54,7 @@ class Frames:
         node: str,
         open_stream: Callable[[], Stream],
         deliver: Deliver,
-        mirror: LogMirror,
+        mirror: LogSink,
         *,
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
@@ -76,6 +78,7 @@ class Frames:
         self._stream: Stream | None = None
         self._finishing = False
         self._beat_at_once = False
+        self._beat_due = time.monotonic() + self._beat_s
         self._changed = threading.Condition()
         self._given_up = threading.Event()
         self._meeting: str | None = None
@@ -92,7 +95,7 @@ class Frames:
         with self._changed:
             if is_counted(message):
                 self._outbox.add(frame)
-            else:
+            elif len(self._passing) < PASSING_LIMIT:  # a node that asks for more than it reads does without
                 self._passing.append(frame)
             self._changed.notify_all()
 
@@ -131,9 +134,12 @@ class Frames:
 
     def _next(self, stream: Stream) -> bytes | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news(stream), self._beat_s)
+            # By the clock, and not after so much silence: without beats, the frames of a busy link would all be kept.
+            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
             if self._stream is not stream:
                 return None
+            if time.monotonic() >= self._beat_due and not self._finishing:
+                return self._beat()
             if self._written < self._outbox.last:
                 frames = self._outbox.after(self._written)
                 self._written = self._outbox.last
@@ -142,8 +148,11 @@ class Frames:
                 return self._passing.popleft()
             if self._finishing:
                 return None
-            self._beat_at_once = False
-            return encode(Beat(time.time(), self._outbox.received))
+            return self._beat()
+
+    def _beat(self) -> bytes:
+        self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
+        return encode(Beat(time.time(), self._outbox.received))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)
@@ -157,13 +166,15 @@ class Frames:
         except (LinkError, LinkBroken) as error:
             reason = str(error)
         except (ProtocolError, ValueError, OverflowError) as error:
-            reason = f"the agent sent {error}"
+            reason = f"the agent sent {error}{' [protocol-error]' * self.began}"
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
             meant = as_ours(error)
             reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
         with self._changed:
-            self._stream = None
+            stream, self._stream = self._stream, None
             self._changed.notify_all()
+        if stream is not None and not self.ended:  # of what comes from there nothing more is read
+            stream.abandon()
         self._deliver(self._node, LinkClosed(reason))
 
     def _follow(self) -> str:
@@ -197,7 +208,7 @@ class Frames:
 
     def _start_writing(self, stream: Stream) -> None:
         with self._changed:
-            self._stream = stream
+            self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
         try:
             threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
         except RuntimeError:  # no more threads are allowed; the agent need not wait for what nobody writes
@@ -205,7 +216,7 @@ class Frames:
             raise
 
     def _read(self, stream: Stream, data: bytes) -> None:
-        decoder = Decoder()
+        decoder = Decoder(ToController)
         while True:
             for message, body in decoder.feed(data):
                 if is_counted(message):
@@ -229,6 +240,8 @@ class Frames:
             case Beat():
                 self._note_beat(message)
             case Attached(received):
+                if self._stream is stream:  # each of them would begin another writer
+                    raise ProtocolError("Attached, which answers nothing")
                 self._resume(stream, received)
             case Broken(problem) if problem.reference == AGENT_GONE:
                 self.ended = True

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import worker_entry
 from launcher.errors import as_ours
-from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogMirror
+from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
 from launcher.transports.frames import Frames
 from worker_entry import kernel, processes
 from worker_entry.messages import Message, Ready
@@ -32,7 +32,7 @@ class LocalTransport:
         self._errors = errors
         self._python = python
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> LocalLink:
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> LocalLink:
         # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
         kernel.become_subreaper()
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
@@ -66,7 +66,7 @@ class LocalLink:
         node: str,
         process: subprocess.Popen[bytes],
         deliver: Deliver,
-        mirror: LogMirror,
+        mirror: LogSink,
         others: set[int],
         lease_s: float,
     ) -> None:

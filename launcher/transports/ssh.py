@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import paramiko
 
-from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogMirror
+from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogSink
 from launcher.transports.frames import Frames
 from launcher.transports.payload import make_payload
 from launcher.transports.ssh_config import SshTarget
@@ -42,7 +42,7 @@ class SshTransport:
         self._python = python
         self._accept_new = accept_new
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogMirror, lease_s: float) -> SshLink:
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> SshLink:
         return SshLink(node, self._target, self._python, deliver, mirror, lease_s, accept_new=self._accept_new)
 
 
@@ -55,7 +55,7 @@ class SshLink:
         target: SshTarget,
         python: str,
         deliver: Deliver,
-        mirror: LogMirror,
+        mirror: LogSink,
         lease_s: float,
         *,
         accept_new: bool,

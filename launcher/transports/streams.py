@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 from launcher.transports.base import LinkBroken, LinkError
-from worker_entry.messages import Message
+from worker_entry.messages import Message, ToController
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 
 FIRST_WORD_S = 60.0
@@ -73,7 +73,7 @@ def ask(stream: Stream, question: Message, patience_s: float) -> Message:
     try:
         stream.write(encode(question))
         data = skip_noise(stream, FIRST_WORD_S)
-        decoder = Decoder()
+        decoder = Decoder(ToController)
         while True:
             for message, _ in decoder.feed(data):
                 return message

@@ -1,0 +1,248 @@
+"""What a node may say, and how much of it waits: for its own tasks alone, in attempts that have begun."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from launcher.events import Interrupted
+from launcher.inlet import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
+from launcher.node_links import NodeLinks
+from launcher.run_dir import RunDir
+from launcher.tasks import TaskId
+from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink
+from tests.witness import wait_until
+from worker_entry.messages import (
+    Broken,
+    Empty,
+    Exited,
+    Halted,
+    Listening,
+    Log,
+    Message,
+    Noted,
+    Prepared,
+    Ready,
+    Refused,
+    Stacks,
+    Started,
+    Told,
+)
+from worker_entry.orders import VERSION
+from worker_entry.protocol import ProtocolError
+from worker_entry.values import Activity, Problem, TaskExit, TaskStatus
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+NODES = {"honest": [W0], "hostile": [W1]}
+READY = Ready(VERSION, 1, "x", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None)
+
+
+@dataclass
+class FarNode:
+    """A link whose far end is the test."""
+
+    sent: list[Message] = field(default_factory=list)
+    clock_offset_s = 0.0
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self.sent.append(message)
+
+    def close(self) -> int:
+        return 0
+
+
+@dataclass
+class FarTransport:
+    """Remembers what came to it, so that a test speaks for the node."""
+
+    shares_files = False
+    deliver: Deliver = field(init=False)
+    logs: LogSink = field(init=False)
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
+        self.deliver, self.logs = deliver, mirror
+        return FarNode()
+
+
+@dataclass
+class Run:
+    links: NodeLinks
+    root: Path
+    ways: dict[str, FarTransport]
+
+    def say(self, node: str, message: Message) -> None:
+        self.ways[node].deliver(node, message)
+
+    def log(self, node: str, attempt: int, task: str, data: bytes) -> None:
+        self.ways[node].logs.write(Log(attempt, task, 0, len(data)), data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    ways = {node: FarTransport() for node in NODES}
+    links = NodeLinks(ways, "run", RunDir(tmp_path), 60.0)
+    links.begin(1, NODES)
+    for node in NODES:
+        links.connect(node, "/")
+    yield Run(links, tmp_path, ways)
+    links.close()
+
+
+def of_task(task: str) -> list[Message]:
+    """One of each message that speaks of a task."""
+    problem = Problem("start-failed", "no", task=task)
+    return [
+        Started(task, 1, 1.0),
+        Listening(task, 1.0),
+        Halted(task, 19, 1.0),
+        Told(task, TaskStatus("trains", 1.0)),
+        Stacks(task, "", Activity()),
+        Exited(task, TaskExit(0), 1.0),
+        Exited(str(W1), TaskExit(1), 1.0, evidence=problem),
+        Prepared(1, {str(W1): 2000, task: 2001}),
+        Refused([Problem("no-program", "x"), problem]),
+        Broken(problem),
+    ]
+
+
+@pytest.mark.parametrize("message", of_task(str(W0)), ids=lambda message: type(message).__name__)
+def test_a_node_does_not_speak_for_a_task_of_another(run: Run, message: Message) -> None:
+    with pytest.raises(ProtocolError, match=f"{type(message).__name__} of worker:0, which is not one of its tasks"):
+        run.say("hostile", message)
+    assert run.links.next(0.0) is None
+
+
+@pytest.mark.parametrize("message", of_task(str(W1)), ids=lambda message: type(message).__name__)
+def test_a_node_speaks_for_its_own_tasks(run: Run, message: Message) -> None:
+    run.say("hostile", message)
+    assert run.links.next(0.0) == ("hostile", message)
+
+
+def test_a_node_does_not_write_the_log_of_another(run: Run) -> None:
+    run.log("honest", 1, "worker:0", b"training")
+    with pytest.raises(ProtocolError, match="Log of worker:0, which is not one of its tasks"):
+        run.log("hostile", 1, "worker:0", b"forged!!")
+    assert (run.root / "attempt-1" / "worker-0.log").read_bytes() == b"training"
+
+
+def test_an_attempt_that_has_not_begun_is_refused_and_leaves_no_folder(run: Run) -> None:
+    for attempt in (2, 20_000):
+        with pytest.raises(ProtocolError, match=f"Log of attempt {attempt}, which has not begun"):
+            run.log("hostile", attempt, "worker:1", b"x")
+        for message in (Prepared(attempt, {"worker:1": 2000}), Empty(attempt, 0, 0)):
+            with pytest.raises(ProtocolError, match="which has not begun"):
+                run.say("hostile", message)
+    assert [*run.root.iterdir()] == []
+
+
+def test_what_is_late_of_an_attempt_changes_nothing_in_the_next_where_the_task_is_elsewhere(run: Run) -> None:
+    run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
+    run.say("hostile", Noted("no task is in it"))
+    run.links.begin(2, {"honest": [W1], "hostile": [W0]})
+    assert run.links.next(0.0) == ("hostile", Noted("no task is in it"))
+    assert run.links.next(0.0) is None
+    run.log("hostile", 1, "worker:1", b"late")
+    assert [*run.root.iterdir()] == []
+    with pytest.raises(ProtocolError):
+        run.say("hostile", Exited("worker:1", TaskExit(0), 1.0))
+
+
+def test_a_node_is_what_its_link_says_and_an_older_link_says_nothing(run: Run) -> None:
+    old = run.ways["hostile"].deliver
+    run.say("hostile", READY)
+    run.links.forget(["hostile"])
+    run.links.connect("hostile", "/")
+    old("hostile", READY)
+    old("hostile", LinkClosed("it is gone"))
+    assert run.links.next(0.0) is None
+    assert run.links.ready == {}
+    run.say("hostile", READY)
+    assert run.links.next(0.0) == ("hostile", READY)
+    assert run.links.ready == {"hostile": READY}
+
+
+def test_thousands_of_late_messages_are_passed_over_at_once(run: Run) -> None:
+    for _ in range(UNREAD_MESSAGES):
+        run.say("hostile", Listening("worker:1", 1.0))
+        run.say("honest", Listening("worker:0", 1.0))
+    run.links.begin(2, {})
+    run.links.put(Interrupted(2))
+    assert run.links.next(0.0) == Interrupted(2)
+
+
+# --- how much waits ---
+
+
+class Flood:
+    """A node that sends as fast as it can, from a thread as a link has one."""
+
+    def __init__(self, tmp_path: Path, message: Message) -> None:
+        self.arrived: list[Arrived] = []
+        placement = Placement.of(1, NODES)
+        self.inlet = Inlet("hostile", lambda: placement, LogMirror(lambda *_: tmp_path), self.arrived.append)
+        self.stop = threading.Event()
+        self._message = message
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            self.inlet.deliver("hostile", self._message)
+
+    def end(self) -> None:
+        self.stop.set()
+        self.inlet.close()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("size", [1, 8000, 1 << 20])
+def test_a_flood_waits_at_a_bound_of_messages_and_of_bytes_and_goes_on_as_they_are_read(
+    tmp_path: Path, size: int
+) -> None:
+    message = Stacks("worker:1", "x" * size, Activity())
+    most = min(UNREAD_MESSAGES, UNREAD_BYTES // weigh(message))
+    flood = Flood(tmp_path, message)
+    try:
+        wait_until(lambda: len(flood.arrived) == most, "it waits")
+        for arrived in flood.arrived[:2]:
+            flood.inlet.release(arrived)
+        wait_until(lambda: len(flood.arrived) == most + 2, "it goes on")
+        assert sum(arrived.weight for arrived in flood.arrived[2:]) <= UNREAD_BYTES
+    finally:
+        flood.end()
+
+
+def test_one_message_above_the_bound_arrives_alone(tmp_path: Path) -> None:
+    flood = Flood(tmp_path, replace(READY, gpus=["x" * 256] * 30_000))
+    try:
+        wait_until(lambda: len(flood.arrived) == 1, "it arrives")
+    finally:
+        flood.end()
+
+
+def test_the_end_of_a_link_is_told_whatever_is_unread(tmp_path: Path) -> None:
+    flood = Flood(tmp_path, Listening("worker:1", 1.0))
+    try:
+        wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "it waits")
+        flood.inlet.deliver("hostile", LinkClosed("gone"))
+        assert len(flood.arrived) == UNREAD_MESSAGES + 1
+    finally:
+        flood.end()
+
+
+def test_what_a_node_tells_the_user_is_bounded_in_each_attempt(run: Run) -> None:
+    for _ in range(3 * NOTES):
+        run.say("hostile", Noted("look at me"))
+        run.say("honest", Noted("a hole"))
+    shown = [run.links.next(0.0) for _ in range(2 * NOTES)]
+    assert shown.count(("hostile", Noted("look at me"))) == NOTES - 1
+    assert shown.count(("hostile", Noted("more that it has to say is not shown"))) == 1
+    assert run.links.next(0.0) is None
+    run.links.begin(2, NODES)
+    run.say("hostile", Noted("look at me"))
+    assert run.links.next(0.0) == ("hostile", Noted("look at me"))

@@ -1,0 +1,50 @@
+"""Holes of files: a program that cuts its log to a greater length leaves terabytes of zeros that nobody has written."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+def end_of_hole(descriptor: int, offset: int) -> int:
+    """Where data begins at the offset or behind it; the file's end if there is none, the offset if that is unknown.
+
+    The descriptor's own place is moved.
+    """
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        return max(os.fstat(descriptor).st_size, offset) if error.errno == errno.ENXIO else offset
+    except AttributeError:  # a system that does not tell
+        return offset
+
+
+def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
+    """Where the last data of a file begins and ends, as far as so many extents tell."""
+    size = os.fstat(descriptor).st_size
+    begin, end = 0, size
+    try:
+        place = os.lseek(descriptor, 0, os.SEEK_DATA)
+        for _ in range(extents):
+            begin, end = place, os.lseek(descriptor, place, os.SEEK_HOLE)
+            place = os.lseek(descriptor, end, os.SEEK_DATA)
+    except OSError as error:
+        return (begin, end) if error.errno == errno.ENXIO else (0, size)
+    except AttributeError:
+        pass
+    return 0, size
+
+
+def is_zeros(data: bytes) -> bool:
+    """Whether there is nothing else in it; it may be of a hole."""
+    return data[:1] == b"\0" and not data.strip(b"\0")
+
+
+def render_bytes(count: int) -> str:
+    """`1.0 TiB`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if value < 1023.95:  # it is rounded
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}"
