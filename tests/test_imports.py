@@ -45,9 +45,9 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values control_groups run_files after_import arrival
+    values control_groups run_files after_import arrival keras_source
     kernel orders
-    messages keras_backup heartbeat patience oom
+    messages keras_backup keras_trainer keras_layers keras_optimizers heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from worker_entry import after_import, keras_support
+from worker_entry import after_import, keras_layers, keras_optimizers, keras_support, keras_trainer
 
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
@@ -194,10 +194,10 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
     ) -> None:
         modules = {
             "keras.src.version": '__version__ = "3.99.0"',
-            keras_support.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
-            keras_support.BATCH_NORMALIZATION: layer,
-            keras_support.LOSS_SCALE_OPTIMIZER: optimizer,
-            keras_support.OPTIMIZER: base,
+            keras_trainer.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
+            keras_layers.BATCH_NORMALIZATION: layer,
+            keras_optimizers.LOSS_SCALE_OPTIMIZER: optimizer,
+            keras_optimizers.OPTIMIZER: base,
             keras_support.LOSS: loss,
             keras_support.METRIC: metric,
         }
@@ -219,7 +219,7 @@ def import_mended() -> tuple[ModuleType, list[str]]:
     lines: list[str] = []
     keras_support.install(lines.append)
     importlib.import_module("keras")
-    return sys.modules[keras_support.TRAINER], lines
+    return sys.modules[keras_trainer.TRAINER], lines
 
 
 def finders() -> list[Any]:
@@ -241,9 +241,9 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
     functions = [
         trainer.reduce_per_replica,
         *vars(trainer.TensorFlowTrainer).values(),
-        *vars(sys.modules[keras_support.BATCH_NORMALIZATION].BatchNormalization).values(),
-        *vars(sys.modules[keras_support.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
-        *vars(sys.modules[keras_support.OPTIMIZER].BaseOptimizer).values(),
+        *vars(sys.modules[keras_layers.BATCH_NORMALIZATION].BatchNormalization).values(),
+        *vars(sys.modules[keras_optimizers.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
+        *vars(sys.modules[keras_optimizers.OPTIMIZER].BaseOptimizer).values(),
     ]
     assert not [function for function in functions if hasattr(function, "__wrapped__")]
 
@@ -327,7 +327,7 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
 def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, mended) = import_mended()
-    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {keras_support.BATCH_NORMALIZATION} (")
+    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {keras_layers.BATCH_NORMALIZATION} (")
     assert mended.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-mend turns this off)")
 
 
@@ -419,7 +419,7 @@ def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
 def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) -> None:
     write_keras()
     import_mended()
-    layer = sys.modules[keras_support.BATCH_NORMALIZATION].BatchNormalization()
+    layer = sys.modules[keras_layers.BATCH_NORMALIZATION].BatchNormalization()
     layer.build()
     assert layer.gamma == ("gamma", "none")
     assert layer.moving_mean == ("moving_mean", "mean")
@@ -641,7 +641,7 @@ def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
     if any(errors):
         pytest.fail(
             "Keras has changed: the mend no longer finds the faulty code in its trainer, and model.fit on two "
-            f"workers still fails. worker_entry/keras_support.py has to learn it.\nIts log line: {line}\n{errors[0]}",
+            f"workers still fails. worker_entry/keras_trainer.py has to learn it.\nIts log line: {line}\n{errors[0]}",
             pytrace=False,
         )
 
