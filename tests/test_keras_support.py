@@ -230,14 +230,14 @@ def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) 
     write_keras()
     _, lines = import_mended()
     assert lines == [
-        f"mended Keras 3.99.0 for multi-worker training: {', '.join(EVERYTHING)} (--no-keras-mend turns this off)"
+        f"mended Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} (--no-keras-mend turns this off)"
     ]
 
 
 def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
     write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_OPTIMIZER, FIXED_BASE)
     trainer, lines = import_mended()
-    assert lines == ["Keras 3.99.0 needs no mend for multi-worker training"]
+    assert lines == ["Keras 3.99.0 needs no mend for distributed training"]
     functions = [
         trainer.reduce_per_replica,
         *vars(trainer.TensorFlowTrainer).values(),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from worker_entry.keras_source import calls_of, is_constant, is_multi_worker
+from worker_entry.keras_source import calls_of, find_shared_context, is_constant
 
 BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
@@ -42,7 +42,7 @@ def _mended_moments(trainer: Any, original: Callable[..., Any]) -> Callable[...,
     @functools.wraps(original)
     def _moments(self: Any, inputs: Any, mask: Any) -> Any:
         mean, variance = original(self, inputs, mask)
-        if self.synchronized or not is_multi_worker(trainer, tf.distribute.get_strategy()):
+        if self.synchronized or find_shared_context(trainer) is None:
             return mean, variance
         # No sample has no moments; with the moving ones in their place, these stay what they are.
         empty = tf.equal(tf.size(inputs), 0)

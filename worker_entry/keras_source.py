@@ -24,3 +24,9 @@ def is_constant(node: ast.expr, value: Any) -> bool:
 
 def is_multi_worker(trainer: Any, strategy: Any) -> bool:
     return bool(trainer._collective_all_reduce_multi_worker(strategy))
+
+
+def find_shared_context(trainer: Any) -> Any:
+    """The current replica context, if there are several replicas; else None."""
+    context = trainer.tf.distribute.get_replica_context()
+    return context if context is not None and context.num_replicas_in_sync > 1 else None

@@ -30,8 +30,11 @@ average them, and up to 3.9 its metrics are not those of the whole batch.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from worker_entry.after_import import after_import
@@ -45,17 +48,51 @@ from worker_entry.keras_optimizers import (
 )
 from worker_entry.keras_source import calls_of, is_constant
 from worker_entry.keras_trainer import TRAINER, mend_trainer
+from worker_entry.keras_variables import VARIABLE, mend_variable
 
 KERAS = "keras"
+STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 LOSS = "keras.src.losses.loss"
 METRIC = "keras.src.metrics.metric"
 
 Log = Callable[[str], None]
 
 
-def install(log: Log) -> None:
-    """Mends Keras when it is imported, or now if it has been; `log` gets one line that says what was done."""
-    after_import(KERAS, lambda _: _mend_and_log(log))
+def install(log: Log, *, cluster: bool = True) -> None:
+    """Patches Keras when it is imported, or now if it has been; `log` gets one line that says what was done.
+
+    Args:
+        log: takes that line.
+        cluster: whether this process is one of several. Else Keras is left as it is until the program makes a strategy
+            of several replicas.
+    """
+
+    def patch_when_imported() -> None:
+        after_import(KERAS, lambda _: _mend_and_log(log))
+
+    if cluster:
+        patch_when_imported()
+    else:
+        after_import(STRATEGIES, lambda module: _watch_strategies(module, patch_when_imported))
+
+
+def _watch_strategies(module: ModuleType, then: Callable[[], None]) -> None:
+    """Calls `then` when the first strategy of several replicas has been made."""
+    base = getattr(module, "StrategyBase", None)
+    if base is None:
+        return
+    initialize = base.__init__
+    seen: list[bool] = []
+
+    @functools.wraps(initialize)
+    def initialize_and_look(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        with contextlib.suppress(Exception):  # a strategy of another making, which may not know yet
+            if not seen and self.num_replicas_in_sync > 1:
+                seen.append(True)
+                then()
+
+    base.__init__ = initialize_and_look
 
 
 def _mend_and_log(log: Log) -> None:
@@ -83,9 +120,9 @@ def _mend_and_log(log: Log) -> None:
             unclear = True
             log(f"could not look at {keras} to mend {name} ({error!r}); it runs as it is")
     if mended:
-        log(f"mended {keras} for multi-worker training: {', '.join(mended)} (--no-keras-mend turns this off)")
+        log(f"mended {keras} for distributed training: {', '.join(mended)} (--no-keras-mend turns this off)")
     elif not unclear:
-        log(f"{keras} needs no mend for multi-worker training")
+        log(f"{keras} needs no mend for distributed training")
 
 
 def _averages_over_workers() -> bool:
@@ -104,5 +141,6 @@ MENDS = {
     LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
     OPTIMIZER: mend_optimizer,
     BACKUP: mend_backup,
+    VARIABLE: mend_variable,
 }
 """What looks at which module of Keras."""

@@ -128,8 +128,8 @@ def _prepare(order: TaskOrder) -> None:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
-    if order.mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log)
+    if order.mend_keras:
+        keras_support.install(_log, cluster="TF_CONFIG" in os.environ)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
