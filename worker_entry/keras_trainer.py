@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from worker_entry.keras_source import calls_of, is_constant, is_multi_worker
 
+MODEL = "keras.src.models.model"
 TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
@@ -34,12 +36,20 @@ def mend_trainer(trainer: Any, module: Any) -> list[str]:
 def _mended_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if _has_no_call(self):
+            return  # as without a strategy: what the train_step needs is built when it is traced
         strategy = self._distribute_strategy
         if iterator is not None and strategy is not None and is_multi_worker(trainer, strategy):
             iterator = _LocalBatches(trainer, strategy, iterator)
         original(self, iterator=iterator, data_batch=data_batch)
 
     return _maybe_symbolic_build
+
+
+def _has_no_call(model: Any) -> bool:
+    """Whether it is a model that cannot be called as a whole, such as a GAN with a train_step of its own."""
+    base = getattr(sys.modules.get(MODEL), "Model", None)
+    return base is not None and getattr(type(model), "call", None) is base.call
 
 
 class _LocalBatches:
@@ -76,7 +86,7 @@ def _mended_make_function(trainer: Any, original: Callable[..., Any]) -> Callabl
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         in_loop = self.steps_per_execution > 1 and not (self.run_eagerly or self.jit_compile)
-        if not in_loop or not is_multi_worker(trainer, self.distribute_strategy):
+        if not in_loop or self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, step_function)
         # Keras leaves out all its tf.functions, and the outer one, around the loop, is put back.
         self.run_eagerly = True

@@ -40,13 +40,13 @@ def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[
     @functools.wraps(original)
     def _initialize(self: Any, value: Any) -> None:
         strategy = tf.distribute.get_strategy()
-        if (
-            not isinstance(value, tf.Variable)
-            and self.synchronization == "on_read"
-            and isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
-            and strategy.num_replicas_in_sync > 1
-        ):
-            value = _make_copies(tf, strategy, self, value)
+        is_central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        if is_central and strategy.num_replicas_in_sync > 1 and not isinstance(value, tf.Variable):
+            if self.synchronization == "on_read":
+                value = _make_copies(tf, strategy, self, value)
+            elif tf.inside_function():
+                # Here the strategy looks for the new variable by ==, which gives a tensor, not an answer.
+                tf.compat.v1.get_default_graph().get_collection_ref("trainable_variables").clear()
         original(self, value)
 
     return _initialize
