@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from worker_entry.keras_source import calls_of, find_shared_context
 
+BACKEND = "keras.src.backend"
 OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
 LOSS_SCALE_OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer"
 
@@ -34,23 +36,35 @@ _PARTS = (
 def mend_optimizer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the base class of TensorFlow's optimizers; returns the names of what it replaced."""
     optimizer = module.TFOptimizer
-    apply = getattr(optimizer, "_backend_apply_gradients", None)
-    if apply is None or not all(hasattr(optimizer, name) for name in _PARTS):
+    mended = _mend_apply(trainer, optimizer)
+    update = getattr(optimizer, "_backend_apply_gradients", None)
+    if (
+        update is not None
+        and all(hasattr(optimizer, name) for name in _PARTS)
+        and (_reduces_after_clipping(optimizer) or _meets_in_condition(update))
+    ):
+        optimizer._backend_apply_gradients = _mended_update(trainer, update)
+        mended.append("TFOptimizer._backend_apply_gradients")
+    return mended
+
+
+def _mend_apply(trainer: Any, optimizer: Any) -> list[str]:
+    """Replaces `apply` if it makes variables wherever it is called first; returns the name of what it replaced."""
+    if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
         return []
-    if not (_reduces_after_clipping(optimizer) or _meets_in_condition(apply)):
-        return []
-    optimizer._backend_apply_gradients = _mended_apply(trainer, apply)
-    return ["TFOptimizer._backend_apply_gradients"]
+    optimizer.apply = _mended_apply(trainer, optimizer.apply)
+    return [f"{optimizer.__name__}.apply"]
 
 
 def mend_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the optimizer; returns the names of what it replaced."""
     optimizer = module.LossScaleOptimizer
+    mended = _mend_apply(trainer, optimizer)
     check = getattr(optimizer, "check_finite", None)
-    if check is None or calls_of(check, "all_reduce"):
-        return []
-    optimizer.check_finite = _mended_check_finite(trainer, check)
-    return ["LossScaleOptimizer.check_finite"]
+    if check is not None and not calls_of(check, "all_reduce"):
+        optimizer.check_finite = _mended_check_finite(trainer, check)
+        mended.append("LossScaleOptimizer.check_finite")
+    return mended
 
 
 def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +82,23 @@ def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable
 
 
 def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built and tf.inside_function() and find_shared_context(trainer) is not None:
+                # Variables that are made in a graph are initialized within a condition, and so is the first step taken.
+                with tf.init_scope(), sys.modules[BACKEND].name_scope(self.name, caller=self):
+                    self.build(trainable_variables)
+                self.built = True
+        original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _mended_update(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
     @functools.wraps(original)
