@@ -1,4 +1,4 @@
-"""A program that asks for deterministic operations is not timed, and comes to the same numbers as if nobody had asked."""
+"""A program that asks for deterministic operations is not timed, and comes to the same bits as without progress."""
 
 from __future__ import annotations
 

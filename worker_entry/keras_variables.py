@@ -1,7 +1,7 @@
 """Patches of Keras 3's variables under CentralStorageStrategy: see `keras_support` for the faults.
 
-This strategy has one copy of each variable, which it updates in a meeting of the replicas. What Keras assigns is made for
-variables of which each replica has its own copy: every replica may assign to it, also within a condition.
+This strategy has one copy of each variable, and updates it in a meeting of the replicas. Keras expects each replica to
+have a copy of its own, and assigns to it at any time, also within a condition.
 """
 
 from __future__ import annotations
@@ -12,26 +12,30 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from worker_entry.keras_source import find_shared_context
+from worker_entry.keras_source import calls_of, find_shared_context
 
 VARIABLE = "keras.src.backend.tensorflow.core"
 
-
-_DISTRIBUTED = "tensorflow.python.distribute.values"
-_CENTRAL = "tensorflow.python.distribute.ps_values"
-_RESOURCE = "tensorflow.python.ops.resource_variable_ops"
+_AGGREGATING_VARIABLE = "tensorflow.python.distribute.ps_values", "AggregatingVariable"
+_RESOURCE_VARIABLE = "tensorflow.python.ops.resource_variable_ops", "ResourceVariable"
+_SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVariable"
 
 
 def mend_variable(trainer: Any, module: Any) -> list[str]:
     """Replaces what central storage cannot do with variables; returns the names of what it replaced."""
+    mended = []
     variable = module.Variable
-    if not all(hasattr(variable, name) for name in ("_initialize", "_direct_assign", "synchronization")):
-        return []
-    if not all(name in sys.modules for name in (_DISTRIBUTED, _CENTRAL, _RESOURCE)):
-        return []
-    variable._initialize = _mended_initialize(trainer, variable._initialize)
-    variable._direct_assign = _mended_assign(trainer, variable._direct_assign)
-    return ["Variable"]
+    initialize = getattr(variable, "_initialize", None)
+    if initialize is not None and any(
+        word.arg == "synchronization" for call in calls_of(initialize, "Variable") for word in call.keywords
+    ):
+        variable._initialize = _mended_initialize(trainer, initialize)
+        mended.append("Variable._initialize")
+    assign = getattr(variable, "_direct_assign", None)
+    if assign is not None and calls_of(assign, "assign"):
+        variable._direct_assign = _mended_assign(trainer, assign)
+        mended.append("Variable._direct_assign")
+    return mended
 
 
 def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
@@ -53,20 +57,19 @@ def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[
 
 
 def _make_copies(tf: Any, strategy: Any, variable: Any, value: Any) -> Any:
-    """A variable that each replica counts in by itself, and that is summed when it is read, as MirroredStrategy has."""
+    """A variable with a copy for each replica, and reduced when it is read, as it would be under MirroredStrategy."""
     copies: list[Any] = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
             copies.append(
-                sys.modules[_RESOURCE].ResourceVariable(  # of which the strategy makes no variable of its own
+                _get(_RESOURCE_VARIABLE)(  # tf.Variable would be the strategy's kind
                     value if not copies else copies[0].read_value(),
                     dtype=variable.dtype,
                     trainable=False,
                     name=variable.name,
                 )
             )
-    aggregation = variable._map_aggregation(variable.aggregation)
-    return sys.modules[_DISTRIBUTED].SyncOnReadVariable(strategy, copies, aggregation)
+    return _get(_SYNC_ON_READ_VARIABLE)(strategy, copies, variable._map_aggregation(variable.aggregation))
 
 
 def _mended_assign(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
@@ -74,16 +77,16 @@ def _mended_assign(trainer: Any, original: Callable[..., None]) -> Callable[...,
 
     @functools.wraps(original)
     def _direct_assign(self: Any, value: Any) -> None:
-        context = find_shared_context(trainer)
         variable = self._value
+        context = find_shared_context(trainer)
         if (
             context is None
-            or not isinstance(variable, sys.modules[_CENTRAL].AggregatingVariable)
+            or not isinstance(variable, _get(_AGGREGATING_VARIABLE))
             or variable.aggregation != tf.VariableAggregation.NONE
         ):
             original(self, value)
             return
-        # What the first replica assigns counts. It is what is saved of a variable of which each replica has its own.
+        # The first replica's value counts. It is what is saved of a variable with a copy for each replica.
         value = tf.cast(value, variable.dtype)
         if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
             context.merge_call(
@@ -94,3 +97,13 @@ def _mended_assign(trainer: Any, original: Callable[..., None]) -> Callable[...,
             variable.get().assign(value)
 
     return _direct_assign
+
+
+def _get(name: tuple[str, str]) -> Any:
+    """A class of TensorFlow's that has no public name; one that nothing is an instance of, where it has gone."""
+    module, attribute = name
+    return getattr(sys.modules.get(module), attribute, _Gone)
+
+
+class _Gone:
+    pass

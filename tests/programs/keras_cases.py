@@ -414,8 +414,7 @@ def clipped(accumulated: int = 1, **clipping: Any) -> Result:
         clipping["gradient_accumulation_steps"] = accumulated
     with strategy.scope():
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **clipping), "mse")
-    fitted = model.fit(x, y, batch_size=BATCH * (accumulated if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
-    del fitted
+    model.fit(x, y, batch_size=BATCH * (accumulated if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
     return {"weights": weights(model)}
 
 
@@ -459,7 +458,7 @@ def global_clipnorm_of_embedding() -> Result:
     words = np.random.RandomState(2).randint(0, 3, (16, 2))
     with strategy.scope():
         embedding = keras.layers.Embedding(3, 4, embeddings_initializer=Spread())
-        model = keras.Sequential([embedding, keras.layers.Flatten(), dense(1)])
+        model = keras.Sequential([embedding, keras.layers.Reshape((8,)), dense(1)])
         model.compile(keras.optimizers.SGD(0.1, global_clipnorm=0.3), "mse")
     model.fit(
         words, words.sum(1, keepdims=True).astype("float32"), batch_size=BATCH, epochs=3, shuffle=False, verbose=0
@@ -490,6 +489,31 @@ def global_clipnorm_in_own_step() -> Result:
         model = AppliedStep([dense(8, "tanh"), dense(1)])
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7))
     model.fit(*samples(32), batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    return {"weights": weights(model)}
+
+
+@case
+def loop_of_its_own() -> Result:
+    """No fit, but a tf.function, in which the optimizer is used for the first time."""
+    x, y = samples(32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), dense(8, "tanh"), dense(1)])
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - model(x, training=True))) / REPLICAS
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def train(x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y))
+
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+    for _ in range(3):
+        for x, y in batches:
+            train(x, y)
     return {"weights": weights(model)}
 
 
@@ -578,7 +602,7 @@ def adversaries() -> Result:
         model = Adversaries()
         model.compile()
     fitted = model.fit(samples(32)[0], batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
-    return {"history": history(fitted), "weights": weights(model)}
+    return {"history": history(fitted), "weights": weights(model.generator) + weights(model.discriminator)}
 
 
 class InterruptionError(Exception):
