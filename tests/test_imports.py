@@ -47,7 +47,7 @@ LAUNCHER_LAYERS = """
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival keras_source
     kernel orders
-    messages keras_backup keras_trainer keras_layers keras_optimizers heartbeat patience oom
+    messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting

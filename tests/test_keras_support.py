@@ -664,7 +664,12 @@ class Runs:
             )
             return Run([read_results(out, 0, done)], [done.stderr])
         if configuration in ("mirrored", "mirrored unmended", "central storage"):
-            flags = ("--strategy", configuration.removesuffix(" unmended").replace(" ", "_"), "--devices", "2")
+            flags: tuple[str, ...] = (
+                "--strategy",
+                configuration.removesuffix(" unmended").replace(" ", "_"),
+                "--devices",
+                "2",
+            )
             cases = ON_DEVICES
             if configuration.endswith("unmended"):
                 flags, cases = (*flags, "--no-keras-mend"), ["clipnorm"]

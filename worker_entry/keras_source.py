@@ -27,6 +27,9 @@ def is_multi_worker(trainer: Any, strategy: Any) -> bool:
 
 
 def find_shared_context(trainer: Any) -> Any:
-    """The current replica context, if there are several replicas; else None."""
-    context = trainer.tf.distribute.get_replica_context()
-    return context if context is not None and context.num_replicas_in_sync > 1 else None
+    """The current replica context, if there are several replicas; else None. A TPU's replicas are left as they are."""
+    distribute = trainer.tf.distribute
+    context = distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1 or isinstance(context.strategy, distribute.TPUStrategy):
+        return None
+    return context
