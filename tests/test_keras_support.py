@@ -159,7 +159,10 @@ OPTIMIZER = """
         def _backend_update_step(self, grads):
             {update}
 
-        _all_reduce_sum_gradients = _distributed_tf_update_step = _overwrite_model_variables_with_average_value = None
+        def _all_reduce_sum_gradients(self, grads):
+            pass
+
+        _overwrite_model_variables_with_average_value = None
 """
 
 FAULTY_OPTIMIZER = OPTIMIZER.format(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,13 +25,16 @@ _PARTS = (
     "_apply_weight_decay",
     "_backend_increment_gradient_accumulators",
     "_backend_reset_gradient_accumulators",
+    "_backend_update_step",
     "_clip_gradients",
-    "_distributed_tf_update_step",
     "_get_variable_index",
     "_overwrite_model_variables_with_average_value",
     "_update_model_variables_moving_average",
 )
 """The methods that `_backend_apply_gradients` consists of."""
+
+_thread = threading.local()
+"""`_thread.reduced`: whether the gradients at hand have been reduced. Each replica has a thread of its own."""
 
 
 def mend_optimizer(trainer: Any, module: Any) -> list[str]:
@@ -44,6 +48,7 @@ def mend_optimizer(trainer: Any, module: Any) -> list[str]:
         and (_reduces_after_clipping(optimizer) or _meets_in_condition(update))
     ):
         optimizer._backend_apply_gradients = _mended_update(trainer, update)
+        optimizer._all_reduce_sum_gradients = _mended_reduce(optimizer._all_reduce_sum_gradients)
         mended.append("TFOptimizer._backend_apply_gradients")
     return mended
 
@@ -98,6 +103,14 @@ def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., 
     return apply
 
 
+def _mended_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return grads_and_vars if getattr(_thread, "reduced", False) else original(self, grads_and_vars)
+
+    return _all_reduce_sum_gradients
+
+
 def _mended_update(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
@@ -114,7 +127,7 @@ def _mended_update(trainer: Any, original: Callable[..., None]) -> Callable[...,
         if self.gradient_accumulation_steps:
             _meet(tf, context, functools.partial(_accumulate, tf, self, trainable_variables), gradients)
         else:
-            _update(tf, self, trainable_variables, gradients)
+            _update(self, trainable_variables, gradients)
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
             if self.ema_overwrite_frequency:
@@ -140,17 +153,15 @@ def _meet(tf: Any, context: Any, do: Callable[[CallEach], None], gradients: list
     context.merge_call(merge, args=(gradients,))
 
 
-def _update(tf: Any, optimizer: Any, variables: Any, gradients: list[Any]) -> None:
+def _update(optimizer: Any, variables: Any, gradients: list[Any]) -> None:
     """Updates the variables by gradients that have been reduced."""
     gradients = optimizer._clip_gradients(gradients)
     optimizer._apply_weight_decay(variables)
-    values = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        optimizer._distributed_tf_update_step,
-        optimizer._distribution_strategy,
-        list(zip(gradients, values)),  # noqa: B905
-        optimizer.learning_rate,
-    )
+    _thread.reduced = True
+    try:
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+    finally:
+        _thread.reduced = False
 
 
 def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) -> None:
@@ -161,7 +172,7 @@ def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) ->
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # as above
     def update(gradients: Any) -> None:
         means = [(new + old) / steps for new, old in zip(gradients, accumulators)]  # noqa: B905
-        _update(tf, optimizer, variables, means)
+        _update(optimizer, variables, means)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # as above
     def add(gradients: Any) -> None:

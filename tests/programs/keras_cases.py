@@ -443,6 +443,15 @@ def clipnorm_with_accumulation() -> Result:
 
 
 @case
+def clipvalue_of_nadam() -> Result:
+    """Nadam has an update step of its own around the common one."""
+    model = regression()
+    with strategy.scope():
+        model.compile(keras.optimizers.Nadam(0.01, clipvalue=0.2), "mse")
+    return {"weights": fit(model, *samples(32))["weights"]}
+
+
+@case
 def clipnorm_with_mixed_precision() -> Result:
     """What is clipped is not scaled any more."""
     keras.mixed_precision.set_global_policy("mixed_float16")
