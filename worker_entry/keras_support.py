@@ -1,29 +1,37 @@
-"""Makes Keras 3's `model.fit` work under MultiWorkerMirroredStrategy, from outside.
+"""Makes Keras 3 work under tf.distribute's synchronous strategies, from outside: loads the patches, and logs them.
 
 With more than one worker, Keras 3 fails in its trainer (tensorflow#72388, keras#20585, keras#21172), before
-the first step:
+the first step (`keras_trainer`):
 
 - `TensorFlowTrainer._maybe_symbolic_build` hands a *tuple* of distributed values to `strategy.reduce`,
-  which takes one value, to get a sample batch. One replica's part of the batch is all it needs.
+  which takes one value, to get a sample batch. One replica's part of the batch is all it needs. And it calls the model,
+  also one that has no `call`, such as a GAN, whose parts are built when its train_step is traced.
 - `reduce_per_replica` asks for the mean over axis 0 of every log value. The values are scalars, which
   have no axis 0: what is meant is the mean across the replicas.
 - `TensorFlowTrainer._make_function` calls a tf.function inside a tf.while_loop if `steps_per_execution` is
   more than 1. A collective inside gets its key as an input of that function, and TensorFlow does not feed
   such inputs through control flow. The step has to be traced in the loop itself.
-- `BaseOptimizer._backend_apply_gradients` updates variables within a condition if `gradient_accumulation_steps` is
-  given; where replicas have to meet for that, TensorFlow refuses it. They meet before it: gradients are reduced each
-  time, so that what is accumulated is the same on all, and the condition is one of all replicas together.
 
-Behind that, it trains wrongly at two places, as it would have done all the time (and at a third, `keras_backup`):
+Its optimizers fail or train wrongly (`keras_optimizers`):
 
-- `BatchNormalization` no longer averages its moving statistics over the replicas (tf_keras does, and so did
-  Keras up to 3.7), so that every worker evaluates and saves another model; and a worker that gets no sample of
-  an uneven last batch turns the model into NaN, by its moments of nothing.
-- `LossScaleOptimizer` (mixed_float16) looks for infinite gradients before they are reduced, so that one
-  worker skips a step whose collectives the others wait for, for ever.
+- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips the gradients
+  of the whole batch.
+- It updates variables within a condition if `gradient_accumulation_steps` or `ema_overwrite_frequency` is given.
+  Replicas have to meet for that, and TensorFlow refuses it there.
+- `apply` makes the optimizer's variables in the graph of the step that uses it first. TensorFlow then runs this step
+  within a condition, where a collective gets no key. tf_keras makes them outside of the graph.
+- `LossScaleOptimizer` (mixed_float16) looks for infinite gradients before they are reduced. So one worker skips a step
+  whose collectives the others wait for, for ever.
 
-All is mended once Keras has been imported, and only where the faulty code is found, so that nothing happens
-where Keras has mended it itself. A Keras that fails in some new way is left as it is. So is one before 3.10,
+It trains wrongly at two more places, `keras_backup` and `BatchNormalization` (`keras_layers`). This layer no longer
+averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every worker
+evaluates and saves another model. And a replica that gets no sample of an uneven last batch turns the model into NaN, by
+its moments of nothing.
+
+Under CentralStorageStrategy it counts its metrics wrongly, and cannot assign to some variables (`keras_variables`).
+
+Keras is patched once it has been imported, and only where the faulty code is found, so that nothing happens
+where Keras has fixed it itself. A Keras that fails in some new way is left as it is. So is one before 3.10,
 which would only go from failing to training wrongly: up to 3.7 it adds the workers' gradients up where it should
 average them, and up to 3.9 its metrics are not those of the whole batch.
 """
