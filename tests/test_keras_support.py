@@ -589,7 +589,6 @@ ON_DEVICES = [
     "clipvalue",
     "global_clipnorm",
     "clipnorm_with_accumulation",
-    "clipvalue_of_nadam",
     "clipnorm_with_mixed_precision",
     "global_clipnorm_of_embedding",
     "global_clipnorm_in_own_step",
