@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from launcher.tasks import TASK_TYPES, TaskType
@@ -28,7 +28,7 @@ CrossDevice = Literal["nccl", "hierarchical_copy", "reduction_to_one_device"]
 
 @dataclass(frozen=True)
 class StrategyRules:
-    """A strategy's rules; each field but `alone` and `collective` names types of tasks."""
+    """A strategy's rules; each field but the last ones names types of tasks."""
 
     types: tuple[TaskType, ...]
     """Those that it can have."""
@@ -48,22 +48,26 @@ class StrategyRules:
     """Whether the tasks meet at a leader, and wait for each other in every step."""
     shares_gpus: bool = True
     """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
+    mends_keras: bool = False
+    """Whether Keras 3 has faults under it that are patched: where a process has several replicas, or is one of them."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of every task."""
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)
+_SEVERAL_DEVICES = replace(_ALONE, mends_keras=True)
 
 RULES: Mapping[StrategyName, StrategyRules] = {
     "one_device": _ALONE,
-    "mirrored": _ALONE,
-    "central_storage": _ALONE,
+    "mirrored": _SEVERAL_DEVICES,
+    "central_storage": _SEVERAL_DEVICES,
     "tpu": _ALONE,
     "multi_worker_mirrored": StrategyRules(
         types=("chief", "worker", "evaluator"),
         decides=("chief", "worker"),
         computes=("chief", "worker"),
         collective=True,
+        mends_keras=True,
     ),
     "parameter_server": StrategyRules(
         types=TASK_TYPES,

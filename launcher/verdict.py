@@ -227,10 +227,11 @@ def _judge_drain_timeout(gang: Gang) -> Verdict:
     done = [task for task in gang.exits if task in gang.rules.trainers and task not in gang.stopped]
     return Verdict(
         reference="drain-timeout",
-        message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did",
+        message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did, and "
+        f"{'was' if len(going) == 1 else 'were'} not at work",
         task=str(going[0]) if len(going) == 1 else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
-        cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
+        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
     )
 
 

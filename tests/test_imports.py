@@ -50,12 +50,12 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     limits holes
-    values control_groups run_files after_import arrival
-    kernel orders versions program_env crash_record
-    messages keras_backup heartbeat patience oom
+    values control_groups run_files after_import arrival keras_source
+    kernel orders versions program_env crash_record built_strategy
+    messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
-    progress injecting built_strategy own_tf_config
+    progress injecting own_tf_config
     keras_progress
     task early_import
     preloading

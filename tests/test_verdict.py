@@ -217,7 +217,7 @@ class TestSuccess:
 
     def test_of_one_with_an_evaluator_that_was_stopped(self) -> None:
         rules = make_rules({"a": [W0, EVALUATOR]})
-        gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), NodeEmpty("a"))
+        gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), NodeEmpty("a"))
 
         assert judged(gang) == Verdict(
             reference="succeeded",
@@ -494,13 +494,13 @@ class TestStartTimeout:
 def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
     rules = make_rules(THREE)
     killed = [ended(task, 1400.0, by=signal.SIGKILL) for task in (W1, W2)]
-    gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), *killed, NodeEmpty("a"))
+    gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), *killed, NodeEmpty("a"))
 
     assert judged(gang) == Verdict(
         reference="drain-timeout",
-        message="worker:1, worker:2 did not end within 300 s of the first that did",
+        message="worker:1, worker:2 did not end within 300 s of the first that did, and were not at work",
         evidence=["ended with status 0: worker:0"],
-        cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
+        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
     )
 
 
@@ -578,7 +578,7 @@ class TestExitStatus:
         rules = make_rules(ONE_NODE)
 
         assert status_of(play(rules, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
-        drained, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), NodeEmpty("a"))
+        drained, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), NodeEmpty("a"))
         assert status_of(drained) == EXIT_INFRASTRUCTURE
 
 

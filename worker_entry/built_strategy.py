@@ -1,4 +1,4 @@
-"""Which tf.distribute strategy a program builds: workers that build one of a single process never meet."""
+"""The tf.distribute strategies that a program builds: some need patches, some are of a process that meets no other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from worker_entry.after_import import after_import
 
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 DEFAULT = "_DefaultDistributionStrategy"
-"""The one that is there without the program's doing."""
+"""How the names of those begin that are there without the program's doing."""
 
 
-def install(tell: Callable[[str], None]) -> None:
-    """From now on, `tell` hears the class's name of each strategy that is built."""
+def watch_strategies(then: Callable[[Any], None]) -> None:
+    """From now on, `then` is called with each strategy that the program has built; it must not raise."""
 
     def watch(module: ModuleType) -> None:
         base = getattr(module, "StrategyBase", None)
@@ -26,9 +26,8 @@ def install(tell: Callable[[str], None]) -> None:
         @functools.wraps(original)
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            name = type(self).__name__
-            if not name.startswith(DEFAULT):
-                tell(name)
+            if not type(self).__name__.startswith(DEFAULT):
+                then(self)
 
         base.__init__ = initialize
 

@@ -4,6 +4,7 @@ In synchronous training all workers take the same time for a step, since each wa
 So the time within these is measured, by two operations more in each: what is left of a step is a worker's own.
 
 On a GPU a collective is queued long before its input is there, and its time would say nothing; it is not measured.
+Nor is it in a program that asks TensorFlow for deterministic operations, which a clock is not: TensorFlow refuses it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Optional
 from worker_entry.after_import import after_import
 
 UTILS = "tensorflow.python.distribute.cross_device_utils"
+CONFIG = "tensorflow.python.framework.config"
 
 
 class CollectiveClock:
@@ -32,6 +34,8 @@ class CollectiveClock:
     def waited_s(self) -> Optional[float]:
         """Seconds so far, by the replica that has waited longest; None where nothing is known."""
         try:
+            if _is_deterministic():
+                return None
             return max((wait.seconds() for wait in self._waits), default=None)
         except Exception:  # noqa: BLE001 - asked for where a graph is built, say
             return None
@@ -77,6 +81,8 @@ class _Wait:
 
     def measure(self, input_tensor: Any, call: Callable[[], Any]) -> Any:
         tf = self._tf
+        if _is_deterministic():
+            return call()
         if tf.executing_eagerly():
             began = time.perf_counter()
             reduced = call()
@@ -91,6 +97,11 @@ class _Wait:
         with tf.device("CPU:0"), tf.control_dependencies([reduced]):
             self._variable.assign_add(tf.timestamp() - began, read_value=False)
         return reduced
+
+
+def _is_deterministic() -> bool:
+    """Whether the program asks for deterministic operations, by a call at any time or by TF_DETERMINISTIC_OPS."""
+    return bool(sys.modules[CONFIG].is_op_determinism_enabled())
 
 
 def _is_compiled(graph: Any) -> bool:

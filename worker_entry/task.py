@@ -134,14 +134,14 @@ def _prepare(order: TaskOrder) -> None:
             note_patch = teller.tell_keras
         injecting.install(order.injections, teller, watchers)
         if own_tf_config.NAME in os.environ:
-            built_strategy.install(teller.tell_strategy)
+            built_strategy.watch_strategies(lambda strategy: teller.tell_strategy(type(strategy).__name__))
             own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
-    if order.mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log, note_patch)
+    if order.mend_keras:
+        keras_support.install(_log, note_patch, cluster=own_tf_config.NAME in os.environ)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:

@@ -1,7 +1,8 @@
 """Trains tiny models in many ways under one strategy, and writes what came out as JSON: `keras_cases.py DIR [CASE…]`.
 
 An ordinary user's script: it knows TF_CONFIG and tf.distribute, and runs alone as well as in a cluster, on
-Keras 3 as well as on tf_keras (TF_USE_LEGACY_KERAS=1). Data, initial weights and the order of the samples are
+Keras 3 as well as on tf_keras (TF_USE_LEGACY_KERAS=1). Run by distlaunch with `--strategy mirrored` or
+`central_storage`, it trains on several devices of one process. Data, initial weights and the order of the samples are
 fixed, so that runs can be compared number by number. Every case builds its own model; a case that raises is
 written down with its traceback, and the next one runs.
 """
@@ -19,6 +20,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from worker_entry import strategies
+
 CLUSTER = "TF_CONFIG" in os.environ
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if CLUSTER else 0
 BATCH = 8
@@ -28,8 +31,14 @@ OUT = pathlib.Path(sys.argv[1])
 OWN = OUT / f"files-{TASK}"
 """Where this worker keeps the files that it must not share."""
 
-strategy = tf.distribute.MultiWorkerMirroredStrategy() if CLUSTER else tf.distribute.get_strategy()
-WORKERS = strategy.num_replicas_in_sync
+if CLUSTER:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+elif "DISTLAUNCH_STRATEGY" in os.environ:
+    strategy = strategies.from_environment()
+else:
+    strategy = tf.distribute.get_strategy()
+REPLICAS = strategy.num_replicas_in_sync
+ALONE = REPLICAS == 1
 
 keras: Any = tf.keras
 LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
@@ -182,13 +191,13 @@ def mean_of_means(count: int, workers: int = 2) -> Any:
 @case
 def uneven_fit_as_mean_of_means() -> Result:
     """What `uneven_fit` amounts to, written for one process."""
-    return {} if CLUSTER else fit(regression(), *samples(37), sample_weight=mean_of_means(37))
+    return {} if not ALONE else fit(regression(), *samples(37), sample_weight=mean_of_means(37))
 
 
 @case
 def uneven_fit_with_idle_worker_as_mean_of_means() -> Result:
     """What `uneven_fit_with_idle_worker` amounts to, written for one process."""
-    return {} if CLUSTER else fit(regression(), *samples(33), sample_weight=mean_of_means(33))
+    return {} if not ALONE else fit(regression(), *samples(33), sample_weight=mean_of_means(33))
 
 
 @case
@@ -274,13 +283,13 @@ class HalvedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore
 @case
 def batch_normalization_by_halves() -> Result:
     """What `batch_normalization` amounts to, written for one process."""
-    return {} if CLUSTER else normalized_by(HalvedBatchNormalization(momentum=0.8), 32)
+    return {} if not ALONE else normalized_by(HalvedBatchNormalization(momentum=0.8), 32)
 
 
 @case
 def batch_normalization_with_idle_worker_by_halves() -> Result:
     """What `batch_normalization_with_idle_worker` amounts to, written for one process."""
-    if CLUSTER:
+    if not ALONE:
         return {}
     layer = HalvedBatchNormalization(momentum=0.8)
     return normalized_by(layer, 33, sample_weight=mean_of_means(33))
@@ -397,6 +406,214 @@ def model_checkpoint() -> Result:
     return {**result, "saved": weights(saved), "reloaded": weights(reloaded)}
 
 
+def clipped(accumulated: int = 1, **clipping: Any) -> Result:
+    """Clipping that most gradients need, so that it matters whether a replica's part of them is clipped, or the sum."""
+    model = regression()
+    x, y = samples(16 * (accumulated + 1))
+    if not LEGACY and accumulated > 1:  # tf_keras has no accumulation; a batch twice as large is the same
+        clipping["gradient_accumulation_steps"] = accumulated
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **clipping), "mse")
+    model.fit(x, y, batch_size=BATCH * (accumulated if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
+    return {"weights": weights(model)}
+
+
+@case
+def clipnorm() -> Result:
+    """Every gradient is clipped to a norm."""
+    return clipped(clipnorm=0.4)
+
+
+@case
+def clipvalue() -> Result:
+    """Every number of the gradients is clipped."""
+    return clipped(clipvalue=0.2)
+
+
+@case
+def global_clipnorm() -> Result:
+    """All gradients together are clipped to a norm."""
+    return clipped(global_clipnorm=0.7)
+
+
+@case
+def clipnorm_with_accumulation() -> Result:
+    """What is clipped is the mean of two batches' gradients."""
+    return clipped(accumulated=2, clipnorm=0.4)
+
+
+@case
+def clipvalue_of_nadam() -> Result:
+    """Nadam has an update step of its own around the common one."""
+    model = regression()
+    with strategy.scope():
+        model.compile(keras.optimizers.Nadam(0.01, clipvalue=0.2), "mse")
+    return {"weights": fit(model, *samples(32))["weights"]}
+
+
+@case
+def clipnorm_with_mixed_precision() -> Result:
+    """What is clipped is not scaled any more."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return clipped(clipnorm=0.4)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@case
+def global_clipnorm_of_embedding() -> Result:
+    """The gradients of an embedding are rows, some of them of the same word."""
+    words = np.random.RandomState(2).randint(0, 3, (16, 2))
+    with strategy.scope():
+        embedding = keras.layers.Embedding(3, 4, embeddings_initializer=Spread())
+        model = keras.Sequential([embedding, keras.layers.Reshape((8,)), dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, global_clipnorm=0.3), "mse")
+    model.fit(
+        words, words.sum(1, keepdims=True).astype("float32"), batch_size=BATCH, epochs=3, shuffle=False, verbose=0
+    )
+    return {"weights": weights(model)}
+
+
+class AppliedStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no types
+    """A model with its own train_step, which calls `optimizer.apply` and adds its loss up by itself."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True))) / REPLICAS
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        if LEGACY:
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        else:
+            self.optimizer.apply(gradients, variables)
+        return {"loss": loss * REPLICAS}
+
+
+@case
+def global_clipnorm_in_own_step() -> Result:
+    """A train_step of the model's own, with `optimizer.apply`."""
+    with strategy.scope():
+        model = AppliedStep([dense(8, "tanh"), dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7))
+    model.fit(*samples(32), batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    return {"weights": weights(model)}
+
+
+@case
+def loop_of_its_own() -> Result:
+    """No fit, but a tf.function, in which the optimizer is used for the first time."""
+    x, y = samples(32)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), dense(8, "tanh"), dense(1)])
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - model(x, training=True))) / REPLICAS
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def train(x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y))
+
+    batches = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH))
+    for _ in range(3):
+        for x, y in batches:
+            train(x, y)
+    return {"weights": weights(model)}
+
+
+def averaged(**options: Any) -> Result:
+    model = regression()
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.8, **options), "mse")
+    fitted = fit(model, *samples(32))
+    return {"weights": fitted["weights"]}
+
+
+@case
+def moving_average() -> Result:
+    """The weights' moving average takes their place at the end."""
+    return averaged()
+
+
+@case
+def moving_average_with_overwrite() -> Result:
+    """The weights' moving average takes their place every three steps."""
+    return averaged(ema_overwrite_frequency=3)
+
+
+@case
+def metrics_of_all_kinds() -> Result:
+    """Metrics that add, and metrics that assign what they have counted."""
+    x, y = samples(32)
+    labels = (y > 0).astype("float32")
+    with strategy.scope():
+        metrics = [
+            keras.metrics.BinaryAccuracy(name="accuracy"),
+            keras.metrics.Precision(name="precision"),
+            keras.metrics.AUC(num_thresholds=20, name="auc"),
+            keras.metrics.F1Score(threshold=0.5, name="f1"),
+            keras.metrics.BinaryIoU(name="iou"),
+        ]
+        model = keras.Sequential([dense(8, "tanh"), dense(1, "sigmoid")])
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=metrics)
+    fitted = model.fit(
+        x, labels, validation_data=(x[:17], labels[:17]), batch_size=BATCH, epochs=2, shuffle=False, verbose=0
+    )
+    logs = {name: [numbers(value) for value in values] for name, values in fitted.history.items()}
+    return {"logs": logs, "weights": weights(model)}
+
+
+class Adversaries(keras.Model):  # type: ignore[misc]  # TensorFlow has no types
+    """Two models that train each other; as a whole they have no `call`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((2,)), dense(4, "tanh"), dense(4)])
+        self.discriminator = keras.Sequential([keras.Input((4,)), dense(4, "tanh"), dense(1)])
+        self.error = keras.metrics.Mean(name="error")
+
+    def compile(self) -> None:
+        super().compile()
+        self.first = keras.optimizers.Adam(0.01)
+        self.second = keras.optimizers.SGD(0.02, global_clipnorm=0.5)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.error]
+
+    def train_step(self, real: Any) -> Any:
+        made = self.generator(real[:, :2])
+        with tf.GradientTape() as tape:
+            told = self.discriminator(tf.concat([real, made], 0))
+            loss = tf.reduce_mean(tf.square(told[: tf.shape(real)[0]] - 1)) + tf.reduce_mean(
+                tf.square(told[tf.shape(real)[0] :])
+            )
+            scaled = loss / REPLICAS
+        variables = self.discriminator.trainable_variables
+        self.first.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            scaled = tf.reduce_mean(tf.square(self.discriminator(self.generator(real[:, :2])) - 1)) / REPLICAS
+        variables = self.generator.trainable_variables
+        self.second.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
+        self.error.update_state(loss)
+        return {"error": self.error.result()}
+
+
+@case
+def adversaries() -> Result:
+    """A model of two models and two optimizers, with a train_step, and without a `call`."""
+    with strategy.scope():
+        model = Adversaries()
+        model.compile()
+    fitted = model.fit(samples(32)[0], batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    return {"history": history(fitted), "weights": weights(model.generator) + weights(model.discriminator)}
+
+
 class InterruptionError(Exception):
     """What stops a training run half-way."""
 
@@ -428,7 +645,7 @@ def backup_and_restore() -> Result:
 
 def main() -> None:
     OWN.mkdir(parents=True, exist_ok=True)
-    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__, "workers": WORKERS}
+    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__, "replicas": REPLICAS}
     failed = False
     for name in sys.argv[2:] or CASES:
         start = time.monotonic()

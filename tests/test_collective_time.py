@@ -1,0 +1,34 @@
+"""A program that asks for deterministic operations is not timed, and comes to the same bits as without progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAMS, Distlaunch
+
+pytestmark = pytest.mark.tensorflow
+
+PROGRAM = str(PROGRAMS / "deterministic.py")
+
+
+def test_deterministic_operations_give_the_same_bits_timed_or_not_however_they_are_asked_for(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    """Three clusters of some seconds each, for there is nothing else to compare a run with."""
+    weights = []
+    for number, (options, arguments, env) in enumerate(
+        [
+            (["--no-progress"], ["call"], {}),
+            ([], ["call"], {}),
+            ([], [], {"TF_DETERMINISTIC_OPS": "1"}),
+        ]
+    ):
+        place = ["--run-dir", str(tmp_path / str(number))]
+        ran = distlaunch("local", "--workers", "2", *place, *options, PROGRAM, *arguments, env=env, run_dir=False)
+        assert ran.status == 0, ran.stderr
+        for worker in (0, 1):
+            log = (tmp_path / str(number) / "attempt-1" / f"worker-{worker}.log").read_text()
+            weights.append(next(line for line in log.splitlines() if line.startswith("weights ")))
+    assert weights == [weights[0]] * 6
