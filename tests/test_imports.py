@@ -47,7 +47,7 @@ LAUNCHER_LAYERS = """
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
     kernel orders
-    messages keras_backup heartbeat patience oom
+    messages keras_backup keras_saving keras_callbacks heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting

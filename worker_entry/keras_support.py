@@ -40,6 +40,8 @@ from typing import Any, Optional
 
 from worker_entry.after_import import after_import
 from worker_entry.keras_backup import BACKUP, mend_backup
+from worker_entry.keras_callbacks import MODEL_CHECKPOINT, mend_callbacks
+from worker_entry.keras_saving import SAVING, mend_saving
 
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -156,6 +158,8 @@ MENDS = {
     LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
     OPTIMIZER: mend_optimizer,
     BACKUP: mend_backup,
+    MODEL_CHECKPOINT: mend_callbacks,
+    SAVING: mend_saving,
 }
 """What looks at which module of Keras."""
 
