@@ -217,3 +217,6 @@ class TestTogether:
             assert {"ModelCheckpoint", "TensorBoard", "CSVLogger", "Model.save", "Model.export"} <= {
                 *re.split(r"[, ]+", line)
             }
+
+    def test_tensorflow_finds_nothing_slow_in_it(self, together: Saved) -> None:
+        assert [line for log in together.log for line in log.splitlines() if "significant overhead" in line] == []

@@ -35,6 +35,8 @@ WRITERS = {
 """The callbacks that write, and their attributes that say where."""
 REMOTE_LIMIT = 16
 """Paths of object stores that are compared with the chief's."""
+WIDTH = 2 + REMOTE_LIMIT
+"""Numbers that workers tell each other at once."""
 
 _aside: set[int] = set()
 """The ids of the callbacks of a running `fit` that leave it to another worker to write."""
@@ -115,9 +117,8 @@ def _agree(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[lis
     number = _number(strategy)
     remote = [output.digest for output in outputs if output.is_remote] if number == 0 else []
     nonce = secrets.randbits(48) if number == 0 else 0  # an earlier run's files may have been left
-    count, nonce, *of_chief = _sum(
-        trainer, strategy, [len(outputs), nonce, *(remote + [0] * REMOTE_LIMIT)[:REMOTE_LIMIT]]
-    )
+    remote = [*remote, *[0] * REMOTE_LIMIT][:REMOTE_LIMIT]
+    count, nonce, *of_chief = _sum(trainer, strategy, [len(outputs), nonce, *remote])
     if not count:
         return [], False
     left = [path for output in outputs if not output.is_remote for path in _leave(_sign(output.path, nonce, number))]
@@ -164,13 +165,26 @@ def _leave(sign: str) -> Iterator[str]:
         yield sign
 
 
-def _sum(trainer: Any, strategy: Any, numbers: list[int]) -> list[int]:
+def _sum(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
     """Called by all workers with as many numbers; returns their sums."""
-    tf = trainer.tf
-    own = tf.constant(numbers, tf.int64)
-    sums = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", own))
+    sums = _make_sum(trainer, strategy)(trainer.tf.constant([*numbers, *[0] * (WIDTH - len(numbers))], "int64"))
     local = strategy.experimental_local_results(sums)
-    return [int(number) // len(local) for number in local[0].numpy()]  # each replica of a worker has added its own
+    # Each replica of a worker has added its own.
+    return [int(number) // len(local) for number in local[0].numpy()[: len(numbers)]]
+
+
+@functools.cache
+def _make_sum(trainer: Any, strategy: Any) -> Callable[[Any], Any]:
+    tf = trainer.tf
+
+    def share(numbers: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.identity(numbers))
+
+    @tf.function(input_signature=[tf.TensorSpec([WIDTH], tf.int64)])  # type: ignore[untyped-decorator]
+    def add_up(numbers: Any) -> Any:
+        return strategy.run(share, args=(numbers,))
+
+    return add_up  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
