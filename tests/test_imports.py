@@ -46,14 +46,16 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival
-    kernel orders
+    kernel orders child_order
     messages keras_backup keras_saving keras_callbacks heartbeat patience oom
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting
     keras_progress
     task
-    nursery
+    nursery child
+    for_children.distlaunch_children
+    for_children.sitecustomize
     preloading
     started_task outbox meeting inspection
     connection dialling task_watch stacks running_tasks

@@ -77,10 +77,11 @@ def _mended_write(original: Callable[..., Any]) -> Callable[..., Any]:
 def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
     """Gives the path to write to; what is there at the end gets the name that was asked for, at once and whole.
 
-    That is the path itself where it cannot be so: an object store, a device, a folder that others may not write to.
+    That is the path itself where it cannot be so (an object store, a device, a folder that others may not write to), or
+    need not, since this is no cluster.
     """
     part = ""
-    if isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
+    if _own_name() and isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
         destination = os.path.realpath(os.fspath(path))
         folder, name = os.path.split(destination)
         if make_folders:
@@ -108,12 +109,12 @@ def _make_part(folder: str, name: str) -> str:
 
 
 def _own_name() -> str:
-    """Not another worker's: the pid may be, on another machine."""
+    """Not another worker's, and the same after a restart; empty outside of a cluster."""
     try:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         return f"{task['type']}-{task['index']}"
     except (KeyError, TypeError, ValueError):
-        return str(os.getpid())
+        return ""
 
 
 def _move(source: str, target: str) -> None:

@@ -8,10 +8,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Optional, Union
 
 from worker_entry import processes
+from worker_entry.child_order import tell_children
 from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
 from worker_entry.preloading import Nursery, NurseryError
@@ -27,6 +28,11 @@ STATUS_LIMIT = 64 << 10
 
 FULL = 64 << 10
 """Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
+
+FOLLOWS_S = 30.0
+"""So soon a program ends by the failure of a process that it has started; an interpreter takes its time to end."""
+PASSED_ON = ("CalledProcessError", "SystemExit")
+"""Exceptions by which a program says that such a process has failed."""
 
 Cluster = dict[str, list[str]]
 """The addresses of TF_CONFIG by types of tasks."""
@@ -55,7 +61,7 @@ class StartedTask:
         self.offset = 0
         """How much of the log has been sent."""
         self._files = files
-        self._told = b""
+        self._told = [b"", b""]
 
     @classmethod
     def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
@@ -82,6 +88,7 @@ class StartedTask:
             if start.program.kind == "command":
                 program = start.program
                 argv = [find_command(program.target, env, cwd) or program.target, *program.args]
+                env = tell_children(_make_order(start, files), env, starter=os.getpid())
                 pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
             else:
                 order = _make_order(start, files)
@@ -110,13 +117,12 @@ class StartedTask:
     def unsent(self) -> int:
         return os.fstat(self._log).st_size - self.offset
 
-    def _read_crash(self) -> Optional[CrashRecord]:
-        try:
-            with open(self._files.crash(self.name), encoding="utf-8") as stream:
-                record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
-        except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
-            return None
-        return record
+    def _read_crash(self, ended: float) -> Optional[CrashRecord]:
+        own, child = (_load_crash(file(self.name)) for file in (self._files.crash, self._files.child_crash))
+        # Of a process that the program has started, and whose end was the program's.
+        if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
+            return child
+        return own
 
     @property
     def stacks_file(self) -> str:
@@ -124,12 +130,17 @@ class StartedTask:
 
     def new_status(self) -> Iterator[Told]:
         """How far the program has come, if that is news."""
-        with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):  # something else wrote it
-            with open(self._files.status(self.name), "rb") as stream:
-                told = stream.read(STATUS_LIMIT)
-            if told != self._told:
-                self._told = told
-                yield Told(self.name, parse(TaskStatus, json.loads(told), "status"))
+        told = [_read(self._files.status(self.name)), _read(self._files.child(self.name))]
+        if told == self._told:
+            return
+        self._told = told
+        own, child = (_parse_status(text) for text in told)
+        if own is None or child is None or own.progress is not None:
+            status = own or child
+        else:  # it has another process train
+            status = replace(own, phase=child.phase, since=child.since, progress=child.progress)
+        if status is not None:
+            yield Told(self.name, status)
 
     def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""
@@ -138,7 +149,9 @@ class StartedTask:
             finished = os.stat(self._files.finished(self.name)).st_mtime
         if how.ok:
             return Exited(self.name, how, time, finished=finished)
-        return Exited(self.name, how, time, self._read_crash(), finished, oom.find(self.pid, how) or self._find_full())
+        return Exited(
+            self.name, how, time, self._read_crash(time), finished, oom.find(self.pid, how) or self._find_full()
+        )
 
     def _find_full(self) -> Optional[Problem]:
         folder = self._files.directory
@@ -151,6 +164,28 @@ class StartedTask:
         os.close(self._log)
 
 
+def _load_crash(file: str) -> Optional[CrashRecord]:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
+    except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+        return None
+    return record
+
+
+def _read(file: str) -> bytes:
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        return stream.read(STATUS_LIMIT)
+    return b""
+
+
+def _parse_status(text: bytes) -> Optional[TaskStatus]:
+    with contextlib.suppress(ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+        status: TaskStatus = parse(TaskStatus, json.loads(text), "status")
+        return status
+    return None
+
+
 def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
     return TaskOrder(
         start.program,
@@ -158,6 +193,8 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         finished_file=files.finished(start.task),
         status_file=files.status(start.task),
         stacks_file=files.stacks(start.task),
+        child_file=files.child(start.task),
+        child_crash_file=files.child_crash(start.task),
         mend_keras=start.mend_keras,
         heartbeat_s=start.heartbeat_s,
         progress=start.progress,

@@ -32,6 +32,7 @@ from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import (
+    child_order,
     collective_time,
     devices,
     heartbeat,
@@ -65,7 +66,7 @@ def run(order: TaskOrder) -> None:
         elif threads and isinstance(error, SystemExit):
             return  # the program has noticed what happened in its thread, and that says more
         if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            _write_crash(order.crash_file, error, thread)
+            write_crash(order.crash_file, error, thread)
 
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
@@ -124,6 +125,12 @@ def _prepare(order: TaskOrder) -> None:
             keras_progress.install(meter)
             watchers = meter.watchers
         injecting.install(order.injections, teller, watchers)
+    patch_libraries(order)
+    os.environ.update(child_order.tell_children(order, os.environ))
+
+
+def patch_libraries(order: TaskOrder) -> None:
+    """What TensorFlow and Keras get that they would not have, as soon as they are imported."""
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
@@ -193,7 +200,8 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
     return trace
 
 
-def _write_crash(path: str, error: BaseException, thread: Optional[str]) -> None:
+def write_crash(path: str, error: BaseException, thread: Optional[str] = None) -> None:
+    """Writes what ended the program, or a thread of it."""
     now = time.time()
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -270,14 +278,23 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:
-    """`run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]`: the same for a person, as `distlaunch plan` prints it."""
+    """`run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
     rest = list(arguments)
     mend = "--no-keras-mend" not in rest[:1]
     if not mend:
         del rest[0]
-    kind = "module" if rest[:1] == ["-m"] else "script"
-    if kind == "module":
+    kind = {"-m": "module", "--": "command"}.get(rest[0] if rest else "", "script")
+    if kind != "script":
         del rest[0]
     if not rest:
-        raise SystemExit("usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]")
-    run(TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend))
+        raise SystemExit(
+            "usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]"
+        )
+    order = TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend, progress=False)
+    if kind != "command":
+        run(order)
+        return
+    try:
+        os.execvpe(rest[0], rest, child_order.tell_children(order, os.environ))  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise SystemExit(f"{rest[0]}: {error.strerror}") from None
