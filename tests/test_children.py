@@ -216,6 +216,17 @@ import subprocess, sys
 subprocess.run([sys.executable, "fit.py", *sys.argv[1:]], check=True)
 """
 
+LOADS = """
+import multiprocessing, keras
+def load():
+    from keras.src.backend.tensorflow import trainer
+    print("mended" if hasattr(trainer.reduce_per_replica, "__wrapped__") else "not mended", flush=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=load)
+    child.start()
+    child.join()
+"""
+
 
 @pytest.mark.tensorflow
 class TestTraining:
@@ -245,6 +256,13 @@ class TestTraining:
             assert ran.line("trained 2", f"worker-{number}")
             assert ran.log(f"worker-{number}").count(b"distlaunch: mended Keras") == 1
             assert ran.report["attempts"][0]["tasks"][number]["progress"]["step"] == 12
+
+    def test_a_process_of_multiprocessing_does_not_say_again_what_was_done(self, tmp_path: Path) -> None:
+        (tmp_path / "loads.py").write_text(LOADS)
+        config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+        output, errors = run_python("loads.py", env={**told(), "TF_CONFIG": config}, cwd=tmp_path)
+        assert output == "mended\n"
+        assert errors.count("distlaunch: mended Keras") == 1
 
     @pytest.mark.parametrize("mend", [True, False])
     def test_keras_is_left_as_it_is_where_the_task_leaves_it(self, mend: bool) -> None:

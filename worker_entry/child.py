@@ -45,7 +45,8 @@ def install(text: str) -> None:
         keras_progress.install(meter)
     if order.child_crash_file is not None and not _is_task():
         _watch_end(order.child_crash_file)
-    task.patch_libraries(order)
+    # A program may have many of these, to load its data, say, and has logged the same already.
+    task.patch_libraries(order, quiet=_is_of_multiprocessing())
 
 
 def record(text: str, error: BaseException) -> None:
@@ -59,6 +60,12 @@ def _is_task() -> bool:
     """Whether this is the process that the agent has started, and not one that was started in there."""
     starter = os.environ.get(child_order.VARIABLE, "").partition(" ")[0]
     return starter.isdigit() and os.getppid() == int(starter)
+
+
+def _is_of_multiprocessing() -> bool:
+    process = sys.modules.get("multiprocessing.process")
+    # Which has its name before it imports the program; its parent it knows later.
+    return process is not None and process.current_process().name != "MainProcess"
 
 
 def _watch_end(file: str) -> None:

@@ -129,14 +129,19 @@ def _prepare(order: TaskOrder) -> None:
     os.environ.update(child_order.tell_children(order, os.environ))
 
 
-def patch_libraries(order: TaskOrder) -> None:
-    """What TensorFlow and Keras get that they would not have, as soon as they are imported."""
+def patch_libraries(order: TaskOrder, *, quiet: bool = False) -> None:
+    """What TensorFlow and Keras get that they would not have, as soon as they are imported.
+
+    Args:
+        order: says what of it.
+        quiet: nothing is logged of it.
+    """
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
     if order.mend_keras and "TF_CONFIG" in os.environ:
-        keras_support.install(_log)
+        keras_support.install(_log if not quiet else lambda _: None)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
