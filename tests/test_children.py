@@ -15,9 +15,9 @@ import pytest
 
 from tests.conftest import ROOT, Distlaunch
 from worker_entry.child_order import FOLDER, VARIABLE, tell_children
+from worker_entry.run_files import AttemptFiles
+from worker_entry.status_files import StatusFiles
 from worker_entry.values import Program, TaskOrder
-
-ORDER = TaskOrder(Program("script", "train.py"))
 
 
 def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[str, str]:
@@ -168,6 +168,27 @@ class TestSteps:
         assert ran.report["attempts"][0]["tasks"][0]["progress"]["step"] == step
         stacks = (ran.directory / "attempt-1" / "worker-0.stacks").read_text()
         assert "count.py" in stacks
+
+    def test_a_process_that_was_killed_trains_no_more(self, tmp_path: Path) -> None:
+        files = AttemptFiles(str(tmp_path), 1)
+        (tmp_path / "attempt-1").mkdir()
+        (tmp_path / "count.py").write_text(COUNTING)
+        env = {**os.environ, **told(child_file=files.child("worker:0"))}
+        status = StatusFiles(files, "worker:0")
+        command = [sys.executable, str(tmp_path / "count.py")]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            news = status.news()
+            assert news is not None
+            assert news.progress is not None
+            assert (news.progress.step, news.progress.training) == (6, True)
+            assert status.news() is None
+            process.kill()
+        news = status.news()
+        assert news is not None
+        assert news.progress is not None
+        assert (news.progress.step, news.progress.training) == (6, False)
 
     def test_steps_are_not_counted_where_that_is_off(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "count.py").write_text("from worker_entry import progress; progress.report(step=1)")

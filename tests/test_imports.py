@@ -49,7 +49,7 @@ WORKER_LAYERS = """
     kernel orders child_order
     messages keras_backup keras_saving keras_callbacks heartbeat patience oom
     protocol ports processes programs keras_support
-    telling collective_time devices profiling
+    status_files telling collective_time devices profiling
     progress injecting
     keras_progress
     task

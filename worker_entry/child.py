@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from worker_entry import child_order, collective_time, keras_progress, progress, task, telling
+from worker_entry.status_files import LOCK
 
 
 class _Reporter(telling.Teller):
@@ -25,7 +26,7 @@ class _Reporter(telling.Teller):
 
     def _write(self, **changes: Any) -> None:
         if self._speaker != os.getpid():
-            if not _lock(f"{self._path}.lock"):
+            if not _lock(f"{self._path}{LOCK}"):
                 return
             self._speaker = os.getpid()
             super().__init__(self._path)

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Optional, Union
 
 from worker_entry import processes
@@ -17,22 +17,15 @@ from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
 from worker_entry.preloading import Nursery, NurseryError
 from worker_entry.programs import find_command
-from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.values import CrashRecord, Problem, TaskExit, TaskOrder, TaskStart, TaskStatus
+from worker_entry.status_files import StatusFiles
+from worker_entry.values import Problem, TaskExit, TaskOrder, TaskStart
 
 LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
 
-STATUS_LIMIT = 64 << 10
-
 FULL = 64 << 10
 """Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
-
-FOLLOWS_S = 30.0
-"""So soon a program ends by the failure of a process that it has started; an interpreter takes its time to end."""
-PASSED_ON = ("CalledProcessError", "SystemExit")
-"""Exceptions by which a program says that such a process has failed."""
 
 Cluster = dict[str, list[str]]
 """The addresses of TF_CONFIG by types of tasks."""
@@ -61,7 +54,7 @@ class StartedTask:
         self.offset = 0
         """How much of the log has been sent."""
         self._files = files
-        self._told = [b"", b""]
+        self._status = StatusFiles(files, name)
 
     @classmethod
     def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
@@ -117,28 +110,13 @@ class StartedTask:
     def unsent(self) -> int:
         return os.fstat(self._log).st_size - self.offset
 
-    def _read_crash(self, ended: float) -> Optional[CrashRecord]:
-        own, child = (_load_crash(file(self.name)) for file in (self._files.crash, self._files.child_crash))
-        # Of a process that the program has started, and whose end was the program's.
-        if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
-            return child
-        return own
-
     @property
     def stacks_file(self) -> str:
         return self._files.stacks(self.name)
 
     def new_status(self) -> Iterator[Told]:
         """How far the program has come, if that is news."""
-        told = [_read(self._files.status(self.name)), _read(self._files.child(self.name))]
-        if told == self._told:
-            return
-        self._told = told
-        own, child = (_parse_status(text) for text in told)
-        if own is None or child is None or own.progress is not None:
-            status = own or child
-        else:  # it has another process train
-            status = replace(own, phase=child.phase, since=child.since, progress=child.progress)
+        status = self._status.news()
         if status is not None:
             yield Told(self.name, status)
 
@@ -150,7 +128,7 @@ class StartedTask:
         if how.ok:
             return Exited(self.name, how, time, finished=finished)
         return Exited(
-            self.name, how, time, self._read_crash(time), finished, oom.find(self.pid, how) or self._find_full()
+            self.name, how, time, self._status.load_crash(time), finished, oom.find(self.pid, how) or self._find_full()
         )
 
     def _find_full(self) -> Optional[Problem]:
@@ -162,28 +140,6 @@ class StartedTask:
 
     def close(self) -> None:
         os.close(self._log)
-
-
-def _load_crash(file: str) -> Optional[CrashRecord]:
-    try:
-        with open(file, encoding="utf-8") as stream:
-            record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
-    except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
-        return None
-    return record
-
-
-def _read(file: str) -> bytes:
-    with contextlib.suppress(OSError), open(file, "rb") as stream:
-        return stream.read(STATUS_LIMIT)
-    return b""
-
-
-def _parse_status(text: bytes) -> Optional[TaskStatus]:
-    with contextlib.suppress(ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
-        status: TaskStatus = parse(TaskStatus, json.loads(text), "status")
-        return status
-    return None
 
 
 def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
