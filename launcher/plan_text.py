@@ -41,18 +41,19 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
 def render_by_hand(task: TaskPlan) -> str:
     """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
 
-    A Python program needs distlaunch installed there, which mends Keras for it.
+    A Python program needs distlaunch installed there, which mends Keras for it; so does a command, for the Pythons that
+    it starts, unless Keras is left as it is.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
         for name, value in task.env.items()
     ]
     program = task.program
-    if program.kind == "command":
+    if program.kind == "command" and not task.mend_keras:
         command = shlex.join([program.target, *program.args])
     else:
         flags = [] if task.mend_keras else ["--no-keras-mend"]
-        target = ["-m", program.target] if program.kind == "module" else [program.target]
+        target = [*{"module": ["-m"], "command": ["--"]}.get(program.kind, []), program.target]
         words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *program.args])
         command = f"{_quote_path(task.python)} {words}"
     return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"

@@ -51,13 +51,17 @@ LAUNCHER_LAYERS = """
 WORKER_LAYERS = """
     limits holes
     values control_groups run_files after_import arrival keras_source
-    kernel orders versions program_env crash_record built_strategy
+    kernel orders versions program_env crash_record built_strategy child_order
     messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
+    keras_saving keras_callbacks
     protocol ports processes programs keras_support
-    telling collective_time devices profiling
+    status_files telling collective_time devices profiling
     progress injecting own_tf_config
     keras_progress
     task early_import
+    child
+    for_children.distlaunch_children
+    for_children.sitecustomize
     preloading
     nursery
     started_task outbox meeting inspection

@@ -292,7 +292,7 @@ def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
 
 
 def test_nothing_is_told_where_nothing_was_done(write_keras: WriteKeras) -> None:
-    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_SCALER, FIXED_OPTIMIZER, FIXED_VARIABLE)
+    write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_SCALER, FIXED_OPTIMIZER, OTHER_VARIABLE)
     told: list[KerasPatch] = []
     keras_support.install(lambda _: None, told.append)
     importlib.import_module("keras")

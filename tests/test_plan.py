@@ -382,9 +382,10 @@ class TestShown:
 SHOW = """
 import json, os, sys
 of_a_run = ("DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_CHECKPOINT_DIR", "DISTLAUNCH_LOG_DIR")
-names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", *of_a_run)
+names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", "DISTLAUNCH_CHILDREN", *of_a_run)
 env = {name: value for name, value in os.environ.items() if name not in names}
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": env, "path": sys.path}
+shown["mends_keras"] = '"mend_keras": true' in os.environ["DISTLAUNCH_CHILDREN"]  # in the Pythons that it starts
 print("SHOWN " + json.dumps(shown), flush=True)
 """
 
@@ -479,6 +480,15 @@ class TestByHand:
             plan = planned({}, program={"script": "train.py"}, keras={"mend": mend})
 
             assert ("--no-keras-mend" in render_by_hand(plan.tasks[0])) == (not mend)
+
+    def test_a_command_by_hand_has_the_pythons_that_it_starts_mend_keras_where_the_run_has_them_do_so(self) -> None:
+        for mend in (True, False):
+            plan = planned({}, program={"command": ["./run.sh", "3"]}, keras={"mend": mend})
+
+            assert render_by_hand(plan.tasks[0]).endswith(
+                " -m worker_entry run -- ./run.sh 3" if mend else " ./run.sh 3"
+            )
+            assert ("worker_entry" in render_by_hand(plan.tasks[0])) == mend
 
 
 class TestStrategies:

@@ -49,7 +49,7 @@ def main() -> None:
     elif verb == "run":
         task.main_by_hand(rest)
     else:
-        sys.exit("usage: python -m worker_entry (agent | task FILE | run (SCRIPT | -m MODULE) [ARGS…])")
+        sys.exit("usage: python -m worker_entry (agent | task FILE | run (SCRIPT | -m MODULE | -- COMMAND) [ARGS…])")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from typing import Any
 from worker_entry.after_import import after_import
 from worker_entry.built_strategy import watch_strategies
 from worker_entry.keras_backup import BACKUP, mend_backup
+from worker_entry.keras_callbacks import MODEL_CHECKPOINT, mend_callbacks
 from worker_entry.keras_layers import BATCH_NORMALIZATION, mend_batch_normalization
 from worker_entry.keras_optimizers import (
     LOSS_SCALE_OPTIMIZER,
@@ -53,6 +54,7 @@ from worker_entry.keras_optimizers import (
     mend_loss_scale_optimizer,
     mend_optimizer,
 )
+from worker_entry.keras_saving import SAVING, mend_saving
 from worker_entry.keras_source import calls_of, is_constant
 from worker_entry.keras_trainer import TRAINER, mend_trainer
 from worker_entry.keras_variables import VARIABLE, mend_variable
@@ -142,5 +144,7 @@ MENDS = {
     OPTIMIZER: mend_optimizer,
     BACKUP: mend_backup,
     VARIABLE: mend_variable,
+    MODEL_CHECKPOINT: mend_callbacks,
+    SAVING: mend_saving,
 }
 """What looks at which module of Keras."""

@@ -47,6 +47,14 @@ class AttemptFiles:
         """How far the program has come."""
         return self._path(task, "status.json")
 
+    def child(self, task: str) -> str:
+        """How far a process has come that the program has started."""
+        return self._path(task, "child.json")
+
+    def child_crash(self, task: str) -> str:
+        """What has ended such a process, if it raised."""
+        return self._path(task, "child-crash.json")
+
     def stacks(self, task: str) -> str:
         """What faulthandler writes when the agent asks for it."""
         return self._path(task, "stacks")
@@ -57,7 +65,8 @@ class AttemptFiles:
 
     def forget(self, task: str) -> None:
         """Removes what an earlier process of the task has told of itself, if there was one; its log goes on."""
-        for path in (self.crash(task), self.finished(task), self.status(task), self.stacks(task)):
+        told = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks)
+        for path in (file(task) for file in told):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 

@@ -12,21 +12,21 @@ from dataclasses import asdict
 from typing import Optional, Union
 
 from worker_entry import processes
+from worker_entry.child_order import tell_children
 from worker_entry.holes import end_of_hole, is_zeros
 from worker_entry.messages import Exited, Told
 from worker_entry.oom import OomWatch
 from worker_entry.preloading import Nursery, NurseryError
 from worker_entry.programs import find_command
-from worker_entry.protocol import ProtocolError, parse
 from worker_entry.run_files import AttemptFiles, make_private_directory
-from worker_entry.values import CrashRecord, Problem, TaskExit, TaskOrder, TaskStart, TaskStatus
+from worker_entry.status_files import StatusFiles
+from worker_entry.values import Problem, TaskExit, TaskOrder, TaskStart
 
 LOG_PIECE = 256 << 10
 """Bytes of a log that are read at once."""
 
 HOLE = 64 << 10
 """Bytes of a hole in a log from which on it is left out."""
-STATUS_LIMIT = 64 << 10
 
 FULL = 64 << 10
 """Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
@@ -60,7 +60,7 @@ class StartedTask:
         self._holes: list[tuple[int, int]] = []
         """Holes that were not sent: how much had been sent before each, and how long all up to it are together."""
         self._files = files
-        self._told = b""
+        self._status = StatusFiles(files, name)
 
     @classmethod
     def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
@@ -87,6 +87,7 @@ class StartedTask:
             if start.program.kind == "command":
                 program = start.program
                 argv = [find_command(program.target, env, cwd) or program.target, *program.args]
+                env = tell_children(_make_order(start, files), env, starter=os.getpid())
                 pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
             else:
                 order = _make_order(start, files)
@@ -138,26 +139,15 @@ class StartedTask:
     def log_size(self) -> int:
         return os.fstat(self._log).st_size
 
-    def _read_crash(self) -> Optional[CrashRecord]:
-        try:
-            with open(self._files.crash(self.name), encoding="utf-8") as stream:
-                record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
-        except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
-            return None
-        return record
-
     @property
     def stacks_file(self) -> str:
         return self._files.stacks(self.name)
 
     def new_status(self) -> Iterator[Told]:
         """How far the program has come, if that is news."""
-        with contextlib.suppress(OSError, ValueError, RecursionError, ProtocolError):  # something else wrote it
-            with open(self._files.status(self.name), "rb") as stream:
-                told = stream.read(STATUS_LIMIT)
-            if told != self._told:
-                self._told = told
-                yield Told(self.name, parse(TaskStatus, json.loads(told), "status"))
+        status = self._status.news()
+        if status is not None:
+            yield Told(self.name, status)
 
     def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""
@@ -166,7 +156,9 @@ class StartedTask:
             finished = os.stat(self._files.finished(self.name)).st_mtime
         if how.ok:
             return Exited(self.name, how, time, finished=finished)
-        return Exited(self.name, how, time, self._read_crash(), finished, oom.find(self.pid, how) or self._find_full())
+        return Exited(
+            self.name, how, time, self._status.load_crash(time), finished, oom.find(self.pid, how) or self._find_full()
+        )
 
     def _find_full(self) -> Optional[Problem]:
         folder = self._files.directory
@@ -186,6 +178,8 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         finished_file=files.finished(start.task),
         status_file=files.status(start.task),
         stacks_file=files.stacks(start.task),
+        child_file=files.child(start.task),
+        child_crash_file=files.child_crash(start.task),
         mend_keras=start.mend_keras,
         heartbeat_s=start.heartbeat_s,
         progress=start.progress,

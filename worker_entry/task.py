@@ -28,6 +28,7 @@ from typing import Optional
 
 from worker_entry import (
     built_strategy,
+    child_order,
     collective_time,
     crash_record,
     devices,
@@ -60,10 +61,7 @@ def run(order: TaskOrder) -> None:
         elif threads and isinstance(error, SystemExit):
             return  # the program has noticed what happened in its thread, and that says more
         if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
-            try:
-                crash_record.write(order.crash_file, error, thread)
-            except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
-                _log(f"could not write the crash record: {problem}")
+            write_crash(order.crash_file, error, thread)
 
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
@@ -136,12 +134,27 @@ def _prepare(order: TaskOrder) -> None:
         if own_tf_config.NAME in os.environ:
             built_strategy.watch_strategies(lambda strategy: teller.tell_strategy(type(strategy).__name__))
             own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
+    patch_libraries(order, note_patch)
+    os.environ.update(child_order.tell_children(order, os.environ))
+
+
+def patch_libraries(
+    order: TaskOrder, tell: Callable[[KerasPatch], None] = lambda _: None, *, quiet: bool = False
+) -> None:
+    """What TensorFlow and Keras get that they would not have, as soon as they are imported.
+
+    Args:
+        order: says what of it.
+        tell: takes what was patched of Keras, if anything was.
+        quiet: nothing is logged of it.
+    """
     if order.heartbeat_s and "TF_CONFIG" in os.environ:
         heartbeat.lengthen(order.heartbeat_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
     if order.mend_keras:
-        keras_support.install(_log, note_patch, cluster=own_tf_config.NAME in os.environ)
+        log = _log if not quiet else lambda _: None
+        keras_support.install(log, tell, cluster=own_tf_config.NAME in os.environ)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
@@ -203,6 +216,14 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
+
+
+def write_crash(path: str, error: BaseException, thread: Optional[str] = None) -> None:
+    """Writes what ended the program, or a thread of it."""
+    try:
+        crash_record.write(path, error, thread)
+    except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
+        _log(f"could not write the crash record: {problem}")
 
 
 def _log(text: str) -> None:

@@ -37,7 +37,7 @@ class Teller:
         self._process = os.getpid()
         self._length = 0
         self._writing = threading.Lock()
-        self._descriptor = _open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._descriptor = open_out_of_the_way(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = _identity(self._descriptor)
         self._write()
 
@@ -86,12 +86,13 @@ def tell_phases(teller: Teller) -> None:
 
 def dump_on_signal(file: str) -> None:
     """From now on, SIGURG has the stacks of all threads appended to the file, also while they are blocked in C++."""
-    descriptor = _open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = open_out_of_the_way(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if descriptor is not None:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
-def _open(file: str, flags: int) -> Optional[int]:
+def open_out_of_the_way(file: str, flags: int) -> Optional[int]:
+    """A descriptor that a program does not come upon; None if there is none."""
     with contextlib.suppress(OSError, ValueError):  # a full disk, or a low limit of descriptors
         descriptor = os.open(file, flags | os.O_CLOEXEC, 0o600)
         try:

@@ -224,7 +224,8 @@ class TaskOrder:
     `crash_file`: where to write the crash record, if the program fails. `finished_file`: made when the program has
     come to its end; what fails after that is not the program. `status_file`: says how far the program has come.
     `stacks_file`: where the stacks are written on SIGURG. `not_forked`: why a forked task has started again as plain
-    Python, if it has. The rest is as in TaskStart.
+    Python, if it has. `child_file` and `child_crash_file`: as `status_file` and
+    `crash_file`, for processes that the program starts. The rest is as in TaskStart.
     """
 
     program: Program
@@ -232,6 +233,8 @@ class TaskOrder:
     finished_file: Optional[str] = None
     status_file: Optional[str] = None
     stacks_file: Optional[str] = None
+    child_file: Optional[str] = None
+    child_crash_file: Optional[str] = None
     mend_keras: bool = True
     heartbeat_s: float = 0.0
     progress: bool = True

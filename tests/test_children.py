@@ -1,0 +1,292 @@
+"""The Pythons that a task starts have what the task has; a Python that needs none of it does not notice."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, Distlaunch
+from worker_entry.child_order import FOLDER, VARIABLE, tell_children
+from worker_entry.run_files import AttemptFiles
+from worker_entry.status_files import StatusFiles
+from worker_entry.values import Program, TaskOrder
+
+
+def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[str, str]:
+    """What it prints, to stdout and to stderr."""
+    clean = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTHONPATH", "TF_CONFIG")}
+    done = subprocess.run(
+        [sys.executable, *arguments], env={**clean, **(env or {})}, cwd=cwd, capture_output=True, text=True, check=False
+    )
+    return done.stdout, done.stderr
+
+
+def told(env: dict[str, str] | None = None, **order: Any) -> dict[str, str]:
+    return tell_children(TaskOrder(Program("script", "train.py"), **order), env or {})
+
+
+class TestEnvironment:
+    def test_the_users_path_comes_behind_ours(self) -> None:
+        assert told({"PYTHONPATH": "/a:/b"})["PYTHONPATH"] == f"{FOLDER}:/a:/b"
+        assert told({"PYTHONPATH": f"{FOLDER}:/a"})["PYTHONPATH"] == f"{FOLDER}:/a"
+
+    def test_no_path_is_not_the_folder_that_the_program_is_in(self) -> None:
+        assert told()["PYTHONPATH"] == told({"PYTHONPATH": ""})["PYTHONPATH"] == FOLDER
+
+    def test_where_nothing_is_to_be_done_nothing_is_told(self) -> None:
+        env = {"PYTHONPATH": "/a", VARIABLE: "of another task"}
+        assert told(env, mend_keras=False, progress=False) == {"PYTHONPATH": "/a"}
+
+    def test_what_the_task_writes_itself_its_children_are_not_told(self) -> None:
+        files: Any = {"crash_file": "/crash", "status_file": "/status", "child_file": "/child"}
+        assert "/crash" not in told(**files)[VARIABLE]
+        assert "/status" not in told(**files)[VARIABLE]
+        assert "/child" in told(**files)[VARIABLE]
+
+
+class TestStart:
+    def test_a_python_that_imports_no_tensorflow_imports_nothing_of_ours_but_the_hook(self) -> None:
+        source = "import sys; print(sorted(sys.modules))"
+        before, after = (set(ast.literal_eval(run_python("-c", source, env=env)[0])) for env in ({}, told()))
+        assert after - before <= {"sitecustomize", "distlaunch_children", "__future__"}
+
+    def test_a_program_does_not_find_our_folder_but_hands_it_on(self) -> None:
+        source = "import os, sys; print([*sys.path, os.environ['PYTHONPATH']])"
+        *path, handed_on = ast.literal_eval(run_python("-c", source, env=told({"PYTHONPATH": "/a"}))[0])
+        assert FOLDER not in path
+        assert "/a" in path
+        assert handed_on == f"{FOLDER}:/a"
+
+    def test_the_users_sitecustomize_runs_as_it_would(self, tmp_path: Path) -> None:
+        (tmp_path / "sitecustomize.py").write_text("import sys; print('ran', __file__, sys.path.count(__file__))")
+        source = "import sitecustomize; print(sitecustomize.__file__)"
+        plain, with_ours = (
+            run_python("-c", source, env=env)
+            for env in ({"PYTHONPATH": str(tmp_path)}, told({"PYTHONPATH": str(tmp_path)}))
+        )
+        assert plain == with_ours
+        assert plain[0].splitlines() == [f"ran {tmp_path}/sitecustomize.py 0", f"{tmp_path}/sitecustomize.py"]
+
+    @pytest.mark.parametrize("source", ["raise ValueError('user')", "import there_is_no_such_module", "1 +"])
+    def test_the_users_sitecustomize_fails_as_it_would(self, tmp_path: Path, source: str) -> None:
+        (tmp_path / "sitecustomize.py").write_text(source)
+        plain, with_ours = (
+            run_python("-c", "print('went on')", env=env)
+            for env in ({"PYTHONPATH": str(tmp_path)}, told({"PYTHONPATH": str(tmp_path)}))
+        )
+        assert with_ours == plain
+        assert plain[0] == "went on\n"
+        assert "Error in sitecustomize" in plain[1]
+
+    @pytest.mark.parametrize("flags", [["-S"], ["-I"], ["-E"]])
+    def test_a_python_that_was_asked_for_nothing_gets_nothing(self, flags: list[str]) -> None:
+        source = "import sys; print('distlaunch_children' in sys.modules)"
+        assert run_python(*flags, "-c", source, env=told()) == ("False\n", "")
+
+    @pytest.mark.parametrize("value", ["", "no", "no order", "1 no JSON", '1 {"new": 1}', '1 {"status_file": 3}'])
+    def test_what_it_does_not_understand_it_is_silent_about(self, value: str) -> None:
+        source = "from worker_entry import progress; progress.report(step=1); print('went on')"
+        assert run_python("-c", source, env={**told(), VARIABLE: value}, cwd=ROOT) == ("went on\n", "")
+
+    def test_any_python_understands_the_first_file(self) -> None:
+        """Python 2, too: none of what it lacks is in there."""
+        source = (Path(FOLDER) / "sitecustomize.py").read_text()
+        later = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.FunctionDef, ast.AsyncFunctionDef, ast.Nonlocal)
+        tree = ast.parse(source)
+        assert not [node for node in ast.walk(tree) if isinstance(node, later)]
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.cause is not None]
+        assert source.isascii()
+
+    def test_worker_entry_is_the_tasks_whatever_else_is_installed(self, tmp_path: Path) -> None:
+        shutil.copytree(Path(FOLDER).parent, tmp_path / "worker_entry")
+        env = {**told(), "PYTHONPATH": str(tmp_path / "worker_entry" / "for_children")}
+        found, _ = run_python("-c", "import worker_entry; print(worker_entry.__file__)", env=env)
+        assert found == f"{tmp_path}/worker_entry/__init__.py\n"
+
+
+COUNTING = """
+import multiprocessing, os, signal, subprocess, sys
+from worker_entry import progress
+
+def tell(step):
+    progress.report(step=step)
+    progress._meter.tell()
+
+if __name__ == "__main__":
+    if "wrapper" in sys.argv:
+        # Of two that train at the same time, the first; then the next.
+        first = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        first.stdout.readline()
+        subprocess.run([sys.executable, __file__], input="", text=True, check=True)
+        first.communicate()
+        if "again" in sys.argv:
+            subprocess.run([sys.executable, __file__, "again"], input="", text=True, check=True)
+    else:
+        last = 70 if "again" in sys.argv else 7
+        tell(last - 1)
+        print("began", flush=True)
+        sys.stdin.read()
+        child = multiprocessing.get_context("spawn").Process(target=tell, args=(99,))
+        child.start()
+        child.join()
+        tell(last)
+        os.kill(os.getpid(), signal.SIGURG)
+"""
+
+
+class TestSteps:
+    """Without TensorFlow, by a program that tells of them itself."""
+
+    @pytest.mark.parametrize(
+        ("program", "step"),
+        [
+            (["--", sys.executable, "count.py"], 7),
+            (["count.py"], 7),
+            (["--", sys.executable, "count.py", "wrapper"], 7),
+            (["count.py", "wrapper"], 7),
+            (["--", "./run.sh", "wrapper", "again"], 70),
+        ],
+        ids=["command", "script", "command's child", "script's child", "grandchild of a shell, the second"],
+    )
+    def test_the_one_that_trains_tells(
+        self, distlaunch: Distlaunch, tmp_path: Path, program: list[str], step: int
+    ) -> None:
+        """And neither what it starts itself, by `multiprocessing`, nor another that trains meanwhile."""
+        (tmp_path / "count.py").write_text(COUNTING)
+        (tmp_path / "run.sh").write_text(f'#!/bin/sh\n{sys.executable} count.py "$@"\n')
+        (tmp_path / "run.sh").chmod(0o755)
+        ran = distlaunch("local", "-n", "1", *program)
+        assert ran.status == 0, ran.stderr
+        assert ran.report["attempts"][0]["tasks"][0]["progress"]["step"] == step
+        stacks = (ran.directory / "attempt-1" / "worker-0.stacks").read_text()
+        assert "count.py" in stacks
+
+    def test_a_process_that_was_killed_trains_no_more(self, tmp_path: Path) -> None:
+        files = AttemptFiles(str(tmp_path), 1)
+        (tmp_path / "attempt-1").mkdir()
+        (tmp_path / "count.py").write_text(COUNTING)
+        env = {**os.environ, **told(child_file=files.child("worker:0"))}
+        status = StatusFiles(files, "worker:0")
+        command = [sys.executable, str(tmp_path / "count.py")]
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            news = status.news()
+            assert news is not None
+            assert news.progress is not None
+            assert (news.progress.step, news.progress.training) == (6, True)
+            assert status.news() is None
+            process.kill()
+        news = status.news()
+        assert news is not None
+        assert news.progress is not None
+        assert (news.progress.step, news.progress.training) == (6, False)
+
+    def test_steps_are_not_counted_where_that_is_off(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "count.py").write_text("from worker_entry import progress; progress.report(step=1)")
+        ran = distlaunch("local", "-n", "1", "--no-progress", "--", sys.executable, "count.py")
+        assert ran.status == 0, ran.stderr
+        assert ran.report["attempts"][0]["tasks"][0]["progress"] is None
+
+
+class TestCrash:
+    def test_what_ends_a_command_that_is_python_is_the_cause(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "fail.py").write_text(
+            "import os\nif os.fork() == 0:\n    raise KeyError('child')\nos.wait()\n1 / 0\n"
+        )
+        ran = distlaunch("local", "-n", "1", "--", sys.executable, "fail.py")
+        assert ran.status == 1
+        assert f"ZeroDivisionError: division by zero   {tmp_path}/fail.py:5" in ran.stderr
+
+    def test_a_program_that_fails_by_its_own_fault_is_not_excused_by_its_child(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "child.py").write_text("from worker_entry import progress\nprogress.report(step=1)\n1 / 0\n")
+        start = "subprocess.run([sys.executable, 'child.py'], check='check' in sys.argv)"
+        (tmp_path / "fail.py").write_text(f"import subprocess, sys\n{start}\n{{}}['own']\n")
+        for argument, cause in (("", f"KeyError: 'own'   {tmp_path}/fail.py:3"), ("check", f"{tmp_path}/child.py:3")):
+            ran = distlaunch("local", "-n", "1", "--run-dir", str(tmp_path / f"run-{argument}"), "fail.py", argument)
+            assert ran.status == 1
+            assert cause in ran.stderr
+
+
+FIT = """
+import os, sys
+import numpy as np, keras, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((32, 4), "float32")
+model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0)
+print("trained", strategy.num_replicas_in_sync, flush=True)
+if "fail" in sys.argv:
+    raise ValueError("after training")
+"""
+
+START_FIT = """
+import subprocess, sys
+subprocess.run([sys.executable, "fit.py", *sys.argv[1:]], check=True)
+"""
+
+LOADS = """
+import multiprocessing, keras
+def load():
+    from keras.src.backend.tensorflow import trainer
+    print("mended" if hasattr(trainer.reduce_per_replica, "__wrapped__") else "not mended", flush=True)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=load)
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.tensorflow
+class TestTraining:
+    def test_a_command_that_is_python_trains_and_is_counted(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "fit.py").write_text(FIT)
+        ran = distlaunch("local", "-n", "2", "--", sys.executable, "fit.py")
+        assert ran.status == 0, ran.stderr
+        self.assert_trained(ran)
+
+    def test_a_process_that_a_script_starts_trains_and_is_counted_and_its_failure_is_the_cause(
+        self, distlaunch: Distlaunch, tmp_path: Path
+    ) -> None:
+        """And the user's own sitecustomize has run in it."""
+        (tmp_path / "fit.py").write_text(FIT)
+        (tmp_path / "start.py").write_text(START_FIT)
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "sitecustomize.py").write_text("import sys; print('own sitecustomize', flush=True)")
+        ran = distlaunch("local", "-n", "2", "start.py", "fail", env={"PYTHONPATH": str(tmp_path / "own")})
+        assert ran.status == 1
+        assert f"ValueError: after training   {tmp_path}/fit.py:12" in ran.stderr
+        self.assert_trained(ran)
+        for task in ("worker-0", "worker-1"):
+            assert ran.log(task).count(b"own sitecustomize") == 2  # of the task, and of its child
+
+    def assert_trained(self, ran: Any) -> None:
+        for number in (0, 1):
+            assert ran.line("trained 2", f"worker-{number}")
+            assert ran.log(f"worker-{number}").count(b"distlaunch: mended Keras") == 1
+            assert ran.report["attempts"][0]["tasks"][number]["progress"]["step"] == 12
+
+    def test_a_process_of_multiprocessing_does_not_say_again_what_was_done(self, tmp_path: Path) -> None:
+        (tmp_path / "loads.py").write_text(LOADS)
+        config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+        output, errors = run_python("loads.py", env={**told(), "TF_CONFIG": config}, cwd=tmp_path)
+        assert output == "mended\n"
+        assert errors.count("distlaunch: mended Keras") == 1
+
+    @pytest.mark.parametrize("mend", [True, False])
+    def test_keras_is_left_as_it_is_where_the_task_leaves_it(self, mend: bool) -> None:
+        config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+        _, errors = run_python("-c", "import keras", env={**told(mend_keras=mend), "TF_CONFIG": config})
+        assert ("distlaunch: mended Keras" in errors) == mend

@@ -1,0 +1,149 @@
+"""Makes Keras 3 write whole files, so that workers may save to the same path.
+
+With several workers, a script calls `model.save(path)`, `save_weights` or `export` on each of them. Keras writes to
+the path directly: workers that share it fail on each other's locks and folders, or read half a file.
+
+Here each worker writes beside the destination, in a folder of its own, and renames what is whole. The last one's file
+stays; all have the same content. No worker has to wait for another, so a script may as well save on one worker only,
+or on each to a path of its own; and every worker can read the path as soon as its own call has returned.
+
+A process that is killed meanwhile leaves its folder behind; the next save of that worker to that path removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SAVING = "keras.src.saving.saving_lib"
+LEGACY = "keras.src.legacy.saving.legacy_h5_format"
+EXPORT = "keras.src.export.saved_model"
+MESSAGES = "keras.src.utils.io_utils"
+PART = ".saving-"
+"""How folders begin that hold what is not whole yet."""
+LAST = (".json", ".pb")
+"""How files end by which readers find the others."""
+
+
+def mend_saving(trainer: Any, module: Any) -> list[str]:
+    """Replaces the functions that write models; returns the names of what it replaced."""
+    mended = []
+    if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):
+        # `keras.saving.saving_api`, of which programs have the functions by several names, calls these by their module.
+        module.save_model = _mended_save(module.save_model, lambda options: not options.get("zipped", True))
+        module.save_weights_only = _mended_save(module.save_weights_only, lambda _: False)
+        mended.append("Model.save")
+    legacy: Any = sys.modules.get(LEGACY)
+    if legacy is not None and hasattr(legacy, "save_model_to_hdf5"):
+        legacy.save_model_to_hdf5 = _mended_save(legacy.save_model_to_hdf5, lambda _: True)
+    archives = _archives(sys.modules.get(EXPORT))
+    for archive in archives:
+        archive.write_out = _mended_write(archive.write_out)
+    return [*mended, "Model.export"] if archives else mended
+
+
+def _archives(module: Any) -> list[Any]:
+    """The classes that write a SavedModel: those of the module, and their bases."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)] if module is not None else []
+    bases = dict.fromkeys(base for each in classes for base in each.__mro__)
+    return [base for base in bases if "write_out" in vars(base)]
+
+
+def _mended_save(original: Callable[..., Any], makes_folders: Callable[[dict[str, Any]], bool]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, *args: Any, **options: Any) -> Any:
+        with written_whole(filepath, make_folders=makes_folders(options)) as path:
+            return original(model, path, *args, **options)
+
+    return save
+
+
+def _mended_write(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def write_out(self: Any, filepath: Any, *args: Any, **options: Any) -> Any:
+        with written_whole(filepath, make_folders=True) as path, _shown_as(path, filepath):
+            return original(self, path, *args, **options)
+
+    return write_out
+
+
+@contextlib.contextmanager
+def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
+    """Gives the path to write to; what is there at the end gets the name that was asked for, at once and whole.
+
+    That is the path itself where it cannot be so (an object store, a device, a folder that others may not write to), or
+    need not, since this is no cluster.
+    """
+    part = ""
+    if _own_name() and isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
+        destination = os.path.realpath(os.fspath(path))
+        folder, name = os.path.split(destination)
+        if make_folders:
+            os.makedirs(folder, exist_ok=True)
+        if not os.path.exists(destination) or os.path.isfile(destination) or os.path.isdir(destination):
+            part = _make_part(folder, name)
+    if not part:
+        yield path
+        return
+    try:
+        yield os.path.join(part, name)
+        _move(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _make_part(folder: str, name: str) -> str:
+    part = os.path.join(folder, f"{PART}{_own_name()}-{name}")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    try:
+        os.mkdir(part)
+    except OSError:
+        return ""
+    return part
+
+
+def _own_name() -> str:
+    """Not another worker's, and the same after a restart; empty outside of a cluster."""
+    try:
+        task = json.loads(os.environ["TF_CONFIG"])["task"]
+        return f"{task['type']}-{task['index']}"
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def _move(source: str, target: str) -> None:
+    with os.scandir(source) as entries:
+        # Readers find nothing yet, or all of it.
+        ordered = sorted(entries, key=lambda entry: (not entry.is_dir(), entry.name.endswith(LAST), entry.name))
+    for entry in ordered:
+        path = os.path.join(target, entry.name)
+        if entry.is_dir():
+            os.makedirs(path, exist_ok=True)
+            _move(entry.path, path)
+        else:
+            os.replace(entry.path, path)
+
+
+@contextlib.contextmanager
+def _shown_as(path: Any, shown: Any) -> Iterator[None]:
+    """Within it, what Keras says of the one path names the other."""
+    messages = sys.modules.get(MESSAGES)
+    show = getattr(messages, "print_msg", None)
+    if messages is None or show is None:
+        yield
+        return
+
+    def print_msg(message: Any, *args: Any, **options: Any) -> Any:
+        return show(str(message).replace(str(path), str(shown)), *args, **options)
+
+    messages.print_msg = print_msg  # type: ignore[attr-defined]  # a module of Keras
+    try:
+        yield
+    finally:
+        messages.print_msg = show  # type: ignore[attr-defined]
