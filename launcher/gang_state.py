@@ -181,6 +181,13 @@ class Gang:
         alone = {task for task in trainers & self.told.keys() if self.told[task].strategy in ALONE_STRATEGIES}
         return trainers if all(task in alone or self._trains({task}) for task in trainers) else frozenset()
 
+    @property
+    def never_met(self) -> bool:
+        """Whether training tasks that ought to be one cluster have ended without a word of each other."""
+        trainers = self.rules.trainers
+        alone = len(trainers) > 1 and self.rules.has_leader and bool(self.rules.forming)
+        return alone and not trainers & self.listening.keys() and not self.separate
+
     def _trains(self, tasks: Collection[TaskId]) -> bool:
         """Whether each of them has told of a step."""
         steps = [self.told[task].progress for task in tasks if task in self.told]

@@ -50,6 +50,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         return _render_own_config(event)
     if after.separate and not before.separate:
         return render_separate(after)
+    if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:
+        return f"{name_tasks(sorted(after.rules.trainers))} never met: none has opened its port; {OWN_STRATEGY_HINT}"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
     if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:

@@ -127,6 +127,8 @@ def _judge_success(gang: Gang) -> Verdict:
         f"{task} was started again alone, after {', '.join(str(end.exited.exit) for end in ends)}"
         for task, ends in sorted(gang.returned.items())
     ]
+    if gang.separate or gang.never_met:
+        evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if gang.separate else 'ran'} without each other")
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "came to the program's end"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
