@@ -24,6 +24,7 @@ LAUNCHER_LAYERS = """
     compose
     waiting
     gang
+    known_failures
     causes
     task_failure
     verdict
