@@ -141,7 +141,7 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     return any(
         any(name in line for name in _COLLATERAL_NAMES)
         and any(signature in line for signature in COLLATERAL_SIGNATURES)
-        for line in tails.get(event.task, ())
+        for line in map(without_wrappers, tails.get(event.task, ()))
     )
 
 
