@@ -7,7 +7,6 @@ that show only that a peer went away come last.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from launcher.events import TaskExited
 from launcher.exception_text import without_wrappers
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
-from launcher.out_of_step import SIGNATURE, is_out_of_step
+from launcher.known_failures import find_known
+from launcher.out_of_step import is_out_of_step
 from launcher.tasks import TaskId
 from worker_entry.values import TaskExit
 
@@ -37,7 +37,7 @@ COLLATERAL_SIGNATURES = (
     "The tasks have crashed",
     "/replica:0/task:",
 )
-"""How TensorFlow says that a peer has gone; without a name for it of its own."""
+"""How TensorFlow says that a peer is gone; it has no exception of its own for that."""
 _TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _TORCH_SIGNATURES = (
     "Connection closed by peer",
@@ -45,19 +45,19 @@ _TORCH_SIGNATURES = (
     "a remote process exiting prematurely",
     "Did the remote server shutdown or crash",
 )
-"""How PyTorch does."""
+"""The same for PyTorch."""
 _COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
     (COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES),
     (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
 )
 
 _PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)
-"""On some machines PreemptionCheckpointHandler ends with 143."""
+"""PreemptionCheckpointHandler exits with 143 on some machines."""
 
 _COLLATERAL_NAMES = (*COLLATERAL_EXCEPTIONS, "UNAVAILABLE", "ABORTED", "INTERNAL")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _TERM_STATUS = 128 + signal.SIGTERM
-"""With what a program ends that handles TERM in the way of a shell."""
+"""The exit status of a program that handles SIGTERM as a shell does."""
 
 
 @dataclass(frozen=True)
@@ -68,100 +68,6 @@ class Cause:
     reference: str
     detail: str = ""
     cure: str = ""
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A failure that is recognised by what the exception or the end of the log says."""
-
-    pattern: re.Pattern[str]
-    reference: str
-    cure: str
-
-
-_ALIKE = (
-    "all workers have to make the same calls (fit, evaluate, predict, save, …), each with as many steps and with equal "
-    "shapes: make none of them under an `if` for one worker, and give each as many batches"
-)
-
-_KNOWN = tuple(
-    _Known(re.compile(pattern), reference, cure)
-    for pattern, reference, cure in (
-        (
-            r"Could not start gRPC server|Only one usage of each socket address|Address already in use",
-            "port-taken",
-            "somebody took the port meanwhile; leave `port:` out, so that free ones are held until they are used",
-        ),
-        (SIGNATURE.pattern, "out-of-step", _ALIKE),
-        (r"No space left on device", "disk-full", "free some space on that node"),
-        (
-            r"No module named '(tensorflow|keras)'",
-            "task-failed",
-            "install TensorFlow for this Python, or name the one that has it with --python (`python:` in a spec)",
-        ),
-        (
-            r"^ModuleNotFoundError: ",
-            "task-failed",
-            "install the module for the Python that the tasks use, or set PYTHONPATH",
-        ),
-        (
-            r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0 for input with 0 dimensions",
-            "version-mismatch",
-            "Keras 3 cannot fit with several workers by itself: let distlaunch mend it (without --no-keras-mend)",
-        ),
-        (
-            r"Collective ops must be configured at program startup",
-            "task-failed",
-            "build MultiWorkerMirroredStrategy before anything else of TensorFlow is used",
-        ),
-        (
-            r"compiled using NumPy 1\.x cannot be run in|multiarray failed to import|numpy\.dtype size changed",
-            "version-mismatch",
-            "this TensorFlow (or another module) was built for another NumPy: install `numpy<2`, or newer builds",
-        ),
-        (
-            r"Descriptors cannot be created directly",
-            "version-mismatch",
-            "protobuf is too new for this TensorFlow: install the version that TensorFlow asks for",
-        ),
-        (
-            r"Loaded runtime CuDNN library: \S+ but source was compiled with",
-            "version-mismatch",
-            "cuDNN is older than TensorFlow wants it: `pip install 'tensorflow[and-cuda]'` brings its own",
-        ),
-        (
-            r"CUDA driver version is insufficient for CUDA runtime version",
-            "version-mismatch",
-            "the node's NVIDIA driver is too old for this CUDA: update the driver",
-        ),
-        (
-            r"no kernel image is available for execution on the device|cudaErrorNoKernelImageForDevice",
-            "version-mismatch",
-            "this TensorFlow was not built for this GPU: use a build that is",
-        ),
-        (
-            r"undefined symbol: |GLIBC(?:XX)?_[\d.]+' not found",
-            "version-mismatch",
-            "libraries of different builds meet: install TensorFlow and what extends it anew, of versions that fit",
-        ),
-        (
-            r"was compiled to use \S+ instructions, but these aren't available",
-            "version-mismatch",
-            "this TensorFlow was built for a newer processor than this node's: use another build",
-        ),
-        (
-            r"Keras 3 only supports V3 `\.keras` files",
-            "version-mismatch",
-            "the file was saved by Keras 2: load it with tf_keras (TF_USE_LEGACY_KERAS=1), or save it anew",
-        ),
-        (
-            r"ResourceExhaustedError|OOM when allocating tensor|^MemoryError",
-            "out-of-memory",
-            "lower the batch size, or use a device with more memory",
-        ),
-    )
-)
-"""Looked for in this order."""
 
 
 def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
@@ -183,15 +89,13 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
             min(early, key=lambda e: (ended_time(e), e.task)),
             "ended-early",
             "before the others had finished",
-            "a worker that ends before the others makes them fail: all have to take the same number of steps",
+            "all workers must run the same number of steps: when one ends early, the others fail",
         )
     halted = [h for h in gang.halted.values() if h.task in gang.rules.trainers and h.time < failure_time(first)]
     if halted:
         halt = min(halted, key=lambda h: (h.time, h.task))
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
-        return Cause(
-            exited, "stalled", "and did not go on", "whoever stopped it can let it go on: `kill -CONT` its pid"
-        )
+        return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
     return classify(first, tails.get(first.task, ()))
 
 
@@ -237,7 +141,7 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     return any(
         any(name in line for name in _COLLATERAL_NAMES)
         and any(signature in line for signature in COLLATERAL_SIGNATURES)
-        for line in tails.get(event.task, ())
+        for line in map(without_wrappers, tails.get(event.task, ()))
     )
 
 
@@ -267,12 +171,12 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     if preempted:
         return Cause(event, "preempted")
     texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
-    for known in _KNOWN:
-        if any(known.pattern.search(text) for text in texts):
-            return Cause(event, known.reference, cure=known.cure)
+    known = find_known(texts)
+    if known is not None:
+        return Cause(event, known.reference, cure=known.cure)
     if raised:  # whatever ended its interpreter afterwards: us, mostly
         return Cause(event, "task-failed")
     if event.exit.signal == signal.SIGKILL:
-        cure = "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
+        cure = "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
         return Cause(event, "task-killed", cure=cure)
     return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")

@@ -1,6 +1,6 @@
 """What can go wrong before or around a run, as exceptions: one class per category, each with its exit status.
 
-A task that fails is no exception: it is an outcome, told by `results.RunReport`.
+A task that fails is not an exception but an outcome, which `results.RunReport` has.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class DistlaunchError(Exception):
 
 
 class SpecError(DistlaunchError):
-    """The spec is wrong; the user's fault. Nothing was started. `evidence` has a line for each mistake."""
+    """The spec has mistakes, each of them a line of `evidence`. Nothing was started."""
 
     reference = "spec"
     exit_status = EXIT_USAGE
 
 
 class UsageError(DistlaunchError):
-    """The command line asks for what cannot be; the user's fault. Nothing was started."""
+    """The command line asks for something impossible. Nothing was started."""
 
     reference = "usage"
     exit_status = EXIT_USAGE
@@ -64,7 +64,7 @@ class TooFewGpusError(UsageError):
 
 
 class RunDirectoryError(DistlaunchError):
-    """The files of the run cannot be written: a full disk, missing rights, or files of another run in the way."""
+    """The files of the run cannot be written: the disk is full, permissions are missing, or another run's are there."""
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
@@ -83,7 +83,7 @@ class ProcessLimitError(DistlaunchError):
 
 
 class InterruptionError(DistlaunchError):
-    """The user, or the system, ended what was no run: nothing was started, and nothing is left."""
+    """The user or the system interrupted a command before anything was started; nothing is left."""
 
     reference = "interrupted"
 

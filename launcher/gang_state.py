@@ -9,7 +9,7 @@ from functools import cached_property
 
 from launcher.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
 from launcher.tasks import TRAINING_TYPES, TaskId, TaskType
-from worker_entry.values import Activity
+from worker_entry.values import NOT_IMPORTED, Activity
 
 
 class Phase(enum.Enum):
@@ -185,8 +185,9 @@ class Gang:
     def never_met(self) -> bool:
         """Whether training tasks that ought to be one cluster have ended without a word of each other."""
         trainers = self.rules.trainers
-        alone = len(trainers) > 1 and self.rules.has_leader and bool(self.rules.forming)
-        return alone and not trainers & self.listening.keys() and not self.separate
+        if len(trainers) < 2 or not self.rules.has_leader or trainers & self.listening.keys() or self.separate:
+            return False
+        return any(told.phase != NOT_IMPORTED for task, told in self.told.items() if task in trainers)
 
     def _trains(self, tasks: Collection[TaskId]) -> bool:
         """Whether each of them has told of a step."""

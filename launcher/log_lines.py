@@ -38,7 +38,7 @@ _CONTINUED = re.compile(
     rb"|The tasks have crashed\. Check the task logs "
     rb"|Additional GRPC error information from remote target |:UNKNOWN:Error received from peer "
     rb"|The error could be from a previous operation\. Restart your program to reset\."
-    rb"|\t \[\[\{\{node "
+    rb"|\t \[\[\{\{(?:function_)?node "
 )
 """Second lines of such messages: chatter only below chatter."""
 _CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')

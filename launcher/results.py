@@ -46,7 +46,7 @@ class ProgressReport(_Result):
     """How far training had come in one task."""
 
     epoch: int | None = None
-    """The epoch that was under way, from 1; null if the program tells of none."""
+    """The epoch that was under way, from 1; null if the program reports none."""
     first_epoch: int | None = None
     """The one that this attempt began with."""
     step: int
@@ -60,7 +60,7 @@ class ProgressReport(_Result):
     own_s: float | None = None
     """The same without what the task waited for the others; null where that is not known."""
     metrics: dict[str, float | None] = {}
-    """The last values that were told; null for what is no finite number."""
+    """The last values that were reported; null for what is not a finite number."""
 
 
 class TaskReport(_Result):
@@ -93,7 +93,7 @@ class TaskReport(_Result):
     crash: CrashReport | None = None
     """The exception that it failed with, if it was one of Python's."""
     progress: ProgressReport | None = None
-    """How far it had come; null if it did no step, or told of none."""
+    """How far it had come; null if it did no step, or reported none."""
     log: str
     """The log file, relative to the run's directory."""
 
@@ -135,7 +135,7 @@ class AttemptReport(_Result):
     left_behind: int = 0
     """Processes that had outlived their task and were ended."""
     killed: int = 0
-    """Processes that did not heed TERM."""
+    """Processes that ignored SIGTERM, and were killed."""
 
 
 class LeftOutAttempts(_Result):

@@ -115,7 +115,7 @@ def _judge_success(gang: Gang) -> Verdict:
         if event.task not in gang.rules.trainers | gang.rules.servers | gang.stopped and event.failed
     ]
     evidence += [
-        f"{event.task} had come to its end when {event.exit} ended its interpreter, which does not fail the run"
+        f"{event.task} finished its program before its interpreter ended with {event.exit}; this does not fail the run"
         for event in gang.exits.values()
         if event.finished is not None and not event.exit.ok and not event.task.is_side
     ]
@@ -130,14 +130,16 @@ def _judge_success(gang: Gang) -> Verdict:
     if gang.separate or gang.never_met:
         evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if gang.separate else 'ran'} without each other")
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
-    how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "came to the program's end"
+    how = "ended with status 0" if all(gang.exits[task].exit.ok for task in trainers) else "finished"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
 
 
 def _judge_refusal(gang: Gang) -> Verdict:
     problems = [(refusal.node, problem) for refusal in gang.refusals for problem in refusal.problems]
     if not problems:
-        return Verdict(reference="refused", message=f"node {gang.refusals[0].node} refused, and did not say why")
+        return Verdict(
+            reference="refused", message=f"node {gang.refusals[0].node} refused to start its tasks and gave no reason"
+        )
     first = problems[0][1]
     alike = [node for node, problem in problems if _same(problem, first)]
     rest = [(node, problem) for node, problem in problems if not _same(problem, first)]
@@ -191,11 +193,11 @@ def _judge_start_timeout(gang: Gang) -> Verdict:
         return Verdict(reference="start-timeout", message=message)
     missing = gang.missing
     cure = (
-        "a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
-        "(--start-timeout) if it needs longer, 0 turns this off"
+        "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
+        "(--start-timeout) if it needs longer; 0 turns the time-out off"
     )
     if gang.unheard and gang.unheard.issuperset(missing):
-        cure = f"`distlaunch check` tells whether they can reach {find_leader(gang.rules.tasks)}"
+        cure = f"`distlaunch check` shows whether they can reach {find_leader(gang.rules.tasks)}"
     due = max(event.time for event in gang.started.values()) + gang.rules.start_s
     ended = min((event.time for event in gang.exits.values()), default=due)
     return Verdict(
@@ -211,7 +213,7 @@ def _judge_stall(gang: Gang) -> Verdict:
     halt = gang.halted.get(task) if task is not None else None
     place = None
     if halt is not None:
-        place = f"{task} was stopped by {TaskExit(signal=halt.signal)} and did not go on"
+        place = f"{task} was stopped by {TaskExit(signal=halt.signal)} and did not continue"
     elif task is not None and task in gang.stacks:
         (place,) = render_places({task: gang.stacks[task]})
     blame = f": {place}, and the others wait for it" if place is not None else ""
@@ -220,7 +222,7 @@ def _judge_stall(gang: Gang) -> Verdict:
         message=f"{render_stall(gang)}{blame}",
         task=str(task) if task is not None else None,
         evidence=[*filter(None, [render_steps(gang)])],
-        cure="raise timeouts.stall_s (--stall-timeout) if it rightly takes longer; 0 turns this off",
+        cure="increase timeouts.stall_s (--stall-timeout) if a step may take as long; 0 turns the time-out off",
     )
 
 
@@ -229,18 +231,18 @@ def _judge_drain_timeout(gang: Gang) -> Verdict:
     done = [task for task in gang.exits if task in gang.rules.trainers and task not in gang.stopped]
     return Verdict(
         reference="drain-timeout",
-        message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did, and "
-        f"{'was' if len(going) == 1 else 'were'} not at work",
+        message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s after the first task ended, and "
+        f"{'is' if len(going) == 1 else 'are'} not at work",
         task=str(going[0]) if len(going) == 1 else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
-        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
+        cure="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
     )
 
 
 def _judge_interruption(gang: Gang) -> Verdict:
     assert gang.signal is not None
     if gang.signal == signal.SIGPIPE:
-        message = "nobody reads the output any more; all tasks were stopped"
+        message = "the reader of the output is gone (SIGPIPE); all tasks were stopped"
     else:
         message = f"interrupted by {TaskExit(signal=gang.signal)}; all tasks were stopped"
     return Verdict(reference="interrupted", message=message)

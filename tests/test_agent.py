@@ -44,7 +44,7 @@ from worker_entry.protocol import MARKER, Decoder, encode
 from worker_entry.run_files import AttemptFiles
 from worker_entry.started_task import StartedTask
 from worker_entry.telling import OUT_OF_THE_WAY
-from worker_entry.values import CrashRecord, Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 LOOK = str(PROGRAMS / "task_look.py")
@@ -534,7 +534,8 @@ def test_a_crash_is_passed_along_with_the_users_line(client: Client) -> None:
     assert ended.exit == TaskExit(code=1)
     assert ended.crash is not None
     assert before <= ended.crash.time <= ended.time
-    assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5)
+    place = Place(RAISE, 5)
+    assert ended.crash == CrashRecord(ended.crash.time, "ValueError", "no batch of 32", RAISE, 5, None, place)
 
 
 def test_a_crash_record_that_is_none_of_ours_is_ignored(client: Client, tmp_path: Path) -> None:

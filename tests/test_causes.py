@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.causes import classify, find_cause
+from launcher.causes import classify, find_cause, is_collateral
 from launcher.events import TaskExited, TaskHalted
 from launcher.gang import SAVED_STATUS
 from launcher.gang_state import Gang
@@ -77,9 +77,9 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("no kernel image is available for execution on the device", "was not built for this GPU"),
         ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy<2"),
-        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "without --no-keras-mend"),
+        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-mend"),
         ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),
-        ("Collective ops must be configured at program startup", "before anything else"),
+        ("Collective ops must be configured at program startup", "before any other operation"),
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
     ],
 )
@@ -91,6 +91,13 @@ def test_a_task_without_our_record_that_says_that_its_peer_has_gone_is_not_the_c
     gang = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
     assert cause_of(gang, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
     assert cause_of(gang, {}) == (W0, "task-failed")
+
+
+def test_an_operations_own_name_is_no_sign_of_a_lost_peer() -> None:
+    wrapper = "{{function_node __wrapped__Conv2D_device_/job:worker/replica:0/task:0/device:GPU:0}} "
+    said = f"{wrapper}cuDNN launch failure"
+    assert not is_collateral(TaskExited(W0, TaskExit(1), 1050.0, crash("InternalError", said)), {})
+    assert not is_collateral(ended(W0, 1050.0, code=1), {W0: (f"errors_impl.InternalError: {said}",)})
 
 
 def test_a_signal_is_its_own_whatever_the_log_says() -> None:

@@ -138,7 +138,7 @@ def test_others_that_never_end_are_an_error_after_the_drain_window(distlaunch: D
     )
     ran = distlaunch("up", spec)
     assert ran.status == 3
-    assert "Error: worker:1 did not end within 1 s of the first that did [drain-timeout]" in ran.stderr
+    assert "Error: worker:1 did not end within 1 s after the first task ended [drain-timeout]" in ran.stderr
     assert ran.report["attempts"][0]["cluster_up"] is not None
 
 

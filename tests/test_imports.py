@@ -27,6 +27,7 @@ LAUNCHER_LAYERS = """
     compose starts
     waiting busy
     gang
+    known_failures
     causes
     task_failure
     verdict

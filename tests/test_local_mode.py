@@ -60,9 +60,9 @@ class TestProgram:
             pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
             pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
             pytest.param(["--no-keras-mend", "train.py"], ["--no-keras-mend", "train.py"], id="our-option-before-it"),
-            pytest.param(["--", "./train", "--epochs", "3"], ["./train", "--epochs", "3"], id="command"),
-            pytest.param(["--", "ls", "--", "-l"], ["ls", "--", "-l"], id="command-with-dashes"),
-            pytest.param(["--", "python", "-m", "x"], ["python", "-m", "x"], id="command-with-an-option-of-ours"),
+            pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
+            pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
+            pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),
         ],
     )
     def test_is_what_the_words_say(self, distlaunch: Distlaunch, words: list[str], argv: list[str]) -> None:

@@ -327,6 +327,7 @@ Collective ops is aborted by: recvmsg:Connection reset by peer
 Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling /tensorflow.Worker:
 :UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}
 The error could be from a previous operation. Restart your program to reset.
+\t [[{{function_node __inference_one_step_550}}{{node CollectiveReduceV2}}]]
 \t [[{{node CollectiveReduceV2}}]] [type.googleapis.com/tensorflow.DerivedStatus='']
 E0000 00:00:1795307664.184093   12553 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: Socket closed
 2024-03-11 09:14:02.123456: E tensorflow/core/common_runtime/base_collective_executor.cc:249] \

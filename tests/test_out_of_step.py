@@ -82,7 +82,7 @@ def test_the_place_is_known_from_crash_records_and_stacks() -> None:
     )
     assert verdict.task is None
     assert verdict.evidence[:2] == [f"worker:1 noticed it: {OTHER_TYPE}", "stopped by distlaunch: worker:0"]
-    assert "all workers have to make the same calls" in verdict.cure
+    assert "all workers must make the same calls" in verdict.cure
     assert exit_status(gang, verdict) == 1
 
 
@@ -168,5 +168,5 @@ NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
 def test_real_workers_that_do_other_things_are_told_so(distlaunch: Distlaunch, how: str, places: str) -> None:
     ran = distlaunch("local", str(PROGRAM), how)
     assert f"Error: worker:0 and worker:1 no longer do the same: {places} [out-of-step]\n" in ran.stderr, ran.stderr
-    assert "make none of them under an `if` for one worker" in ran.stderr
+    assert "do not put such a call under an `if` for one worker" in ran.stderr
     assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (1, "out-of-step")

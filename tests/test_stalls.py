@@ -286,7 +286,7 @@ class TestRealClusters:
         ran = distlaunch("local", "-n", "3", "--stall-timeout", "5", KERAS, "worker:2", "stop")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "stalled", "worker:2"), ran.stderr
-        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not go on" in verdict["message"]
+        assert "worker:2 was stopped by SIGSTOP (signal 19) and did not continue" in verdict["message"]
 
     def test_one_that_never_joins_keeps_the_cluster_from_forming(self, distlaunch: Distlaunch) -> None:
         ran = distlaunch("local", "-n", "3", "--start-timeout", "15", KERAS, "worker:1", "never-joins")

@@ -265,7 +265,9 @@ class TestFailure:
         verdict = judged(history(ONE_NODE, ended(W0, 1010.0, by=signal.SIGKILL)))
 
         assert verdict.message == "worker:0 on a was ended by SIGKILL (signal 9) after 10.0 s"
-        assert verdict.cure == "SIGKILL from nobody is most often the kernel, out of memory: `dmesg` on that node tells"
+        assert verdict.cure == (
+            "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
+        )
 
     def test_of_others_on_their_own_tells_how(self) -> None:
         gang = history(
@@ -296,7 +298,7 @@ class TestFailure:
             message="worker:1 on a ended with status 0 after 50.0 s, before the others had finished",
             task="worker:1",
             evidence=["worker:0 failed 9.8 s later because of it", "log: /runs/x/attempt-1/worker-1.log"],
-            cure="a worker that ends before the others makes them fail: all have to take the same number of steps",
+            cure="all workers must run the same number of steps: when one ends early, the others fail",
         )
 
     def test_by_sys_exit_shows_the_call(self) -> None:
@@ -389,7 +391,9 @@ class TestRefusal:
         assert verdict.evidence == ["b: port 1 is held [port-taken]"]
 
     def test_without_a_reason_names_the_node(self) -> None:
-        assert judged(self.refused(NodeRefused("b", ()))).message == "node b refused, and did not say why"
+        assert (
+            judged(self.refused(NodeRefused("b", ()))).message == "node b refused to start its tasks and gave no reason"
+        )
 
 
 class TestLoss:
@@ -432,8 +436,8 @@ class TestLoss:
 
 class TestStartTimeout:
     CURE = (
-        "a program opens its port when it builds MultiWorkerMirroredStrategy; raise timeouts.start_s "
-        "(--start-timeout) if it needs longer, 0 turns this off"
+        "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
+        "(--start-timeout) if it needs longer; 0 turns the time-out off"
     )
 
     def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> Gang:
@@ -498,9 +502,9 @@ def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
 
     assert judged(gang) == Verdict(
         reference="drain-timeout",
-        message="worker:1, worker:2 did not end within 300 s of the first that did, and were not at work",
+        message="worker:1, worker:2 did not end within 300 s after the first task ended, and are not at work",
         evidence=["ended with status 0: worker:0"],
-        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
+        cure="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
     )
 
 
@@ -510,7 +514,7 @@ def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
         (signal.SIGINT, "interrupted by SIGINT (signal 2); all tasks were stopped"),
         (signal.SIGTERM, "interrupted by SIGTERM (signal 15); all tasks were stopped"),
         (signal.SIGHUP, "interrupted by SIGHUP (signal 1); all tasks were stopped"),
-        (signal.SIGPIPE, "nobody reads the output any more; all tasks were stopped"),
+        (signal.SIGPIPE, "the reader of the output is gone (SIGPIPE); all tasks were stopped"),
     ],
 )
 def test_interruption_names_the_signal(signum: int, message: str) -> None:

@@ -68,8 +68,8 @@ def test_who_fails_only_because_the_leader_has_finished_does_not_fail_the_run(di
     assert "StartAbort UNAVAILABLE" in ran.log("worker-1").decode()
     assert "StartAbort" not in ran.stdout
     assert [task["exit_code"] for task in ran.report["attempts"][0]["tasks"]] == [0, 1]
-    assert verdict["message"] == "all 2 training tasks came to the program's end"
-    note = "worker:1 had come to its end when exit status 1 ended its interpreter, which does not fail the run"
+    assert verdict["message"] == "all 2 training tasks finished"
+    note = "worker:1 finished its program before its interpreter ended with exit status 1; this does not fail the run"
     assert verdict["evidence"] == [note]
 
 

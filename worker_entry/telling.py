@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from worker_entry.after_import import after_import
-from worker_entry.values import KerasPatch, Progress, TaskStatus
+from worker_entry.values import NOT_IMPORTED, KerasPatch, Progress, TaskStatus
 
 TENSORFLOW = "tensorflow"
 STACKS_SIGNAL = signal.SIGURG
@@ -33,7 +33,7 @@ class Teller:
     """
 
     def __init__(self, file: str, not_forked: str = "") -> None:
-        self._status = TaskStatus("has not imported TensorFlow", time.time(), not_forked=not_forked)
+        self._status = TaskStatus(NOT_IMPORTED, time.time(), not_forked=not_forked)
         self._process = os.getpid()
         self._length = 0
         self._writing = threading.Lock()

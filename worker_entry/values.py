@@ -95,6 +95,10 @@ class KerasPatch:
     faults: Count
 
 
+NOT_IMPORTED = "has not imported TensorFlow"
+"""The first phase of a program."""
+
+
 @dataclass(frozen=True)
 class TaskStatus:
     """How far a running program has come, as a phrase that goes on from its name, and since when.
