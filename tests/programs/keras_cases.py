@@ -445,7 +445,7 @@ def clipnorm_with_accumulation() -> Result:
 @case
 def clipvalue_of_nadam() -> Result:
     """Nadam has an update step of its own around the common one."""
-    model = regression()
+    model = regression(dense(1))
     with strategy.scope():
         model.compile(keras.optimizers.Nadam(0.01, clipvalue=0.2), "mse")
     return {"weights": fit(model, *samples(32))["weights"]}
