@@ -90,7 +90,11 @@ def _mended_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any
         strategy = self.distribute_strategy
         if strategy is None or not trainer._collective_all_reduce_multi_worker(strategy):
             return original(self, *args, **kwargs)
-        outputs = list(_outputs(trainer, signature.bind(self, *args, **kwargs).arguments.get("callbacks")))
+        try:
+            callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        except TypeError:  # of which Keras tells better
+            return original(self, *args, **kwargs)
+        outputs = list(_outputs(trainer, callbacks))
         shared, others_wait = _agree(trainer, strategy, outputs)
         with contextlib.ExitStack() as during:
             for output in shared:
