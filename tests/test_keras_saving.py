@@ -192,6 +192,9 @@ class TestTogether:
             assert result["after fit"]["best.keras"] == result["after fit"][first]
             assert result["after fit"][last] == result["weights"]
 
+    def test_only_the_chief_writes_to_an_object_store_what_all_would(self, together: Saved) -> None:
+        assert [result["stored"] for result in together.results] == [["0.keras", "remote.keras"], ["1.keras"]]
+
     def test_epochs_are_logged_once(self, alone: Saved, together: Saved) -> None:
         for_both = [list(csv.DictReader((saved.folder / "log.csv").open())) for saved in (alone, together)]
         assert [row["epoch"] for row in for_both[1]] == ["0", "1", "2"]

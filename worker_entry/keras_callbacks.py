@@ -90,7 +90,11 @@ def _mended_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any
         strategy = self.distribute_strategy
         if strategy is None or not trainer._collective_all_reduce_multi_worker(strategy):
             return original(self, *args, **kwargs)
-        outputs = list(_outputs(trainer, signature.bind(self, *args, **kwargs).arguments.get("callbacks")))
+        try:
+            callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        except TypeError:  # of which Keras tells better
+            return original(self, *args, **kwargs)
+        outputs = list(_outputs(trainer, callbacks))
         shared, others_wait = _agree(trainer, strategy, outputs)
         with contextlib.ExitStack() as during:
             for output in shared:
@@ -121,15 +125,16 @@ def _agree(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[lis
     count, nonce, *of_chief = _sum(trainer, strategy, [len(outputs), nonce, *remote])
     if not count:
         return [], False
-    left = [path for output in outputs if not output.is_remote for path in _leave(_sign(output.path, nonce, number))]
+    signs = [None if output.is_remote else _sign(output.path, nonce) for output in outputs]
+    left = [path for sign in signs if sign is not None for path in _leave(f"{sign}-{number}")]
     _sum(trainer, strategy, [0])
     shared = [
         output
-        for output in outputs
+        for output, sign in zip(outputs, signs)  # noqa: B905 - Python 3.9 has no strict
         if (
             number > 0 and output.digest in of_chief
-            if output.is_remote
-            else any(os.path.exists(_sign(output.path, nonce, other)) for other in range(number))
+            if sign is None
+            else any(os.path.exists(f"{sign}-{other}") for other in range(number))
         )
     ]
     (anywhere,) = _sum(trainer, strategy, [len(shared)])
@@ -147,15 +152,18 @@ def _number(strategy: Any) -> int:
     return 0
 
 
-def _sign(path: str, nonce: int, number: int) -> str:
-    """The file by which a worker shows that it has the path: others see it if that is the same folder for them."""
+def _sign(path: str, nonce: int) -> str:
+    """With a worker's number behind it, the file by which that worker shows that it has the path.
+
+    Others see it if it is the same folder for them.
+    """
     folder = os.path.realpath(path)
     if "{" in folder:  # filled in later
         folder = os.path.dirname(folder[: folder.index("{")])
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     rest = os.path.relpath(os.path.realpath(path), folder)
-    return os.path.join(folder, f".distlaunch-{nonce:x}-{hashlib.sha256(rest.encode()).hexdigest()[:16]}-{number}")
+    return os.path.join(folder, f".distlaunch-{nonce:x}-{hashlib.sha256(rest.encode()).hexdigest()[:16]}")
 
 
 def _leave(sign: str) -> Iterator[str]:
