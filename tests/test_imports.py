@@ -45,9 +45,9 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values control_groups run_files after_import arrival
+    values control_groups run_files after_import arrival remote_values
     kernel orders
-    messages keras_backup heartbeat patience oom
+    messages keras_backup heartbeat patience oom metrics
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting

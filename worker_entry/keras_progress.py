@@ -10,6 +10,7 @@ from typing import Any
 
 from worker_entry.after_import import after_import
 from worker_entry.progress import Meter
+from worker_entry.remote_values import can_be_asked
 
 CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
@@ -34,10 +35,16 @@ def _watch(module: ModuleType, meter: Meter) -> None:
     def end_step(batch: Any, logs: Any = None) -> None:
         done = max(int(batch) - last[0], 1)  # several, with steps_per_execution
         last[0] = int(batch)
-        meter.count_step(meter.step + done, logs)
+        if can_be_asked(logs):  # under ParameterServerStrategy, the step has only been scheduled
+            meter.schedule(done, logs)
+        else:
+            meter.count_step(meter.step + done, logs)
 
     def end_batch(batch: Any, logs: Any = None) -> None:
-        meter.count_batch()
+        if can_be_asked(logs):
+            meter.schedule(0, logs)
+        else:
+            meter.count_batch()
 
     def end_epoch(epoch: Any, logs: Any = None) -> None:
         meter.end_epoch(logs)
