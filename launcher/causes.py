@@ -102,6 +102,11 @@ _KNOWN = tuple(
             "Keras 3 cannot fit with several workers by itself: let distlaunch mend it (without --no-keras-mend)",
         ),
         (
+            r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
+            "task-failed",
+            "let distlaunch mend Keras 3 (without --no-keras-mend), or use tf_keras (TF_USE_LEGACY_KERAS=1)",
+        ),
+        (
             r"Collective ops must be configured at program startup",
             "task-failed",
             "build MultiWorkerMirroredStrategy before anything else of TensorFlow is used",

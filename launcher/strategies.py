@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from launcher.tasks import TASK_TYPES, TaskType
+from launcher.tasks import TASK_TYPES, SideType, TaskType
 
 StrategyName = Literal[
     "one_device",
@@ -50,6 +50,10 @@ class StrategyRules:
     """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of every task."""
+
+    def needs_keras_patch(self, task_type: TaskType | SideType) -> bool:
+        """Whether such a task may call `model.fit` of Keras 3 where that fails by itself."""
+        return self.collective or (bool(self.serves) and task_type in self.decides)
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)

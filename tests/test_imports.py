@@ -46,8 +46,9 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     values control_groups run_files after_import arrival remote_values
-    kernel orders
-    messages keras_backup heartbeat patience oom metrics
+    kernel orders parameter_server_data
+    parameter_server_steps
+    messages keras_backup heartbeat patience oom metrics keras_parameter_server
     protocol ports processes programs keras_support
     telling collective_time devices profiling
     progress injecting

@@ -288,6 +288,7 @@ for number, result in enumerate(results):
     meter.tell()
 counts = [meter.step]
 results[1]._set_values({})
+assert results[1].get() == {}
 meter.tell()
 counts.append(meter.step)
 results[0]._set_values({})

@@ -40,6 +40,7 @@ from typing import Any, Optional
 
 from worker_entry.after_import import after_import
 from worker_entry.keras_backup import BACKUP, mend_backup
+from worker_entry.keras_parameter_server import EPOCH_ITERATOR, mend_parameter_server
 
 KERAS = "keras"
 TRAINER = "keras.src.backend.tensorflow.trainer"
@@ -156,6 +157,7 @@ MENDS = {
     LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
     OPTIMIZER: mend_optimizer,
     BACKUP: mend_backup,
+    EPOCH_ITERATOR: mend_parameter_server,
 }
 """What looks at which module of Keras."""
 

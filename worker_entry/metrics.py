@@ -12,7 +12,7 @@ import math
 import threading
 from typing import Any, Optional
 
-from worker_entry.remote_values import is_remote, is_there
+from worker_entry.remote_values import is_here, is_remote
 
 METRICS_LIMIT = 20
 NAME_LIMIT = 60
@@ -89,7 +89,7 @@ class MetricReader:
                     self._store(name, value.fetch() if is_remote(value) else value, order)
 
     def _is_there(self, value: Any) -> bool:
-        there = is_there(value)
+        there = not is_remote(value) or is_here(value)
         self._incomplete = self._incomplete or not there
         return there
 

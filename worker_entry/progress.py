@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from worker_entry.metrics import MetricReader
-from worker_entry.remote_values import is_done, is_there
+from worker_entry.remote_values import has_ended, is_done
 from worker_entry.telling import Teller
 from worker_entry.values import Progress
 
@@ -106,9 +106,9 @@ class Meter:
         self._time = time.time()
 
     def schedule(self, steps: int, result: Any) -> None:
-        """Some worker will do so many steps (none, for a batch of something else); they count once `result` is there.
+        """Some worker will do so many steps (none, for a batch of something else); they count once it has done them.
 
-        `result`: a remote value that can be asked whether it is there.
+        `result`: a remote value that can be asked how far it is.
         """
         self._scheduled.append((steps, result))
 
@@ -146,7 +146,7 @@ class Meter:
             waiting: list[tuple[int, Any]] = []
             while self._scheduled and len(waiting) < IN_FLIGHT:
                 steps, result = self._scheduled.popleft()
-                if not is_there(result):
+                if not has_ended(result):
                     waiting.append((steps, result))
                 elif is_done(result):
                     if steps:
