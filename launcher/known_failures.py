@@ -63,6 +63,12 @@ _KNOWN = tuple(
             "model.fit of Keras 3 fails on several workers unless distlaunch patches it: remove --no-keras-mend",
         ),
         (
+            r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
+            "task-failed",
+            "model.fit of Keras 3 fails under parameter_server unless distlaunch patches it: remove --no-keras-mend, or use "
+            "tf_keras (TF_USE_LEGACY_KERAS=1)",
+        ),
+        (
             r"Collective ops must be configured at program startup",
             "task-failed",
             "create MultiWorkerMirroredStrategy before any other operation of TensorFlow",

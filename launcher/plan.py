@@ -152,7 +152,7 @@ def make_plan(
                 tf_config=configs[task],
                 env=env,
                 secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
-                mend_keras=spec.keras.mend and rules.mends_keras,
+                mend_keras=spec.keras.mend and rules.mends_keras and task.type not in rules.serves,
                 progress=spec.progress and task.type not in rules.serves,
                 collective=rules.collective,
                 opens_port=_opens_port(spec, task, configs[task], len(placements)),

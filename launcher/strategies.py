@@ -49,7 +49,8 @@ class StrategyRules:
     shares_gpus: bool = True
     """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
     mends_keras: bool = False
-    """Whether Keras 3 has faults under it that are patched: where a process has several replicas, or is one of them."""
+    """Whether Keras 3 has faults under it that are patched: where a process has several replicas, is one of them, or
+    has its steps done by others."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of every task."""
 
@@ -76,6 +77,7 @@ RULES: Mapping[StrategyName, StrategyRules] = {
         serves=("worker", "ps"),
         returns=("worker",),
         needs=("chief", "worker", "ps"),
+        mends_keras=True,
         # A call to a worker that is away fails at once, and its work goes to another, instead of waiting for it.
         env={"GRPC_FAIL_FAST": "use_caller"},
     ),

@@ -51,10 +51,11 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     limits holes
-    values control_groups run_files after_import arrival keras_source
-    kernel orders versions program_env crash_record built_strategy child_order
+    values control_groups run_files after_import arrival keras_source remote_values
+    kernel orders versions program_env crash_record built_strategy child_order parameter_server_data
     messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
-    keras_saving keras_callbacks
+    keras_saving keras_callbacks parameter_server_steps metrics
+    keras_parameter_server
     protocol ports processes programs keras_support
     status_files telling collective_time devices profiling
     progress injecting own_tf_config

@@ -14,6 +14,7 @@ from launcher.events import TaskTold
 from launcher.pace import SAMPLES, PaceWatch, render_slow
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
+from tests.polling import eventually
 from tests.test_gang import W0, W1, W2
 from worker_entry.progress import Meter
 from worker_entry.telling import Teller
@@ -106,6 +107,80 @@ os.wait()
         assert self.read(tmp_path / "status.json")["phase"] == "has not imported TensorFlow"
 
 
+NASTY = """
+import sys, threading
+import numpy as np
+from worker_entry import progress
+from worker_entry.progress import Meter
+from worker_entry.telling import Teller
+
+class Nasty:
+    def __init__(self, do): self._do = do
+    def __float__(self): return self._do()
+    def __bool__(self): raise RuntimeError("neither true nor false")
+    def __eq__(self, other): raise RuntimeError("not to be compared")
+    __hash__ = object.__hash__
+
+def exits(): raise SystemExit(3)
+def interrupts(): raise KeyboardInterrupt
+
+class NoMapping(Nasty):
+    def items(self): return self._do()
+
+metrics = {
+    "raises": Nasty(lambda: 1 / 0), "exits": Nasty(exits), "interrupts": Nasty(interrupts), "text": "none",
+    "complex": np.complex64(1j), "array": np.ones(1), "axes": np.ones((2, 2)), "none": None, "number": np.float32(0.5),
+}
+meter = Meter(Teller("status.json"), lambda: None)
+progress.install(meter)
+meter.begin_epoch(1)
+meter.count_step(1, metrics if sys.argv[1] == "values" else NoMapping(exits) if sys.argv[1] == "mapping" else object())
+meter.begin()
+sys.stdin.readline()
+meter.end_epoch({"blocks": Nasty(threading.Event().wait), "plain": 0.25})
+progress.report(later=Nasty(lambda: 7.0), sooner=1)
+print("goes on", flush=True)
+sys.stdin.readline()
+progress.report(step=100)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("which", ["values", "mapping", "object"])
+def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_program_up(
+    tmp_path: Path, which: str
+) -> None:
+    pytest.importorskip("numpy")
+    file = tmp_path / "status.json"
+
+    def told() -> dict[str, Any]:
+        try:
+            progress: dict[str, Any] = json.loads(file.read_text())["progress"]
+        except (OSError, ValueError):
+            raise AssertionError from None
+        return progress
+
+    def check(step: int, metrics: dict[str, float]) -> None:
+        assert told()["step"] == step
+        assert told()["metrics"] == metrics
+
+    command = [sys.executable, "-W", "always", "-c", NASTY, which]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:  # type: ignore[call-overload]
+        before = {"array": 1.0, "number": 0.5} if which == "values" else {}
+        eventually(lambda: check(1, before))
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "goes on\n"
+        # `later` waits for ever behind `blocks`, which nobody else does.
+        eventually(lambda: check(2, {**before, "plain": 0.25, "sooner": 1.0}))
+        process.stdin.write("\n")
+        process.stdin.flush()
+        eventually(lambda: check(100, {**before, "plain": 0.25, "sooner": 1.0}))
+        rest, _ = process.communicate("\n", timeout=30)
+    assert (rest, process.returncode) == ("", 0)
+
+
 def test_without_a_launcher_to_report_is_nothing() -> None:
     source = "from worker_entry import progress; progress.report(step=1, loss=0.5)"
     subprocess.run([sys.executable, "-c", source], check=True)
@@ -138,6 +213,97 @@ def test_fit_is_counted_by_itself(distlaunch: Distlaunch, tmp_path: Path, which:
     assert silent.status == 0
     report = json.loads((tmp_path / "2" / "report.json").read_text())
     assert report["attempts"][0]["tasks"][0]["progress"] is None
+
+
+FIT_ON_SERVERS = """
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+def read(context):
+    x = np.ones((80, 4), "float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).repeat().batch(4)
+
+def read(context):
+    x = np.ones((80, 4), "float32")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).repeat().batch(4)
+
+@tf.function
+def slow(y):
+    # Some milliseconds of a worker's time, for which the chief does not wait when it schedules the step.
+    for _ in tf.range(20):
+        y += 0.0 * tf.reduce_mean(tf.linalg.matmul(tf.random.normal((200, 200)), tf.random.normal((200, 200))))
+    return y
+
+class Watch(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print(f"epoch {epoch + 1}: {sorted(logs)}", flush=True)
+
+data = keras.utils.experimental.DatasetCreator(read)
+validation = {"validation_data": data, "validation_steps": 50}
+model.fit(data, epochs=2, steps_per_epoch=200, **validation, callbacks=[Watch()], verbose=0)
+"""
+
+
+@pytest.mark.tensorflow
+def test_fit_on_parameter_servers_counts_the_steps_that_workers_have_done(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    """tf_keras schedules the steps of an epoch one after the other, and hands remote values to the callbacks."""
+    pytest.importorskip("tf_keras")
+    (tmp_path / "fit.py").write_text(FIT_ON_SERVERS)
+    ran = distlaunch(
+        *("local", "--strategy", "parameter_server", "-n", "2", "fit.py"), env={"TF_USE_LEGACY_KERAS": "1"}
+    )
+    assert ran.status == 0, ran.stderr
+    log = ran.log("chief-0").decode()
+    assert "Traceback" not in log
+    assert "epoch 2: ['loss', 'val_loss']" in log
+    told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}["chief:0"]
+    assert (told["step"], told["epoch"]) == (400, 2)
+    assert {"loss", "val_loss"} <= told["metrics"].keys()
+
+
+SCHEDULED = """
+import tensorflow as tf
+import tf_keras
+from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
+from worker_entry import keras_progress
+from worker_entry.progress import Meter
+from worker_entry.telling import Teller
+
+meter = Meter(Teller("status.json"), lambda: None)
+keras_progress.install(meter)
+callbacks = tf_keras.callbacks.CallbackList()
+callbacks.on_train_begin()
+callbacks.on_epoch_begin(0)
+results = [RemoteValueImpl(None, None) for _ in range(4)]
+for number, result in enumerate(results):
+    callbacks.on_train_batch_end(number, result)
+    meter.tell()
+counts = [meter.step]
+results[1]._set_values({})
+assert results[1].get() == {}
+meter.tell()
+counts.append(meter.step)
+results[0]._set_values({})
+results[2]._set_error(ValueError("no batch"))
+callbacks.on_epoch_end(0, {"loss": 0.5})
+print(counts, meter.step)
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_step_that_has_only_been_scheduled_is_not_counted_before_a_worker_has_done_it(tmp_path: Path) -> None:
+    pytest.importorskip("tf_keras")
+    command = [sys.executable, "-c", SCHEDULED]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0, 1] 2\n", done.stderr
 
 
 FAIL_IN_FIT = """

@@ -10,6 +10,7 @@ from typing import Any
 
 from worker_entry.after_import import after_import
 from worker_entry.progress import Meter
+from worker_entry.remote_values import result_of
 
 CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
@@ -41,10 +42,18 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     def end_step(batch: Any, logs: Any = None) -> None:
         done = max(int(batch) - last[0], 1)  # several, with steps_per_execution
         last[0] = int(batch)
-        meter.count_step(meter.step + done, logs)
+        result = result_of(logs)
+        if result is None:
+            meter.count_step(meter.step + done, logs)
+        else:  # under ParameterServerStrategy, the step has only been scheduled
+            meter.schedule(done, result)
 
     def end_batch(batch: Any, logs: Any = None) -> None:
-        meter.count_batch()
+        result = result_of(logs)
+        if result is None:
+            meter.count_batch()
+        else:
+            meter.schedule(0, result)
 
     def end_epoch(epoch: Any, logs: Any = None) -> None:
         meter.end_epoch(logs)

@@ -54,6 +54,7 @@ from worker_entry.keras_optimizers import (
     mend_loss_scale_optimizer,
     mend_optimizer,
 )
+from worker_entry.keras_parameter_server import EPOCH_ITERATOR, mend_parameter_server
 from worker_entry.keras_saving import SAVING, mend_saving
 from worker_entry.keras_source import calls_of, is_constant
 from worker_entry.keras_trainer import TRAINER, mend_trainer
@@ -146,5 +147,6 @@ MENDS = {
     VARIABLE: mend_variable,
     MODEL_CHECKPOINT: mend_callbacks,
     SAVING: mend_saving,
+    EPOCH_ITERATOR: mend_parameter_server,
 }
 """What looks at which module of Keras."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Optional
 
+from worker_entry.metrics import MetricReader
+from worker_entry.remote_values import has_ended, is_done
 from worker_entry.telling import Teller
 from worker_entry.values import Progress
 
@@ -27,9 +29,9 @@ TELL_S = 0.5
 MEASURE_S = 1.0
 """How often step times are measured and metrics read: to read a value may have to wait for its device."""
 PATIENCE_S = 0.2
-"""How long a program is held up at most by one who tells already, who may wait for a device that never answers."""
-METRICS_LIMIT = 20
-NAME_LIMIT = 60
+"""How long a program is held up at most by one who tells already, or by a metric that is being read."""
+IN_FLIGHT = 1000
+"""Scheduled steps that are looked at beyond the last one that is done: workers do them nearly in their order."""
 
 Watcher = Callable[[Progress], None]
 
@@ -52,8 +54,9 @@ class Meter:
         self._began = self._time = 0.0
         self._step_s: Optional[float] = None
         self._own_s: Optional[float] = None
-        self._latest: Mapping[str, Any] = {}
-        self._metrics: dict[str, Optional[float]] = {}
+        self._metrics = MetricReader()
+        self._scheduled: deque[tuple[int, Any]] = deque()
+        self._collecting = threading.Lock()
         self._mark: tuple[float, int, Optional[float]] = (0.0, 0, None)
         self._telling = threading.Lock()
         self._thread: Optional[threading.Thread] = None
@@ -87,12 +90,11 @@ class Meter:
         if self._first_epoch is None:
             self._first_epoch = epoch
 
-    def count_step(self, step: int, metrics: Optional[Mapping[str, Any]] = None) -> None:
+    def count_step(self, step: int, metrics: Any = None) -> None:
         """All steps up to this one are done."""
         self._batches += 1
         self._step, self._time = step, time.time()
-        if metrics:
-            self._latest = metrics
+        self._metrics.note(metrics)
         if not self._began:
             self._first_step, self._began = step, self._time
         for watch in self.watchers:
@@ -103,19 +105,28 @@ class Meter:
         self._batches += 1
         self._time = time.time()
 
-    def end_epoch(self, metrics: Optional[Mapping[str, Any]]) -> None:
-        self._latest = metrics or self._latest
-        self._read()
+    def schedule(self, steps: int, result: Any) -> None:
+        """Some worker will do so many steps (none, for a batch of something else); they count once it has done them.
+
+        `result`: a remote value that can be asked how far it is.
+        """
+        self._scheduled.append((steps, result))
+
+    def end_epoch(self, metrics: Any) -> None:
+        self._collect()  # the program has waited for them
+        self._metrics.note(metrics)
+        self._metrics.read(wait_s=0.0)
 
     def tell(self) -> None:
         """Tells now what has been counted."""
         if not self._telling.acquire(timeout=PATIENCE_S):
             return
         try:
+            self._collect()
             self._teller.tell_progress(self._progress())
             if self._began and time.time() - self._mark[0] >= MEASURE_S:
                 self._measure()
-                self._read()
+                self._metrics.read(wait_s=PATIENCE_S)
                 self._teller.tell_progress(self._progress())
         finally:
             self._telling.release()
@@ -124,9 +135,25 @@ class Meter:
         told = -1
         while True:
             time.sleep(TELL_S)
-            if told != self._batches:
-                told = self._batches
-                self.tell()
+            with contextlib.suppress(Exception):  # a thread that ended would leave the task to be stopped as stalled
+                if self._scheduled or self._metrics.has_unread or told != self._batches:
+                    told = self._batches
+                    self.tell()
+
+    def _collect(self) -> None:
+        """Counts the scheduled steps that are done."""
+        with self._collecting:
+            waiting: list[tuple[int, Any]] = []
+            while self._scheduled and len(waiting) < IN_FLIGHT:
+                steps, result = self._scheduled.popleft()
+                if not has_ended(result):
+                    waiting.append((steps, result))
+                elif is_done(result):
+                    if steps:
+                        self.count_step(self._step + steps, result)
+                    else:
+                        self.count_batch()
+            self._scheduled.extendleft(reversed(waiting))
 
     def _measure(self) -> None:
         (then, step, waited), mark = self._mark, (self._time, self._step, self._waited())
@@ -138,12 +165,6 @@ class Meter:
         self._step_s = (mark[0] - then) / (mark[1] - step)
         if waited is not None and mark[2] is not None:
             self._own_s = max(mark[0] - then - (mark[2] - waited), 0.0) / (mark[1] - step)
-
-    def _read(self) -> None:
-        for name, value in list(self._latest.items())[:METRICS_LIMIT]:
-            with contextlib.suppress(Exception):  # it is the program's: no number, or one that cannot be had now
-                number = float(value)
-                self._metrics[str(name)[:NAME_LIMIT]] = number if math.isfinite(number) else None
 
     def _progress(self) -> Progress:
         return Progress(
@@ -157,7 +178,7 @@ class Meter:
             self._first_epoch,
             self._step_s,
             self._own_s,
-            dict(self._metrics),
+            self._metrics.numbers,
         )
 
 

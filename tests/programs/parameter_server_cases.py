@@ -1,0 +1,441 @@
+"""Trains tiny models under ParameterServerStrategy by `model.fit`: `parameter_server_cases.py DIR [CASE…]`.
+
+An ordinary user's script, for Keras 3 and for tf_keras (TF_USE_LEGACY_KERAS=1); without TF_CONFIG it trains alone. What
+comes out is written as JSON. Data, initial weights and the order of the samples are fixed, so with one worker runs can
+be compared number by number.
+"""
+
+import importlib
+import json
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+BATCH = 8
+OUT = pathlib.Path(sys.argv[1])
+PLAIN = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+CLUSTER = "TF_CONFIG" in os.environ
+strategy = (
+    tf.distribute.ParameterServerStrategy(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+        # Which Keras 3 has to do without; get_weights of tf_keras would give the parts.
+        variable_partitioner=None if PLAIN else tf.distribute.experimental.partitioners.FixedShardsPartitioner(2),
+    )
+    if CLUSTER
+    else tf.distribute.get_strategy()
+)
+keras: Any = tf.keras
+LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
+LEGACY = LIBRARY.__name__ == "tf_keras"
+
+Result = dict[str, Any]
+CASES: dict[str, Callable[[], Result]] = {}
+
+
+def case(function: Callable[[], Result]) -> Callable[[], Result]:
+    CASES[function.__name__] = function
+    return function
+
+
+@keras.utils.register_keras_serializable()
+class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
+    """The same numbers on every Keras, all different from each other."""
+
+    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
+        flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
+        return tf.constant(flat.reshape(tuple(shape)), dtype=dtype or "float32")
+
+
+@keras.utils.register_keras_serializable()
+class Samples(keras.metrics.Metric):  # type: ignore[misc]  # TensorFlow has no types
+    """How many samples have been seen, in the way that Keras 3 writes its metrics: read, add, assign."""
+
+    def __init__(self, name: str = "samples", **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.seen = self.add_weight(name="seen", shape=(), initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.seen.assign(self.seen + tf.cast(tf.shape(y_true)[0], "float32"))
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.seen)
+
+
+def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
+    random = np.random.RandomState(seed)
+    x = random.uniform(-1, 1, (count, 4)).astype("float32")
+    y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 0.1 * x[:, :1] ** 2).astype("float32")
+    return x, y
+
+
+def batches(count: int, seed: int = 0) -> Any:
+    return tf.data.Dataset.from_tensor_slices(samples(count, seed)).batch(BATCH)
+
+
+def by_function(read: Callable[[Any], Any]) -> Any:
+    """Data that each worker makes itself: the class that tf_keras has for it, or the function alone."""
+    if not CLUSTER:
+        return read(tf.distribute.InputContext())
+    return keras.utils.experimental.DatasetCreator(read) if LEGACY else read
+
+
+def regression(*layers: Any, optimizer: Callable[[], Any] | None = None, build: bool = False, **options: Any) -> Any:
+    with strategy.scope():
+        model = keras.Sequential(
+            list(layers)
+            or [
+                keras.layers.Dense(8, "tanh", kernel_initializer=Spread()),
+                keras.layers.Dense(1, kernel_initializer=Spread()),
+            ]
+        )
+        if build:
+            model.build((None, 4))
+        chosen = optimizer() if optimizer is not None else keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(chosen, "mse", **{"metrics": ["mae", Samples()], **options})
+    return model
+
+
+def numbers(value: Any) -> list[float]:
+    return [float(number) for number in np.asarray(value, "float64").ravel()]
+
+
+def weights(model: Any) -> list[list[float]]:
+    return [numbers(weight) for weight in model.get_weights()]
+
+
+def fit(model: Any, *data: Any, epochs: int = 3, steps: int = 5, **options: Any) -> Result:
+    fitted = model.fit(*data, epochs=epochs, steps_per_epoch=steps, verbose=0, **options)
+    return {
+        "history": {name: [float(value) for value in values] for name, values in fitted.history.items()},
+        "epochs": list(fitted.epoch),
+        "weights": weights(model),
+        "iterations": int(model.optimizer.iterations.numpy()),
+    }
+
+
+@case
+def fit_on_dataset() -> Result:
+    """A tf.data.Dataset, and a model that is not built before."""
+    model = regression()
+    result = fit(model, batches(40).repeat())
+    variables = model.optimizer.variables() if LEGACY else [*model.variables, *model.optimizer.variables]
+    devices = [variable.device if LEGACY else variable.value.device for variable in variables]
+    return {**result, "places": sorted({re.sub("/(replica|task|device).*", "", device) for device in devices})}
+
+
+@case
+def fit_on_function() -> Result:
+    """A function of a tf.distribute.InputContext, with Adam."""
+
+    def read(context: Any) -> Any:
+        return batches(40 * context.num_input_pipelines).repeat()
+
+    return fit(regression(optimizer=lambda: keras.optimizers.Adam(0.05)), by_function(read))
+
+
+@case
+def fit_on_arrays() -> Result:
+    """Arrays, with weights of the samples."""
+    x, y = samples(40)
+    return fit(
+        regression(), x, y, batch_size=BATCH, shuffle=False, sample_weight=np.linspace(0.1, 2, 40, dtype="float32")
+    )
+
+
+@case
+def fit_on_distributed_dataset() -> Result:
+    """Data sets that a strategy or a coordinator has distributed by itself already."""
+    if not CLUSTER:
+        return {"created": fit(regression(), batches(40).repeat())}
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    created = coordinator.create_per_worker_dataset(lambda: batches(40).repeat())
+    return {"created": fit(regression(), created)}
+
+
+@case
+def validation() -> Result:
+    """Validation after each epoch, the last batch of which is one sample."""
+    data = batches(17, seed=1)
+    return fit(regression(), batches(40).repeat(), validation_data=data, validation_steps=3)
+
+
+@case
+def steps_per_execution() -> Result:
+    """Four steps are done at once, with ten steps in an epoch."""
+    return fit(
+        regression(steps_per_execution=4),
+        batches(80).repeat(),
+        steps=10,
+        validation_data=batches(48, seed=1),
+        validation_steps=6,
+    )
+
+
+@case
+def evaluate() -> Result:
+    """`model.evaluate`, whose last batch is smaller, on a data set and on arrays, against what NumPy computes."""
+    model = regression()
+    fit(model, batches(40).repeat(), epochs=1)
+    x, y = samples(37, seed=2)
+    hidden, hidden_bias, last, last_bias = model.get_weights()
+    predicted = np.tanh(x @ hidden + hidden_bias) @ last + last_bias
+    error = predicted - y
+    result = {
+        "expected": [float(np.mean(error**2)), float(np.mean(np.abs(error))), 37.0],
+        "evaluated": numbers(model.evaluate(batches(37, seed=2), steps=5, verbose=0)),
+        "expected_predictions": numbers(predicted),
+    }
+    result["predicted"] = numbers(model.predict(x, batch_size=BATCH, verbose=0))
+    result["without_steps"] = numbers(model.evaluate(x, y, batch_size=BATCH, verbose=0))
+    result["by_function"] = numbers(model.evaluate(by_function(lambda _: batches(37, seed=2)), steps=5, verbose=0))
+    return result
+
+
+@case
+def single_batches() -> Result:
+    """`train_on_batch` and `test_on_batch`, which run in the chief."""
+    model = regression()
+    x, y = samples(8)
+    trained = [numbers(model.train_on_batch(x, y)) for _ in range(3)]
+    return {"trained": trained, "tested": numbers(model.test_on_batch(x, y)), "weights": weights(model)}
+
+
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
+    """Writes down what the callbacks of epochs get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[str] = set()
+        self.calls: list[str] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append("train begins")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(f"epoch {epoch} begins")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(f"epoch {epoch} ends with {sorted(logs)}")
+        self.types |= {type(value).__name__ for value in logs.values()}
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(f"test ends with {sorted(logs)}")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append("train ends")
+
+
+@case
+def callbacks() -> Result:
+    """Early stopping, a schedule of learning rates, checkpoints of models and of weights, and one of its own."""
+    x, _ = samples(16, seed=1)
+    best, latest = OUT / "best.keras", OUT / "latest.weights.h5"
+    watch = Watch()
+    result = fit(
+        model := regression(build=True),
+        batches(40).repeat(),
+        epochs=30,
+        # Which fits what the model learns for a while only.
+        validation_data=tf.data.Dataset.from_tensor_slices((x, np.full((16, 1), 0.3, "float32"))).batch(BATCH),
+        validation_steps=2,
+        callbacks=[
+            keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: float(rate) * 0.9),
+            keras.callbacks.ModelCheckpoint(str(best), monitor="val_loss", save_best_only=True),
+            keras.callbacks.ModelCheckpoint(str(latest), save_weights_only=True),
+            watch,
+        ],
+    )
+    saved = keras.models.load_model(str(best))
+    return {
+        **result,
+        "saved": weights(saved),
+        "latest_is_there": float(latest.exists()),
+        "rate": float(model.optimizer.learning_rate.numpy()),
+        "calls": watch.calls,
+        "types": sorted(watch.types),
+    }
+
+
+class WatchBatches(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
+    """Writes down what the callbacks of batches get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, list[str], list[str]]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((batch, sorted(logs), sorted({type(value).__name__ for value in logs.values()})))
+
+
+@case
+def batch_callbacks() -> Result:
+    """Callbacks of batches get the metrics of the steps that are done. tf_keras refuses them."""
+    watch = WatchBatches()
+    fit(regression(), batches(40).repeat(), callbacks=[watch], epochs=2)
+    return {"seen": watch.seen}
+
+
+class InterruptionError(Exception):
+    """What stops a training run half-way."""
+
+
+class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise InterruptionError
+
+
+@case
+def backup_and_restore() -> Result:
+    """A fit is interrupted after two epochs; another one goes on, and ends as if nothing had happened."""
+
+    def run(*callbacks: Any) -> Result:
+        return fit(regression(build=True), batches(40).repeat(), epochs=4, callbacks=list(callbacks))
+
+    directory = str(OUT / "backup")
+    interrupted = False
+    try:
+        run(keras.callbacks.BackupAndRestore(directory), Interrupt())
+    except InterruptionError:
+        interrupted = True
+    resumed = run(keras.callbacks.BackupAndRestore(directory))
+    return {"interrupted": interrupted, **resumed, "uninterrupted": run()}
+
+
+class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no types
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"own_loss": loss}
+
+
+@case
+def custom_train_step() -> Result:
+    """What a train_step returns itself: that of the last step is in the history."""
+    with strategy.scope():
+        model = OwnStep([keras.layers.Dense(1, kernel_initializer=Spread())])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    return fit(model, batches(40).repeat())
+
+
+@case
+def normalized_and_dropped_out() -> Result:
+    """Layers with state of their own: BatchNormalization, and Dropout with its generator."""
+    layers = keras.layers
+    dense = [layers.Dense(units, kernel_initializer=Spread()) for units in (8, 1)]
+    return fit(regression(dense[0], layers.BatchNormalization(), layers.Dropout(0.0), dense[1]), batches(40).repeat())
+
+
+@case
+def converges() -> Result:
+    """Enough steps that a linear model is learnt, however the workers take turns."""
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[Samples()])
+    x, _ = samples(80)
+    y = x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(BATCH)
+    return fit(model, data, epochs=3, steps=60)
+
+
+@case
+def without_steps() -> Result:
+    """What fit does when nobody says how many steps an epoch has."""
+    if not CLUSTER:
+        return {}  # it would train for ever
+    x, y = samples(20)
+    by_itself = regression().fit(x, y, batch_size=BATCH, epochs=2, verbose=0).history["samples"]
+    refusals = []
+    for data in (batches(40).repeat(), lambda _: batches(40)):
+        try:
+            regression().fit(data, verbose=0)
+        except ValueError as error:
+            refusals.append(str(error))
+    return {"samples": numbers(by_itself), "refusals": refusals}
+
+
+@case
+def refused() -> Result:
+    """What cannot be had under this strategy says so."""
+    refusals = []
+    accumulating = {"optimizer": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)}
+    for option in ({"run_eagerly": True}, accumulating):
+        try:
+            fit(regression(**option), batches(40).repeat(), epochs=1)
+        except ValueError as error:
+            refusals.append(str(error))
+    return {"refusals": refusals}
+
+
+def failing(x: Any, y: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_less(tf.reduce_sum(tf.abs(x)), 0.0, "a batch that is wrong")]):
+        return x, tf.identity(y)
+
+
+@case
+def failures() -> Result:
+    """A step that fails on a worker ends fit with its exception; another fit works. So does one whose data end."""
+    with strategy.scope():
+        model = regression()
+    message = ""
+    try:
+        fit(model, batches(40).repeat().map(failing))
+    except Exception as error:  # noqa: BLE001 - whatever Keras makes of it
+        message = str(error)
+    again = fit(model, batches(40).repeat())
+    ended = fit(regression(), by_function(lambda _: batches(40)), steps=50, epochs=1)
+    return {"message": message, "again": again["history"]["samples"], "ended": ended["history"]["samples"]}
+
+
+class UntilWorkerIsBack(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
+    """Lets training end three epochs after a log has its second line of a server that serves."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        self.log = pathlib.Path(log)
+        self.left = 3
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.log.read_bytes().count(b"serves") > 1:
+            self.left -= 1
+        self.model.stop_training = self.left == 0
+
+
+def lose_a_worker() -> Result:
+    """Trains and validates until a worker has been lost and is back; every step counts once."""
+    model = regression()
+    data = {"validation_data": batches(37, seed=1), "validation_steps": 5}
+    return fit(
+        model, batches(80).repeat(), epochs=100_000, steps=20, callbacks=[UntilWorkerIsBack(sys.argv[3])], **data
+    )
+
+
+def main() -> None:
+    if sys.argv[2:] and sys.argv[2].startswith("raise:"):
+        CASES[sys.argv[2].partition(":")[2]]()
+        return
+    OUT.mkdir(parents=True, exist_ok=True)
+    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__}
+    cases = {"lose_a_worker": lose_a_worker} if sys.argv[2:3] == ["lose_a_worker"] else CASES
+    for name in [name for name in sys.argv[2:] if name in cases] or cases:
+        try:
+            results[name] = cases[name]()
+        except Exception:  # noqa: BLE001 - what a case raises is its result
+            results[name] = {"error": traceback.format_exc()}
+            traceback.print_exc()
+        (OUT / "results.json").write_text(json.dumps(results))
+        print(f"{name} is done", flush=True)
+
+
+main()

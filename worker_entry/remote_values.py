@@ -1,0 +1,60 @@
+"""Results that a worker of ParameterServerStrategy computes while the coordinator's program goes on.
+
+`ClusterCoordinator.schedule` returns a remote value at once. To read it waits until a worker has done the step, maybe
+much later. So it is asked first how far it is, by what TensorFlow's own implementation keeps of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+MODULE = "tensorflow.python.distribute.coordinator.remote_value"
+COPY_S = 0.001
+"""About how long it takes to copy a result from a worker."""
+
+
+def is_remote(value: Any) -> bool:
+    """Whether it is a remote value."""
+    if type(value) is dict:  # what nearly every step has; asked for each of them
+        return False
+    kind = getattr(sys.modules.get(MODULE), "RemoteValue", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def has_ended(value: Any) -> bool:
+    """Whether a worker has done the step, or the step has failed or was cancelled."""
+    event = getattr(value, "_status_available_event", None)
+    return event is not None and bool(event.is_set())
+
+
+def is_done(value: Any) -> bool:
+    """Whether a worker has done the step."""
+    return has_ended(value) and getattr(value, "_error", None) is None
+
+
+def is_here(value: Any) -> bool:
+    """Whether the result has been copied to this process: to read it asks no worker, which may be gone meanwhile."""
+    return is_done(value) and bool(getattr(value, "_has_fetched_to_local", True))
+
+
+def wait_for(value: Any, timeout_s: float) -> None:
+    """Waits until the step has ended and its result is here, but no longer than that."""
+    if value._status_available_event.wait(timeout_s) and is_done(value) and not is_here(value):
+        time.sleep(COPY_S)
+
+
+class ScheduledLogs(dict):  # type: ignore[type-arg]  # Python 3.9 cannot say it of a base class
+    """The logs of a step that has been scheduled: what is known so far, and where it shows that the step is done."""
+
+    def __init__(self, known: dict[str, Any], result: Any) -> None:
+        super().__init__(known)
+        self.result = result
+
+
+def result_of(logs: Any) -> Any:
+    """The remote value that is there when the step of these logs is done; None if it is done already."""
+    if isinstance(logs, ScheduledLogs):
+        return logs.result
+    return logs if is_remote(logs) and hasattr(logs, "_status_available_event") else None
