@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from launcher.chaos import Fault, injections_of
 from launcher.console import Console
-from launcher.errors import RunDirectoryError
 from launcher.events import (
     Action,
     AskStacks,
@@ -50,6 +49,7 @@ from launcher.stacks import StackCollector, render_stacks
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from worker_entry import clock
 from worker_entry.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
 from worker_entry.orders import Prepare, ShowStacks, Start, Stop
 from worker_entry.values import Problem, TaskStart
@@ -138,7 +138,7 @@ class GangLoop:
                 gang, actions = decide(gang, event, time.monotonic())
                 self.gang = gang
                 now = time.monotonic()
-                news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
+                news = render_news(earlier, gang, event) or reminder.remind(gang, now, clock.now())
                 if news or (news := pace.note(event, now)):
                     self._console.note(news)
                 if isinstance(event, NodeReady) and gang is not earlier:
@@ -291,10 +291,8 @@ class GangLoop:
         if texts is not None:
             self._collector = None
             text = render_stacks(texts)
-            try:
-                self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
-            except RunDirectoryError as error:  # a full disk, say, which keeps nobody from training
-                self._console.warn(error.message)
+            if problem := self._stage.run_dir.write_stacks(f"{text}\n"):
+                self._console.warn(problem)
             if self._shows_stacks:
                 self._console.note(text or "no task is running")
             self._shows_stacks = False

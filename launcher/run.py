@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from launcher.supervisor import Supervisor
 from launcher.sync import make_bundle
 from launcher.tasks import TaskId
 from launcher.ways import Ways, find_ways, make_transport
+from worker_entry import clock
 
 
 def run(
@@ -52,6 +52,7 @@ def run(
     current_directory()  # where the tasks of this machine run; an error before there is anything
     spec, ways = find_ways(spec)
     run_id = make_run_id(spec.name)
+    clock.share()
     interrupts = Interrupts()
     interrupts.install()  # before anybody can see the run, and ask it something by a signal
     try:
@@ -72,7 +73,7 @@ def run(
 @contextlib.contextmanager
 def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
     """A run that could not be started has a report as well, if it can be written."""
-    started = time.time()
+    started = clock.now()
     try:
         yield
     except ShownError:
@@ -85,7 +86,7 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
             name=name,
             directory=str(files.root),
             started=started,
-            ended=time.time(),
+            ended=clock.now(),
             left={},
             versions=make_versions(()),
             end=end_by_error(error),

@@ -145,6 +145,14 @@ class RunDir:
     def _stacks_written(self) -> int:
         return self.stacks.stat().st_mtime_ns if self.stacks.exists() else 0
 
+    def write_stacks(self, text: str) -> str:
+        """Returns why they cannot be written; empty if they are. A full disk, say, keeps nobody from training."""
+        try:
+            self.write_text(self.stacks, text)
+        except RunDirectoryError as error:
+            return error.message
+        return ""
+
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 

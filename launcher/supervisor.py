@@ -32,6 +32,7 @@ from launcher.spec_parts import RestartSpec
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict import judge, outcome
+from worker_entry import clock
 
 JUDGED_LINES = 60
 """Of the end of a failed task's log: what it died of is told there, if anywhere."""
@@ -110,7 +111,7 @@ class Supervisor:
 
     def _run_attempt(self, chosen: Cast) -> Cast:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
-        started, number, files = time.time(), len(self._attempts) + 1, self._stage.run_dir
+        started, number, files = clock.now(), len(self._attempts) + 1, self._stage.run_dir
         faults = pending(self._faults, [attempt.gang for attempt in self._attempts])
         loop = GangLoop(self._stage, chosen, number, faults)
         logs = {task: files.log(number, task) for task in loop.gang.rules.tasks}
@@ -119,7 +120,7 @@ class Supervisor:
             gang = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._attempts.append(Attempt(number, loop.gang, loop.plan, verdict, started, time.time(), shown))
+            self._attempts.append(Attempt(number, loop.gang, loop.plan, verdict, started, clock.now(), shown))
             raise
         verdict = judge(
             gang,
@@ -133,7 +134,7 @@ class Supervisor:
         if outcome(gang) == "failed":
             tail = last_lines(logs[parse_task_id(verdict.task)], TAIL_LINES) if verdict.task else []
             self._console.error(render_error(verdict, tail))
-        self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, time.time(), shown))
+        self._attempts.append(Attempt(number, gang, loop.plan, verdict, started, clock.now(), shown))
         return replace(chosen, preflight=None, dialled=loop.dialled, notes=())
 
     def _choose_next(self, chosen: Cast) -> tuple[Cast | None, Restart | None]:
@@ -203,7 +204,7 @@ class Supervisor:
             name=self._attempts[-1].plan.name,
             directory=str(files.root),
             started=self._attempts[0].started,
-            ended=time.time(),
+            ended=clock.now(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,

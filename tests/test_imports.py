@@ -45,7 +45,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values control_groups run_files after_import arrival
+    values clock control_groups run_files after_import arrival
     kernel orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
@@ -209,6 +209,9 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.local",
         "transports.payload",
         "transports.ssh_config",
+        "gang_loop",
+        "supervisor",
+        "run",
         "transports.streams",
         "sync",
         "clean",

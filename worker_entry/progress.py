@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
+from worker_entry import clock
 from worker_entry.telling import Teller
 from worker_entry.values import Progress
 
@@ -90,7 +91,7 @@ class Meter:
     def count_step(self, step: int, metrics: Optional[Mapping[str, Any]] = None) -> None:
         """All steps up to this one are done."""
         self._batches += 1
-        self._step, self._time = step, time.time()
+        self._step, self._time = step, clock.now()
         if metrics:
             self._latest = metrics
         if not self._began:
@@ -101,7 +102,7 @@ class Meter:
     def count_batch(self) -> None:
         """A batch of something else than training is done."""
         self._batches += 1
-        self._time = time.time()
+        self._time = clock.now()
 
     def end_epoch(self, metrics: Optional[Mapping[str, Any]]) -> None:
         self._latest = metrics or self._latest
@@ -113,7 +114,7 @@ class Meter:
             return
         try:
             self._teller.tell_progress(self._progress())
-            if self._began and time.time() - self._mark[0] >= MEASURE_S:
+            if self._began and clock.now() - self._mark[0] >= MEASURE_S:
                 self._measure()
                 self._read()
                 self._teller.tell_progress(self._progress())

@@ -23,7 +23,6 @@ import signal
 import sys
 import sysconfig
 import threading
-import time
 import traceback
 import types
 import zipfile
@@ -32,6 +31,7 @@ from dataclasses import asdict
 from typing import Optional
 
 from worker_entry import (
+    clock,
     collective_time,
     devices,
     heartbeat,
@@ -70,7 +70,8 @@ def run(order: TaskOrder) -> None:
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
             with contextlib.suppress(OSError):
-                os.close(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600))
+                with open(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as stream:
+                    stream.write(repr(clock.now()))
 
     _watch_threads(record)
     main = types.ModuleType("__main__")
@@ -194,7 +195,7 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
 
 
 def _write_crash(path: str, error: BaseException, thread: Optional[str]) -> None:
-    now = time.time()
+    now = clock.now()
     temporary = f"{path}.{os.getpid()}"
     try:
         file, line = _user_line(error)

@@ -21,6 +21,7 @@ from launcher.transports.base import (
     LogMirror,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from worker_entry import clock
 from worker_entry.messages import Attached, Broken, Log, Message, Ready
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
@@ -143,7 +144,7 @@ class Frames:
             if self._finishing:
                 return None
             self._beat_at_once = False
-            return encode(Beat(time.time(), self._outbox.received))
+            return encode(Beat(clock.now(), self._outbox.received))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)
@@ -243,7 +244,7 @@ class Frames:
 
     def _note_beat(self, beat: Beat) -> None:
         if beat.echo is not None:
-            now = time.time()
+            now = clock.now()
             self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
         with self._changed:
             self._outbox.confirm(beat.received)
