@@ -214,7 +214,11 @@ class Supervisor:
         try:
             files.write_json(files.report, report.model_dump(mode="json"))
         except RunDirectoryError as error:  # what has become of the run does not change by that
-            self._console.error("\n".join(error_lines(error.message, error.reference, (), "free some space there")))
+            self._console.error(
+                "\n".join(
+                    error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
+                )
+            )
             written = False
         self._console.note(render_summary(report, written=written))
         return report
