@@ -14,7 +14,8 @@ def clean(what: str) -> int:
     not under way. Only processes that are provably of those runs are ended. An agent that hears nothing ends by
     itself after `timeouts.lease_s`; this does not wait for that.
 
-    Exit status: 0 nothing is left, 2 the run is still under way, 3 a node could not be asked or cleaned.
+    Exit status: 0 nothing is left, 2 the run is still under way, or may be on another machine, 3 a node could not be
+    asked or cleaned.
     """
     from launcher.clean import clean
     from launcher.printable import printable
@@ -31,9 +32,9 @@ def clean(what: str) -> int:
 def down(run: str) -> int:
     """End a running RUN, as Ctrl-C in its terminal does, and wait until nothing is left of it.
 
-    RUN is a run's folder or name.
+    RUN is a run's folder or name. Give the command on the machine, and in the container, that its distlaunch is in.
 
-    Exit status: 0 it is over, 3 it has not ended in time.
+    Exit status: 0 it is over, 2 its distlaunch is on another machine, 3 it has not ended in time.
     """
     from launcher.run_dir import find_run
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from launcher.chaos import Fault
 from launcher.console import Console
-from launcher.errors import RunDirectoryError
 from launcher.events import (
     Action,
     AskStacks,
@@ -52,6 +51,7 @@ from launcher.starts import make_start
 from launcher.sync import Bundle
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from worker_entry import clock
 from worker_entry.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
 from worker_entry.orders import Prepare, ShowStacks, Start, Stop
 from worker_entry.values import Problem
@@ -141,7 +141,7 @@ class GangLoop:
                 gang, actions = decide(gang, event, time.monotonic())
                 self.gang = gang
                 now = time.monotonic()
-                news = render_news(earlier, gang, event) or reminder.remind(gang, now, time.time())
+                news = render_news(earlier, gang, event) or reminder.remind(gang, now, clock.now())
                 if news or (news := pace.note(event, now)):
                     self._console.note(news)
                 if patches := render_patches(event):
@@ -296,10 +296,8 @@ class GangLoop:
         if self._collector is not None and texts is not None:
             activity, self._collector = self._collector.activity, None
             text = render_stacks(texts)
-            try:
-                self._stage.run_dir.write_text(self._stage.run_dir.stacks, f"{text}\n")
-            except RunDirectoryError as error:  # a full disk, say, which keeps nobody from training
-                self._console.warn(error.message)
+            if problem := self._stage.run_dir.write_stacks(f"{text}\n"):
+                self._console.warn(problem)
             if self._shows_stacks:
                 self._console.note(text or "no task is running")
             self._shows_stacks = False

@@ -65,8 +65,7 @@ _KNOWN = tuple(
         (
             r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
             "task-failed",
-            "model.fit of Keras 3 fails under parameter_server unless distlaunch patches it: remove --no-keras-mend, or use "
-            "tf_keras (TF_USE_LEGACY_KERAS=1)",
+            "remove --no-keras-mend, without which model.fit of Keras 3 fails here, or set TF_USE_LEGACY_KERAS=1",
         ),
         (
             r"Collective ops must be configured at program startup",

@@ -62,7 +62,8 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
     if isinstance(event, NodeSynced) and event.files:
         return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
-        seconds = max(e.time for e in after.listening.values()) - min(e.time for e in after.started.values())
+        first = min(event.time for event in after.started.values())
+        seconds = max(0.0, *(event.time - first for event in after.listening.values()))
         count = len(after.rules.forming)
         return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
     return None

@@ -258,7 +258,7 @@ class RunReport(_Result):
     directory: str
     """Where the files of the run are."""
     started: float
-    """Unix seconds by the controller's clock."""
+    """Unix seconds by the controller's clock as it was set when the run began: differences are true durations."""
     ended: float
     """The same, when nothing was left of the run."""
     verdict: Verdict

@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from launcher.spec import LOCAL, ClusterSpec
 from launcher.supervisor import Supervisor
 from launcher.sync import make_bundle
 from launcher.ways import Ways, find_addresses, find_ways, make_transport
-from worker_entry import kernel
+from worker_entry import clock, kernel
 
 
 def run(
@@ -49,6 +48,7 @@ def run(
         DistlaunchError: it could not be started; nothing is left running.
         ShownError: it was started, and an error has ended it; the report is written.
     """
+    clock.share()
     current_directory()  # where the tasks of this machine run; an error before there is anything
     ways = find_ways(spec)
     run_id = make_run_id(spec.name)
@@ -72,7 +72,7 @@ def run(
 @contextlib.contextmanager
 def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
     """A run that could not be started has a report as well, if it can be written."""
-    started = time.time()
+    started = clock.now()
     try:
         yield
     except ShownError:
@@ -85,7 +85,7 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
             name=name,
             directory=str(files.root),
             started=started,
-            ended=time.time(),
+            ended=clock.now(),
             left={},
             versions=make_versions(()),
             end=end_by_error(error),

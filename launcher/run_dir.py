@@ -39,9 +39,18 @@ def make_run_id(name: str) -> str:
 
 
 def runs_directory(environ: Mapping[str, str]) -> Path:
-    """Where runs go that are told no place: `runs` in distlaunch's part of the user's state directory."""
+    """Where runs go that are told no place: `runs` in distlaunch's part of the user's state directory.
+
+    Raises:
+        RunDirectoryError: the user has none, nor a home.
+    """
     state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    try:
+        base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    except RuntimeError:  # a user ID that the system does not know, as in some containers
+        raise RunDirectoryError(
+            "there is no home directory for the files of runs", cure="set HOME, or name a place with --run-dir"
+        ) from None
     return base / "distlaunch" / "runs"
 
 
@@ -153,6 +162,14 @@ class RunDir:
     def _stacks_written(self) -> int:
         return self.stacks.stat().st_mtime_ns if self.stacks.exists() else 0
 
+    def write_stacks(self, text: str) -> str:
+        """Returns why they cannot be written; empty if they are. A full disk, say, keeps nobody from training."""
+        try:
+            self.write_text(self.stacks, text)
+        except RunDirectoryError as error:
+            return error.message
+        return ""
+
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
@@ -205,8 +222,8 @@ def find_run(what: str) -> RunDir:
     Raises:
         UsageError: there is none.
     """
-    folder = next((path for path in (Path(what), runs_directory(os.environ) / what) if path.is_dir()), None)
-    if folder is None:
+    folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
+    if not folder.is_dir():
         raise UsageError(f"there is no run {what}", cure="name a run's folder, as its first line tells it")
     return RunDir(absolute(folder))
 

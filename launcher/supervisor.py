@@ -33,6 +33,7 @@ from launcher.spec_parts import RestartSpec
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict import judge, outcome
+from worker_entry import clock
 
 JUDGED_LINES = 60
 """Of the end of a failed task's log: what it died of is told there, if anywhere."""
@@ -67,7 +68,7 @@ class Supervisor:
         """The nodes that were lost, and the meeting places of their agents."""
         self._last: Attempt | None = None
         """The last attempt that is over; of those before it no more is kept than what is needed yet."""
-        self._began = time.time()
+        self._began = clock.now()
         self._earlier = Earlier()
         self._endings: list[Ending] = []
         self._gangs: dict[int, Gang] = {}
@@ -119,7 +120,7 @@ class Supervisor:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
         if self._last is not None:
             self._earlier = self._earlier.add(self._last)
-        started, files = time.time(), self._stage.run_dir
+        started, files = clock.now(), self._stage.run_dir
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._gangs.values())
         loop = GangLoop(self._stage, chosen, number, faults)
@@ -129,7 +130,7 @@ class Supervisor:
             gang = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._last = Attempt(number, loop.gang, loop.plan, verdict, started, time.time(), shown)
+            self._last = Attempt(number, loop.gang, loop.plan, verdict, started, clock.now(), shown)
             raise
         verdict = judge(
             gang,
@@ -148,7 +149,7 @@ class Supervisor:
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(number, gang, loop.plan, verdict, started, time.time(), shown)
+        self._last = Attempt(number, gang, loop.plan, verdict, started, clock.now(), shown)
         self._endings = remember([*self._endings, _ending(self._last)])
         self._gangs = needed(self._faults, {**self._gangs, number: gang})
         return replace(chosen, preflight=None, dialled=loop.dialled, notes=())
@@ -223,7 +224,7 @@ class Supervisor:
             name=self._last.plan.name,
             directory=str(files.root),
             started=self._began,
-            ended=time.time(),
+            ended=clock.now(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,
@@ -233,7 +234,8 @@ class Supervisor:
         try:
             files.write_json(files.report, report.model_dump(mode="json"))
         except RunDirectoryError as error:  # what has become of the run does not change by that
-            self._console.error("\n".join(error_lines(error.message, error.reference, (), "free some space there")))
+            lines = error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
+            self._console.error("\n".join(lines))
             written = False
         self._console.note(render_summary(report, written=written))
         return report

@@ -48,7 +48,7 @@ def judge_failure(
     evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
     evidence += _followers(gang, cause, tails)
     evidence.append(f"log: {logs[exited.task]}")
-    ran = failure_time(exited) - gang.started[exited.task].time
+    ran = max(failure_time(exited) - gang.started[exited.task].time, 0.0)
     joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
     return Verdict(
         reference=cause.reference,

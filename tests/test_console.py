@@ -485,7 +485,7 @@ class TestCommand:
                     signalled = time.monotonic()
                     launched.send_signal(signal.SIGINT)
                 time.sleep(0.01)
-            assert launched.returncode == 128 + signal.SIGINT
+            assert launched.returncode == 0  # as the report says: the run itself was over
             assert b"Fatal" not in launched.stderr.read()
 
 

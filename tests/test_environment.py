@@ -68,6 +68,18 @@ class TestCurrentDirectory:
         assert (ran.returncode, ran.stderr) == (2, f"Error: {told}\n  change to another one\n")
 
 
+def test_a_user_without_a_home_is_told_to_name_a_place(tmp_path: Path) -> None:
+    """As in a container that is run by a user ID of its own."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("to be somebody whom the system does not know takes root and setpriv")
+    stranger = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]
+    stranger += ["--ambient-caps=-all,+dac_override"]
+    told = "there is no home directory for the files of runs [run-directory]"
+    asked = run(tmp_path, [*stranger, *distlaunch_command("down", "x")], before="unset HOME XDG_STATE_HOME;")
+    hint = "  set HOME, or name a place with --run-dir"
+    assert (asked.returncode, asked.stderr) == (3, f"Error: {told}\n{hint}\n")
+
+
 def test_too_few_processes_for_a_run_are_told_wherever_they_are_missed(tmp_path: Path) -> None:
     """Each limit below what a run needs is met somewhere else: by a thread of ours, the agent, a task."""
     limited = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]

@@ -51,7 +51,7 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     limits holes
-    values control_groups run_files after_import arrival keras_source remote_values
+    values clock control_groups run_files after_import arrival keras_source remote_values
     kernel orders versions program_env crash_record built_strategy child_order parameter_server_data
     messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
     keras_saving keras_callbacks parameter_server_steps metrics
@@ -221,10 +221,12 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.local",
         "transports.payload",
         "transports.ssh_config",
+        "gang_loop",
+        "supervisor",
+        "run",
         "transports.streams",
         "sync",
         "clean",
-        "run",
         "local_mode",
         "run_dir",
         "profiling",

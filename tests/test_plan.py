@@ -381,7 +381,13 @@ class TestShown:
 
 SHOW = """
 import json, os, sys
-of_a_run = ("DISTLAUNCH_RUN_ID", "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_CHECKPOINT_DIR", "DISTLAUNCH_LOG_DIR")
+of_a_run = (
+    "DISTLAUNCH_RUN_ID",
+    "DISTLAUNCH_ATTEMPT",
+    "DISTLAUNCH_CHECKPOINT_DIR",
+    "DISTLAUNCH_LOG_DIR",
+    "DISTLAUNCH_CLOCK",
+)
 names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", "DISTLAUNCH_CHILDREN", *of_a_run)
 env = {name: value for name, value in os.environ.items() if name not in names}
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": env, "path": sys.path}

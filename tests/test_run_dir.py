@@ -249,7 +249,7 @@ class TestCommand:
 
             assert "[disk-full]\n" in ran.stderr
             told = f"Error: cannot write {disk}/run/report.json: No space left on device [run-directory]\n"
-            assert f"{told}  free some space there\n  worker:0  exit status 1\n" in ran.stderr
+            assert f"{told}  the run is over; only its report is missing\n  worker:0  exit status 1\n" in ran.stderr
             assert ran.stderr.endswith(f", exit status 3\nLogs: {disk}/run\n")
             assert ran.status == EXIT_INFRASTRUCTURE
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Optional, Union
 
+from worker_entry import clock
 from worker_entry.meeting import NOT_NEEDED, Newcomer
 from worker_entry.messages import Attached, Message
 from worker_entry.orders import Beat
@@ -136,7 +137,7 @@ class Connection:
             if isinstance(message, Beat):
                 self.outbox.confirm(message.received)
                 if self.pending < OUTPUT_LIMIT:
-                    self.send(Beat(time.time(), self.outbox.received, message.time))
+                    self.send(Beat(clock.now(), self.outbox.received, message.time))
             else:
                 yield message, body
 

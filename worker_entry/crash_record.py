@@ -8,12 +8,12 @@ import json
 import os
 import re
 import sysconfig
-import time
 import traceback
 import types
 from dataclasses import asdict
 from typing import Optional
 
+from worker_entry import clock
 from worker_entry.values import CrashRecord, Place
 
 MESSAGE_LIMIT = 20_000
@@ -33,7 +33,7 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
     Raises:
         Exception: it could not be written; nothing of it is left.
     """
-    now = time.time()
+    now = clock.now()
     temporary = f"{path}.{os.getpid()}"
     message = _message(error)
     place = _find_place(error)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from worker_entry import kernel, processes
+from worker_entry import clock, kernel, processes
 from worker_entry.meeting import Meeting
 from worker_entry.values import TaskExit
 
@@ -22,6 +22,7 @@ def main(*, outlives_connection: bool) -> int:
     Args:
         outlives_connection: whether the agent waits for its controller to come back when stdin ends.
     """
+    clock.share()
     kernel.become_subreaper()
     guardian = os.getpid()
     meeting = Meeting.make() if outlives_connection else None

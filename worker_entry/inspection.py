@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Optional
 
-from worker_entry import kernel
+from worker_entry import clock, kernel
 from worker_entry.messages import Inspected, Ready
 from worker_entry.orders import VERSION, Inspect
 from worker_entry.programs import find_command, installed_version
@@ -28,7 +27,7 @@ def introduce(meeting: Optional[str]) -> Ready:
         hostname=kernel.hostname(),
         python=sys.version.split()[0],
         executable=sys.executable,
-        time=time.time(),
+        time=clock.now(),
         cores=kernel.cores(),
         gpus=kernel.gpus(),
         tensorflow=installed_version("tensorflow"),

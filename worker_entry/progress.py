@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Optional
 
+from worker_entry import clock
 from worker_entry.metrics import MetricReader
 from worker_entry.remote_values import has_ended, is_done
 from worker_entry.telling import Teller
@@ -93,7 +94,7 @@ class Meter:
     def count_step(self, step: int, metrics: Any = None) -> None:
         """All steps up to this one are done."""
         self._batches += 1
-        self._step, self._time = step, time.time()
+        self._step, self._time = step, clock.now()
         self._metrics.note(metrics)
         if not self._began:
             self._first_step, self._began = step, self._time
@@ -103,7 +104,7 @@ class Meter:
     def count_batch(self) -> None:
         """A batch of something else than training is done."""
         self._batches += 1
-        self._time = time.time()
+        self._time = clock.now()
 
     def schedule(self, steps: int, result: Any) -> None:
         """Some worker will do so many steps (none, for a batch of something else); they count once it has done them.
@@ -124,7 +125,7 @@ class Meter:
         try:
             self._collect()
             self._teller.tell_progress(self._progress())
-            if self._began and time.time() - self._mark[0] >= MEASURE_S:
+            if self._began and clock.now() - self._mark[0] >= MEASURE_S:
                 self._measure()
                 self._metrics.read(wait_s=PATIENCE_S)
                 self._teller.tell_progress(self._progress())

@@ -40,7 +40,7 @@ class AttemptFiles:
         return self._path(task, "crash.json")
 
     def finished(self, task: str) -> str:
-        """Empty; there once the program has come to its end without a failure."""
+        """There once the program has come to its end without a failure; holds the moment, by `clock.now`."""
         return self._path(task, "finished")
 
     def status(self, task: str) -> str:

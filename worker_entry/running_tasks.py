@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 
+from worker_entry import clock
 from worker_entry.messages import Message, Noted, Started
 from worker_entry.oom import OomWatch
 from worker_entry.orders import Attach, Start
@@ -60,14 +60,14 @@ class RunningTasks:
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.turns.append(task)
             tree.add(task.pid)
-            self._send(Started(start.task, task.pid, time.time()))
+            self._send(Started(start.task, task.pid, clock.now()))
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
             self._send(Noted(f"tasks are started one by one, without an import done ahead: {reason}"))
         nursery.rest()
 
     def note_exit(self, pid: int, status: int) -> None:
-        ended = time.time()
+        ended = clock.now()
         for task in self.by_name.values():
             if task.pid == pid:
                 task.running = False

@@ -154,6 +154,8 @@ class StartedTask:
         finished = None
         with contextlib.suppress(OSError):
             finished = os.stat(self._files.finished(self.name)).st_mtime
+            with contextlib.suppress(ValueError), open(self._files.finished(self.name), encoding="ascii") as stream:
+                finished = float(stream.read(64))
         if how.ok:
             return Exited(self.name, how, time, finished=finished)
         return Exited(

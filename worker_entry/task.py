@@ -29,6 +29,7 @@ from typing import Optional
 from worker_entry import (
     built_strategy,
     child_order,
+    clock,
     collective_time,
     crash_record,
     devices,
@@ -66,7 +67,8 @@ def run(order: TaskOrder) -> None:
     def finish() -> None:
         if order.finished_file is not None and os.getpid() == process:
             with contextlib.suppress(OSError):
-                os.close(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600))
+                with open(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as stream:
+                    stream.write(repr(clock.now()))
 
     _watch_threads(record)
     main = types.ModuleType("__main__")

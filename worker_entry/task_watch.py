@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Union
 
+from worker_entry import clock
 from worker_entry.messages import Halted, Listening, Told
 from worker_entry.ports import HeldPorts
 from worker_entry.processes import Tree
@@ -29,9 +29,9 @@ class TaskWatch:
         names = {task.pid: task.name for task in tasks.values()}
         for pid, signum in halts:
             if pid in names:
-                yield Halted(names[pid], signum, time.time())
+                yield Halted(names[pid], signum, clock.now())
         for name in ports.newly_open(now):
-            yield Listening(name, time.time())
+            yield Listening(name, clock.now())
         if ports.forming or now >= self._due:
             self._due = now + STATUS_S
             for task in tasks.values():

@@ -12,10 +12,10 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from typing import Any, Optional
 
+from worker_entry import clock
 from worker_entry.after_import import after_import
 from worker_entry.values import NOT_IMPORTED, KerasPatch, Progress, TaskStatus
 
@@ -33,7 +33,7 @@ class Teller:
     """
 
     def __init__(self, file: str, not_forked: str = "") -> None:
-        self._status = TaskStatus(NOT_IMPORTED, time.time(), not_forked=not_forked)
+        self._status = TaskStatus(NOT_IMPORTED, clock.now(), not_forked=not_forked)
         self._process = os.getpid()
         self._length = 0
         self._writing = threading.Lock()
@@ -43,7 +43,7 @@ class Teller:
 
     def tell_phase(self, phase: str) -> None:
         """A phrase that goes on from the task's name."""
-        self._write(phase=phase, since=time.time())
+        self._write(phase=phase, since=clock.now())
 
     def tell_progress(self, progress: Progress) -> None:
         self._write(progress=progress)

@@ -21,6 +21,7 @@ from launcher.transports.base import (
     LogSink,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from worker_entry import clock
 from worker_entry.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
@@ -152,7 +153,7 @@ class Frames:
 
     def _beat(self) -> bytes:
         self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
-        return encode(Beat(time.time(), self._outbox.received))
+        return encode(Beat(clock.now(), self._outbox.received))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)
@@ -256,7 +257,7 @@ class Frames:
 
     def _note_beat(self, beat: Beat) -> None:
         if beat.echo is not None:
-            now = time.time()
+            now = clock.now()
             self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
         with self._changed:
             self._outbox.confirm(beat.received)
