@@ -7,12 +7,12 @@ Ports are free to change between the plan and the run: a node's agent takes the 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import UsageError
+from launcher.hiding import REDACTED, is_secret
 from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.strategies import RULES, StrategyRules
 from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
@@ -20,11 +20,6 @@ from launcher.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.torch_env import make_torch_envs
 from worker_entry.orders import Preload
 from worker_entry.values import Program, TaskRequest
-
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE
-)
-REDACTED = "(redacted)"
 
 SERVER_MODULE = "worker_entry.server"
 """What tasks run that serve."""
@@ -56,7 +51,7 @@ class TaskPlan:
     address: str
     port: int
     explicit_port: bool
-    program: Program
+    program: Program = field(repr=False)
     tf_config: TfConfig | None
     env: Mapping[str, str] = field(repr=False)
     secrets: frozenset[str]
@@ -160,7 +155,7 @@ def make_plan(
                 program=program_of(spec, task.type),
                 tf_config=configs[task],
                 env=env,
-                secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
+                secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
                 mend_keras=spec.keras.mend and rules.collective,
                 progress=spec.progress and task.type not in rules.serves,
                 collective=rules.collective,

@@ -17,6 +17,7 @@ from launcher.errors import InterruptionError
 from launcher.gang_loop import Cast, Stage
 from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan, NodeFacts
+from launcher.plan_text import render_spec
 from launcher.planner import Planner, place
 from launcher.preflight import Preflight
 from launcher.results import CheckReport, RunReport
@@ -49,7 +50,7 @@ def run(
     files.hold(run_id)
     planner = _make_planner(spec, ways, files)
     spec, first = planner.spec, planner.at_first()
-    files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
+    files.write_text(files.spec, render_spec(spec))
     tasks = [task for _, task in spec.placements()]
     tasked = first.spec.nodes
     console = open_console(tasks, verbose=verbose)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
+from launcher.hiding import hide_text
 from launcher.spec import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path, render_path
 from launcher.spec_fields import MANY, ONE
 from launcher.spec_parts import ProgramSpec
@@ -163,8 +164,7 @@ def _show(value: Any) -> str:
         return "fields" if isinstance(value, dict) else "a list"
     if value == "":
         return "nothing"
-    value = value if isinstance(value, str) else str(value)
-    text = repr(value)
+    text = repr(hide_text(value if isinstance(value, str) else str(value)))
     return text if len(text) <= 60 else f"{text[:57]}…'"
 
 

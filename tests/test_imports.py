@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
-    tasks errors log_lines results spec_fields interrupts
+    tasks errors log_lines results spec_fields interrupts hiding
     spec_parts strategies
     events spec tf_config torch_env terminal run_dir
     marked_yaml spec_errors
