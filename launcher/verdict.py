@@ -312,7 +312,7 @@ def _judge_drain_timeout(gang: Gang) -> Verdict:
         message=f"{name_tasks(going)} did not end within {gang.rules.drain_s:g} s of the first that did",
         task=str(going[0]) if len(going) == 1 else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
-        cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
+        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
     )
 
 

@@ -479,7 +479,7 @@ def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
         reference="drain-timeout",
         message="worker:1, worker:2 did not end within 300 s of the first that did",
         evidence=["ended with status 0: worker:0"],
-        cure="raise timeouts.drain_s if the others rightly take longer; 0 turns this off",
+        cure="raise timeouts.drain_s (--drain-timeout) if the others rightly take longer; 0 turns this off",
     )
 
 
