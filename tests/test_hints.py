@@ -25,7 +25,7 @@ FOREIGN: Mapping[str, set[str]] = {
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
     "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}
     | {"--log-dir"},
-    "nobody, an example": {"--name"},
+    "nobody, an example": {"--name", "--api-key", "--password"},
 }
 """The options of other programs, which our sources and the README name as well."""
 
