@@ -90,6 +90,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
     """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
+    unasked: tuple[str, ...] = ()
+    """The nodes whose cores and GPUs are not known yet, in a plan for which others were asked."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -174,6 +176,7 @@ def make_plan(
         tasks=tuple(plans),
         warnings=tuple(warnings),
         preload=_preloaded(spec),
+        unasked=tuple(node.host for node in spec.nodes if facts and node.host not in facts),
     )
 
 

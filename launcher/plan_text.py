@@ -84,6 +84,8 @@ def render_text(plan: LaunchPlan) -> str:
     size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
+    if plan.unasked:
+        lines.append(f"Not asked yet for their cores and GPUs, which tasks share: {', '.join(plan.unasked)}")
     for task in plan.tasks:
         notes = [] if task.explicit_port else ["or the next free port"]
         if task.other_addresses:

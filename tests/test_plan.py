@@ -373,6 +373,13 @@ class TestShown:
         assert f"DISTLAUNCH_LOG_DIR={tmp_path}/run/tensorboard/worker-0" in shown.stdout
         assert not shown.directory.exists()
 
+    def test_nodes_that_are_not_asked_ahead_are_named(self) -> None:
+        spec = ClusterSpec.model_validate({"nodes": [{"host": "local", "address": "here"}, {"host": "b"}]})
+        ahead = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8)})
+        assert "\nNot asked yet for their cores and GPUs, which tasks share: b\n" in render_text(ahead)
+        asked = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8), "b": NodeFacts(8)})
+        assert "Not asked" not in render_text(asked)
+
     def test_addresses_that_the_checks_may_choose_are_shown_beside_the_first(self) -> None:
         spec = ClusterSpec.model_validate(
             {"nodes": [{"host": "a", "addresses": ["10.0.0.1", "10.1.0.1", "a.lab"]}, {"host": "b", "port": 1}]}

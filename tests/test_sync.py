@@ -332,7 +332,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def project(tmp_path: Path) -> Path:
     root = tmp_path / "project"
     write(
-        root, {"train.py": "import helper, os; print(helper.NAME, os.path.islink('link'))\n", "helper.py": "NAME = 1\n"}
+        root,
+        {
+            "train.py": "import helper, os; print(helper.NAME, os.path.islink('link')); open('written', 'w')\n",
+            "helper.py": "NAME = 1\n",
+        },
     )
     write(root, {"run.sh": "#!/bin/sh\necho ran\n"})
     (root / "run.sh").chmod(0o755)
@@ -347,12 +351,17 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 1 True", "worker:1 │ 1 True"]
     assert "Sent 4 files, " in ran.stderr
+    written = {*hosts.home.glob(".only-here.distlaunch/*/written")}
+    assert written
     (project / "helper.py").write_text("NAME = 2\n")
     shutil.rmtree(ran.directory)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 2 True", "worker:1 │ 2 True"]
     assert "Sent 1 file, 0.0 MB, to gpu-" in ran.stderr
+    for path in written:
+        assert f": what tasks have written into an earlier version of ~/only-here is in {path.parent}\n" in ran.stderr
+        assert [*path.parent.iterdir()] == [path]
     shutil.rmtree(ran.directory)
     assert "Sent" not in distlaunch("up", spec, env=hosts.env, cwd=project).stderr
     assert os.access(hosts.home / "only-here" / "run.sh", os.X_OK)
