@@ -17,7 +17,7 @@ _VALUE = r"([^\s&;\"']+|\"[^\"]*\"|'[^']*')"
 _SETTING_WITHIN = re.compile(rf"(?<![\w.-])(?:({_WORD})(=)|(-[\w.-]+)([ \t]+)(?!-)){_VALUE}", re.ASCII)
 """`NAME=value` or `--name value` in the words of a shell, or `name=value` in the query of a URL."""
 
-_PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']+|(?!\d+[/?#])[^\s\"']+?)@")
+_PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
 """Up to the last `@` before the path. A `/` in a password makes no valid URL, but is written; a port has no `@`."""
 _USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
 """A name that a web server gets without a password is a token."""

@@ -18,6 +18,9 @@ from launcher.spec_fields import MANY, ONE
 from launcher.spec_parts import ProgramSpec
 from launcher.tasks import TASK_TYPES
 
+SHOWN_LIMIT = 20
+"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -59,7 +62,8 @@ def refuse_options(lines: list[str]) -> UsageError:
     """The error for options with which there is no valid spec."""
     if len(lines) == 1:
         return UsageError(lines[0])
-    return UsageError(f"the command line has {len(lines)} mistakes; nothing was started", evidence=lines)
+    shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
+    return UsageError(f"the command line has {len(lines):,} mistakes; nothing was started", evidence=shown)
 
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:

@@ -226,11 +226,12 @@ class TestOldVersions:
 
     def test_one_that_is_as_it_was_sent_is_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
-        files = {"train.py": b"1", "inner/helper.py": b"1"}
+        files = {"train.py": b"1", "inner/helper.py": b"1", "same": b"1"}
         link = FileEntry("inner/link", link="helper.py")
         first, _ = arrived(offer(to, files, link), files)
         (first / "__pycache__").mkdir()
         (first / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"by Python itself")
+        (first / "same").write_bytes(b"1")  # what was sent, though it was written again
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files, link), files)
         assert told == []
@@ -240,14 +241,15 @@ class TestOldVersions:
 
     def test_what_a_task_has_written_or_changed_is_never_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
-        files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b""}
+        files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b"x"}
         first, _ = arrived(offer(to, files), files)
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "train.py").write_bytes(b"1")
         (first / "checkpoints" / "deep").mkdir(parents=True)
         (first / "checkpoints" / "deep" / "model.keras").write_bytes(b"weeks of work")
         (first / "shared").symlink_to(tmp_path / "elsewhere")
-        (first / "results.csv").write_bytes(b"")  # the same, but written
+        (first / "results.csv").unlink()
+        (first / "results.csv").symlink_to("data/b.csv")
         (first / "data" / "a.csv").write_bytes(b"x")
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files), files)
