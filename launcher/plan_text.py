@@ -75,6 +75,8 @@ def render_by_hand(task: TaskPlan) -> str:
 
 def _quote_path(path: str) -> str:
     """For the node's shell, which knows what `~` is there."""
+    if path == "~":
+        return path
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 

@@ -506,6 +506,14 @@ class TestByHand:
             assert in_run["env"]["FROM_US"] == environment["FROM_US"]
         assert not [*tmp_path.rglob("pwned")]
 
+    @pytest.mark.parametrize(
+        ("directory", "shown"), [("~", "~"), ("~/a b", "~/'a b'"), ("/a ~", "'/a ~'"), ("a~", "'a~'")]
+    )
+    def test_the_folder_is_one_that_the_node_s_shell_understands(self, directory: str, shown: str) -> None:
+        plan = planned({}, program={"script": "train.py"}, working_directory=directory)
+
+        assert render_by_hand(plan.tasks[0]).startswith(f"cd {shown} && ")
+
     def test_keras_is_left_alone_by_hand_where_the_run_leaves_it_alone(self) -> None:
         for mend in (True, False):
             plan = planned({}, program={"script": "train.py"}, keras={"mend": mend})
