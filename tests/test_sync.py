@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -349,8 +350,15 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.ssh
 def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: Hosts, project: Path) -> None:
     spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/only-here}\n")
+    ahead = distlaunch("plan", spec, "--json", env=hosts.env, cwd=project, run_dir=False)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
     assert ran.status == 0, ran.stderr
+    shown, started = (
+        [(task["node"], task["address"], task["program"], task["command"].partition("&&")[0]) for task in plan["tasks"]]
+        for plan in (json.loads(ahead.stdout), json.loads((ran.directory / "plan.json").read_text()))
+    )
+    assert shown == started
+    assert {address for _, address, _, _ in shown} == {*hosts.addresses.values()}  # which only ssh's configuration has
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 1 True", "worker:1 │ 1 True"]
     assert "Sent 4 files, " in ran.stderr
     written = {*hosts.home.glob(".only-here.distlaunch/*/written")}
