@@ -57,16 +57,26 @@ class Versions:
         Raises:
             NotOursError: something that is not ours is in the way.
         """
+        version = self._linked()
+        while version is not None and os.path.isdir(version):
+            if self._hold(version):
+                if os.path.isdir(version):
+                    return version
+                self.release(version)
+            before, version = version, self._linked()
+            if version == before:
+                return None  # somebody is just removing it
+        return None
+
+    def _linked(self) -> Optional[str]:
         if not os.path.lexists(self._to):
             return None
         if not os.path.islink(self._to):
             raise NotOursError(f"{self._to} is there already, and distlaunch did not make it; choose another `to:`")
-        version = os.path.join(os.path.dirname(self._to), os.readlink(self._to))
-        if os.path.dirname(os.path.abspath(version)) != self.folder:
+        version = os.path.abspath(os.path.join(os.path.dirname(self._to), os.readlink(self._to)))
+        if os.path.dirname(version) != self.folder:
             raise NotOursError(f"{self._to} is a link that distlaunch did not make; choose another `to:`")
-        if os.path.isdir(version) and self._hold(version) and os.path.isdir(version):
-            return version
-        return None  # somebody is just removing it
+        return version
 
     def release(self, version: Optional[str]) -> None:
         """Says that this process does not work in the version."""
@@ -108,7 +118,7 @@ class Versions:
         os.replace(new, self._to)
 
     def clean(self, current: str) -> Generator[Optional[str], None, None]:
-        """Removes what was sent from all other versions that nobody works in, a bit at a time.
+        """Removes what was sent from all other versions, a bit at a time, unless somebody works in one.
 
         Yields:
             a version in which something stays that a task has written; None between two bits of the work.
@@ -117,7 +127,7 @@ class Versions:
             path = os.path.join(self.folder, name)
             if name.startswith(NEW):
                 _remove_abandoned(path)
-            elif path != current and os.path.exists(_manifest(path)) and os.path.isdir(path):
+            elif path not in (current, self._linked()) and os.path.exists(_manifest(path)) and os.path.isdir(path):
                 lock = _lock(path, fcntl.LOCK_EX)
                 if lock is None:  # a run still works in it
                     continue
