@@ -257,14 +257,13 @@ def _run(
         Override("--tensorboard", ("tensorboard",), True if tensorboard else None),
         Override("--keep-tensorboard", ("tensorboard",), "keep" if keep_tensorboard else None),
     )
+    from launcher.chaos import parse_fault
     from launcher.run import plan_ahead, run
 
+    faults = [parse_fault(text, spec) for text in chaos]
     if dry_run:
         _show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
-    from launcher.chaos import parse_fault
-
-    faults = [parse_fault(text, spec) for text in chaos]
     return run(spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults).exit_status
 
 

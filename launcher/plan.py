@@ -7,11 +7,11 @@ Ports are free to change between the plan and the run: a node's agent takes the 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.hiding import REDACTED, is_secret
 from launcher.resources import NO_GPU, NodeFacts, share_resources
 from launcher.spec import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.strategies import RULES, StrategyRules
@@ -20,11 +20,6 @@ from launcher.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.torch_env import make_torch_envs
 from worker_entry.orders import Preload
 from worker_entry.values import Program, TaskRequest
-
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE
-)
-REDACTED = "(redacted)"
 
 SERVER_MODULE = "worker_entry.server"
 """What tasks run that serve."""
@@ -45,7 +40,7 @@ class TaskPlan:
     address: str
     port: int
     explicit_port: bool
-    program: Program
+    program: Program = field(repr=False)
     tf_config: TfConfig | None
     env: Mapping[str, str] = field(repr=False)
     secrets: frozenset[str]
@@ -86,6 +81,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
     """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
+    unasked: tuple[str, ...] = ()
+    """The nodes whose cores and GPUs are not known yet, in a plan for which others were asked."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -151,7 +148,7 @@ def make_plan(
                 program=program_of(spec, task.type),
                 tf_config=configs[task],
                 env=env,
-                secrets=frozenset([*secrets, *filter(_SECRET_NAME.search, env)]),
+                secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
                 mend_keras=spec.keras.mend and rules.mends_keras and task.type not in rules.serves,
                 progress=spec.progress and task.type not in rules.serves,
                 collective=rules.collective,
@@ -171,6 +168,7 @@ def make_plan(
         tasks=tuple(plans),
         warnings=tuple(warnings),
         preload=_preloaded(spec),
+        unasked=tuple(node.host for node in spec.nodes if facts and node.host not in facts),
     )
 
 

@@ -1,4 +1,4 @@
-"""The plan as data, as commands, and for people; secrets are never in it. Pure."""
+"""The plan as data, as commands, and for people, and the spec as data; secrets are never in them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import shlex
 from typing import Any
 
+from launcher.hiding import hide_env, hide_words
 from launcher.plan import LaunchPlan, TaskPlan
+from launcher.spec import ClusterSpec
 from launcher.tf_config import format_address
 
 
@@ -26,8 +28,8 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
                 "port": task.port,
                 "program": {
                     "kind": task.program.kind,
-                    "target": task.program.target,
-                    "args": task.program.args,
+                    "target": hide_words([task.program.target])[0],
+                    "args": hide_words(task.program.args),
                 },
                 "tf_config": task.tf_config,
                 "env": task.shown_env(),
@@ -38,11 +40,23 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
     }
 
 
+def render_spec(spec: ClusterSpec) -> str:
+    """The spec for the run's files, without secrets; still a spec."""
+    program = spec.program
+    words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
+    shown = spec.changed(
+        env=hide_env(spec.env),
+        nodes=[node.changed(env=hide_env(node.env)) for node in spec.nodes],
+        program=program.changed(**words),
+    )
+    return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+
 def render_by_hand(task: TaskPlan) -> str:
     """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
 
     A Python program needs distlaunch installed there, which mends Keras for it; so does a command, for the Pythons that
-    it starts, unless Keras is left as it is.
+    it starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
@@ -50,17 +64,19 @@ def render_by_hand(task: TaskPlan) -> str:
     ]
     program = task.program
     if program.kind == "command" and not task.mend_keras:
-        command = shlex.join([program.target, *program.args])
+        command = shlex.join(hide_words([program.target, *program.args]))
     else:
         flags = [] if task.mend_keras else ["--no-keras-mend"]
         target = [*{"module": ["-m"], "command": ["--"]}.get(program.kind, []), program.target]
-        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *program.args])
+        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *hide_words(program.args)])
         command = f"{_quote_path(task.python)} {words}"
     return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"
 
 
 def _quote_path(path: str) -> str:
     """For the node's shell, which knows what `~` is there."""
+    if path == "~":
+        return path
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
@@ -70,6 +86,8 @@ def render_text(plan: LaunchPlan) -> str:
     size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
+    if plan.unasked:
+        lines.append(f"Not asked yet for their cores and GPUs, which tasks share: {', '.join(plan.unasked)}")
     for task in plan.tasks:
         notes = [] if task.explicit_port else ["or the next free port"]
         if task.other_addresses:

@@ -19,6 +19,7 @@ from launcher.gang_loop import Cast, Stage
 from launcher.interrupts import Interruption, Interrupts
 from launcher.node_links import NodeLinks
 from launcher.plan import LaunchPlan
+from launcher.plan_text import render_spec
 from launcher.planner import Planner, place
 from launcher.preflight import Preflight
 from launcher.report import end_by_error, make_run_report, make_versions
@@ -111,7 +112,7 @@ def _prepare(
     """All that comes before the first node is reached; it takes long if a large folder is to be sent."""
     planner = _make_planner(spec, ways, files)
     spec, first = planner.spec, planner.at_first()
-    files.write_text(files.spec, spec.model_dump_json(indent=2, exclude_defaults=True) + "\n")
+    files.write_text(files.spec, render_spec(spec))
     tasks = [task for _, task in spec.placements()]
     tasked = first.spec.nodes
     count = len(tasked)

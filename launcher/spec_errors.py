@@ -12,10 +12,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
+from launcher.hiding import hide_text
 from launcher.spec import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path, render_path
 from launcher.spec_fields import MANY, ONE
 from launcher.spec_parts import ProgramSpec
 from launcher.tasks import TASK_TYPES
+
+SHOWN_LIMIT = 20
+"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def refuse_options(lines: list[str]) -> UsageError:
     """The error for options with which there is no valid spec."""
     if len(lines) == 1:
         return UsageError(lines[0])
-    return UsageError(f"the command line has {len(lines)} mistakes; nothing was started", evidence=lines)
+    shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
+    return UsageError(f"the command line has {len(lines):,} mistakes; nothing was started", evidence=shown)
 
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:
@@ -163,8 +168,7 @@ def _show(value: Any) -> str:
         return "fields" if isinstance(value, dict) else "a list"
     if value == "":
         return "nothing"
-    value = value if isinstance(value, str) else str(value)
-    text = repr(value)
+    text = repr(hide_text(value if isinstance(value, str) else str(value)))
     return text if len(text) <= 60 else f"{text[:57]}…'"
 
 

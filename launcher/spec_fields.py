@@ -134,7 +134,8 @@ Keepable = Annotated[
 ]
 
 
-ModuleName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
+_MODULE = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
+ModuleName = Annotated[str, StringConstraints(pattern=_MODULE)]
 """A Python module, as `import` names it."""
 
 
@@ -147,6 +148,8 @@ ONE, MANY = "\0one", "\0many"
 Preload = Annotated[
     Annotated[bool, Tag(ONE)] | Annotated[list[ModuleName], Tag(MANY)],
     Discriminator(_tag_modules),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "pattern": _MODULE}}]}
+    ),
 ]
 """`true`, `false`, or a list of modules; what is wrong is told of the one that was meant."""

@@ -14,10 +14,7 @@ from pydantic_core import ValidationError
 from launcher.errors import SpecError
 from launcher.marked_yaml import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
 from launcher.spec import ClusterSpec
-from launcher.spec_errors import find_problems
-
-SHOWN_LIMIT = 20
-"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
+from launcher.spec_errors import SHOWN_LIMIT, find_problems
 
 
 def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:

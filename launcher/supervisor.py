@@ -167,7 +167,7 @@ class Supervisor:
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is None:
-                decision = GiveUp("not started again: no spare node is left, and too few workers are")
+                decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
         if isinstance(decision, GiveUp):
             if decision.reason and self._interrupted is None:
                 self._console.note(decision.reason)

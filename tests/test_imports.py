@@ -16,7 +16,7 @@ LINE_LIMIT = 350
 
 LAUNCHER_LAYERS = """
     tasks printable interrupts at_once
-    errors log_lines results spec_fields
+    errors log_lines results spec_fields hiding
     spec_parts strategies exception_text controller
     events spec tf_config torch_env terminal run_dir
     marked_yaml spec_errors

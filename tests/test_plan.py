@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import stat
 import subprocess
@@ -190,15 +191,38 @@ class TestSecrets:
         assert f"{name}=visible" in render_text(plan)
         assert f"{name}=visible" in render_by_hand(plan.tasks[0])
 
-    def test_are_in_no_file_of_a_run_but_the_private_copy_of_the_spec(
-        self, distlaunch: Distlaunch, tmp_path: Path
-    ) -> None:
+    @pytest.mark.parametrize(
+        "url", [f"postgres://u:{SECRET}@h/db", f"redis://:{SECRET}@h", f"https://{SECRET}@h/x.git"]
+    )
+    def test_are_known_by_their_form(self, url: str) -> None:
+        for plan in (
+            planned({}, env={"DATABASE": url}),
+            planned({}, program={"script": "x.py", "args": ["--db", url]}),
+        ):
+            assert SECRET not in all_that_is_shown(plan)
+
+    @pytest.mark.parametrize("kind", ["script", "module", "command"])
+    def test_in_arguments_are_shown_nowhere_and_reach_the_program(self, kind: str) -> None:
+        args = ["--token", SECRET, f"--db.password={SECRET}", "--epochs", "3"]
+        program = {"command": ["./train", *args]} if kind == "command" else {kind: "train", "args": args}
+        plan = planned({}, program=program)
+
+        assert plan.tasks[0].program.args == args
+        assert SECRET not in all_that_is_shown(plan)
+        hidden = ["--token", "(redacted)", "--db.password=(redacted)", "--epochs", "3"]
+        assert render_json(plan)["tasks"][0]["program"]["args"] == hidden
+        assert shlex.join(hidden) in render_by_hand(plan.tasks[0])
+
+    def test_are_in_no_file_of_a_run_but_what_a_task_is_told(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(
-            "import os\nassert os.environ['HARMLESS'][::-1] == os.environ['REVERSED']\nprint('it arrived')\n"
+            "import os, sys\nassert os.environ['HARMLESS'][::-1] == os.environ['REVERSED']\n"
+            "assert os.environ['HARMLESS'].endswith(sys.argv[2])\n"
+            "assert os.environ['DATABASE'] == f'sql://u:{os.environ[\"MY_KEY\"]}@h/'\nprint('it arrived')\n"
         )
         (tmp_path / "spec.yaml").write_text(
-            "nodes: [{host: local, tasks: {worker: 2}}]\nprogram: {script: program.py}\n"
-            f"env: {{HF_TOKEN: in-spec-{SECRET}}}\nenv_from: [HARMLESS]\n"
+            f"nodes: [{{host: local, tasks: {{worker: 2}}, env: {{MY_KEY: {SECRET}}}}}]\n"
+            f"program: {{script: program.py, args: [--password, {SECRET}]}}\n"
+            f"env: {{HF_TOKEN: in-spec-{SECRET}, DATABASE: 'sql://u:{SECRET}@h/'}}\nenv_from: [HARMLESS]\n"
         )
         environment = {"HARMLESS": f"ours-{SECRET}", "REVERSED": f"ours-{SECRET}"[::-1]}
 
@@ -211,8 +235,10 @@ class TestSecrets:
         assert {"plan.json", "spec.json", "report.json"} <= {path.name for path in files}
         for path in files:
             content = path.read_bytes()
-            assert f"ours-{SECRET}".encode() not in content, path
-            assert (SECRET.encode() in content) == (path.name == "spec.json"), path
+            # The runner of a task on its node is told all of its arguments.
+            assert (SECRET.encode() in content) == path.name.endswith(".order.json"), path
+        # What is left of it is still a spec, by which a run can be cleaned.
+        assert ClusterSpec.model_validate_json((ran.directory / "spec.json").read_bytes()).nodes[0].is_local
 
     def test_would_be_safe_in_a_run_s_files_which_are_the_user_s_alone(
         self, distlaunch: Distlaunch, tmp_path: Path
@@ -348,6 +374,13 @@ class TestShown:
         assert f"DISTLAUNCH_LOG_DIR={tmp_path}/run/tensorboard/worker-0" in shown.stdout
         assert not shown.directory.exists()
 
+    def test_nodes_that_are_not_asked_ahead_are_named(self) -> None:
+        spec = ClusterSpec.model_validate({"nodes": [{"host": "local", "address": "here"}, {"host": "b"}]})
+        ahead = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8)})
+        assert "\nNot asked yet for their cores and GPUs, which tasks share: b\n" in render_text(ahead)
+        asked = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8), "b": NodeFacts(8)})
+        assert "Not asked" not in render_text(asked)
+
     def test_addresses_that_the_checks_may_choose_are_shown_beside_the_first(self) -> None:
         spec = ClusterSpec.model_validate(
             {"nodes": [{"host": "a", "addresses": ["10.0.0.1", "10.1.0.1", "a.lab"]}, {"host": "b", "port": 1}]}
@@ -480,6 +513,14 @@ class TestByHand:
             assert [in_run["env"][f"AWKWARD_{i}"] for i in range(len(AWKWARD))] == AWKWARD
             assert in_run["env"]["FROM_US"] == environment["FROM_US"]
         assert not [*tmp_path.rglob("pwned")]
+
+    @pytest.mark.parametrize(
+        ("directory", "shown"), [("~", "~"), ("~/a b", "~/'a b'"), ("/a ~", "'/a ~'"), ("a~", "'a~'")]
+    )
+    def test_the_folder_is_one_that_the_node_s_shell_understands(self, directory: str, shown: str) -> None:
+        plan = planned({}, program={"script": "train.py"}, working_directory=directory)
+
+        assert render_by_hand(plan.tasks[0]).startswith(f"cd {shown} && ")
 
     def test_keras_is_left_alone_by_hand_where_the_run_leaves_it_alone(self) -> None:
         for mend in (True, False):

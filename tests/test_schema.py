@@ -53,6 +53,8 @@ class TestSpec:
             {"env": {"DEBUG": False, "LEVEL": 3, "NAME": "x"}},
             {"program": {"command": ["sleep", 1.5]}},
             {"timeouts": {"start_s": 0}},
+            {"preload": False},
+            {"preload": ["numpy", "my_package.data"]},
             {"nodes": [{"host": "local", "gpus": [0, "GPU-1a2b"], "tasks": {"worker": 1, "evaluator": 1}}]},
         ):
             assert accepts(schema, {"nodes": [{"host": "local"}], **more}), more
@@ -75,6 +77,11 @@ class TestSpec:
             {"restart": {"max_restarts": -1}},
             {"restart": {"on": ["gone"]}},
             {"timeouts": {"start_s": "10m"}},
+            {"timeouts": {"lease_s": 3000000}},
+            {"restart": {"max_restarts": 10**9}},
+            {"devices": 65},
+            {"preload": "numpy"},
+            {"preload": ["os;x"]},
             {"name": "a/b"},
             {"working_directory": None},
             {"nodes": [{"host": "local", "port": None}]},

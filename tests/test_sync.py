@@ -200,8 +200,10 @@ def test_what_distlaunch_did_not_make_is_left_alone(tmp_path: Path, kind: str) -
     assert to.is_symlink() == (kind == "link")
 
 
-def arrived(order: Offer, files: dict[str, bytes]) -> tuple[Path, list[str]]:
-    """The version that came, and what the user is told besides."""
+def arrived(
+    order: Offer, files: dict[str, bytes], work: Callable[[Path], object] = lambda version: None
+) -> tuple[Path, list[str]]:
+    """The version that came, and what the user is told besides; `work` is done in it while its agent lives."""
     said: list[Message] = []
     pieces: list[Fetch] = []
 
@@ -218,6 +220,7 @@ def arrived(order: Offer, files: dict[str, bytes]) -> tuple[Path, list[str]]:
     end = said.pop()
     assert isinstance(end, Synced), end
     assert [*replica._versions._held] == [end.directory]
+    work(Path(end.directory))
     replica._versions.release(end.directory)  # as its agent's end does
     return Path(end.directory), [message.text for message in said if isinstance(message, Noted)]
 
@@ -227,11 +230,12 @@ class TestOldVersions:
 
     def test_one_that_is_as_it_was_sent_is_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
-        files = {"train.py": b"1", "inner/helper.py": b"1"}
+        files = {"train.py": b"1", "inner/helper.py": b"1", "same": b"1"}
         link = FileEntry("inner/link", link="helper.py")
         first, _ = arrived(offer(to, files, link), files)
         (first / "__pycache__").mkdir()
         (first / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"by Python itself")
+        (first / "same").write_bytes(b"1")  # what was sent, though it was written again
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files, link), files)
         assert told == []
@@ -241,14 +245,15 @@ class TestOldVersions:
 
     def test_what_a_task_has_written_or_changed_is_never_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
-        files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b""}
+        files = {"train.py": b"1", "data/a.csv": b"a", "data/b.csv": b"b", "results.csv": b"x"}
         first, _ = arrived(offer(to, files), files)
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "train.py").write_bytes(b"1")
         (first / "checkpoints" / "deep").mkdir(parents=True)
         (first / "checkpoints" / "deep" / "model.keras").write_bytes(b"weeks of work")
         (first / "shared").symlink_to(tmp_path / "elsewhere")
-        (first / "results.csv").write_bytes(b"")  # the same, but written
+        (first / "results.csv").unlink()
+        (first / "results.csv").symlink_to("data/b.csv")
         (first / "data" / "a.csv").write_bytes(b"x")
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files), files)
@@ -298,17 +303,17 @@ from tests.test_sync import arrived, offer
 to, name, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 for number in range(rounds):
     files = {f"inner/{i}": f"{number // 2} {name if number % 2 else ''} {i}".encode() for i in range(4)}
-    version, _ = arrived(offer(to, files), files)
-    assert {path.name: path.read_bytes() for path in (version / "inner").iterdir()} == {
-        Path(path).name: data for path, data in files.items()
-    }
-    (version / f"of-{name}-{number}").write_text("a checkpoint")
+    def work(version):
+        for path, data in files.items():
+            assert (version / path).read_bytes() == data
+        (version / f"of-{name}-{number}").write_text("a checkpoint")
+    arrived(offer(to, files), files, work)
 """
 
 
 def test_nodes_that_share_a_home_never_fail_each_other(tmp_path: Path) -> None:
     """Each has just been sent another version, or the same one, at the same time."""
-    to, rounds, names = tmp_path / "project", 40, ["a", "b", "c", "d"]
+    to, rounds, names = tmp_path / "project", 25, ["a", "b", "c"]
     nodes = [
         subprocess.Popen([sys.executable, "-c", SHARED_HOME, str(to), name, str(rounds)], cwd=ROOT) for name in names
     ]
@@ -333,7 +338,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def project(tmp_path: Path) -> Path:
     root = tmp_path / "project"
     write(
-        root, {"train.py": "import helper, os; print(helper.NAME, os.path.islink('link'))\n", "helper.py": "NAME = 1\n"}
+        root,
+        {
+            "train.py": "import helper, os; print(helper.NAME, os.path.islink('link')); open('written', 'w')\n",
+            "helper.py": "NAME = 1\n",
+        },
     )
     write(root, {"run.sh": "#!/bin/sh\necho ran\n"})
     (root / "run.sh").chmod(0o755)
@@ -344,16 +353,28 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.ssh
 def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: Hosts, project: Path) -> None:
     spec = hosts.write_spec("program: {script: train.py}\nsync: {to: ~/only-here}\n")
+    ahead = distlaunch("plan", spec, "--json", env=hosts.env, cwd=project, run_dir=False)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
     assert ran.status == 0, ran.stderr
+    shown, started = (
+        [(task["node"], task["address"], task["program"], task["command"].partition("&&")[0]) for task in plan["tasks"]]
+        for plan in (json.loads(ahead.stdout), json.loads((ran.directory / "plan.json").read_text()))
+    )
+    assert shown == started
+    assert {address for _, address, _, _ in shown} == {*hosts.addresses.values()}  # which only ssh's configuration has
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 1 True", "worker:1 │ 1 True"]
     assert "Sent 4 files, " in ran.stderr
+    written = {*hosts.home.glob(".only-here.distlaunch/*/written")}
+    assert written
     (project / "helper.py").write_text("NAME = 2\n")
     shutil.rmtree(ran.directory)
     ran = distlaunch("up", spec, env=hosts.env, cwd=project)
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 2 True", "worker:1 │ 2 True"]
     assert "Sent 1 file, 0.0 MB, to gpu-" in ran.stderr
+    for path in written:
+        assert f": what tasks have written into an earlier version of ~/only-here is in {path.parent}\n" in ran.stderr
+        assert [*path.parent.iterdir()] == [path]
     shutil.rmtree(ran.directory)
     assert "Sent" not in distlaunch("up", spec, env=hosts.env, cwd=project).stderr
     assert os.access(hosts.home / "only-here" / "run.sh", os.X_OK)

@@ -86,8 +86,7 @@ class Replica:
             self._building = self._versions.make_building()
             yield from self._build(current, missing)
             self._versions.release(current)
-            paths = [entry.path for entry in self._offer.files]
-            current = self._versions.finish(self._building, self._offer.digest, paths)
+            current = self._versions.finish(self._building, self._offer.digest, self._offer.files)
             self._building = ""
         self._versions.switch(current)
         for kept in self._versions.clean(current):

@@ -3,14 +3,15 @@
 They lie beside each other in one folder, which several nodes may share. Beside `<version>/` are
 
 - `<version>.lock`, which every agent that works in the version holds shared, and whoever cleans it exclusively;
-- `<version>.files`, which says what was sent and how each file looked then. Only what still looks so is ever removed.
-  What a task has written or changed is kept, and the version then has no such file any more: nobody cleans it again.
+- `<version>.files`, which says what was sent and how each file looked then. Only what is still the same is ever
+  removed. What a task has written or changed is kept, and then this file goes: nobody cleans the version again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ from collections.abc import Generator, Iterable
 from typing import Optional, Union
 
 from worker_entry.run_files import make_private_directory
+from worker_entry.values import FileEntry
 
 NEW = ".new-"
 """Begins the name of what is being built."""
@@ -30,6 +32,9 @@ ABANDONED_S = 86_400.0
 
 Look = Union[str, list[int], None]
 """How a file looks: where a link leads, or a regular file's size, times and inode, which any change of it changes."""
+Sent = dict[str, tuple[Look, str]]
+"""How each file looked that was sent, and its hash."""
+PIECE = 1 << 20
 
 
 class NotOursError(Exception):
@@ -52,16 +57,26 @@ class Versions:
         Raises:
             NotOursError: something that is not ours is in the way.
         """
+        version = self._linked()
+        while version is not None and os.path.isdir(version):
+            if self._hold(version):
+                if os.path.isdir(version):
+                    return version
+                self.release(version)
+            before, version = version, self._linked()
+            if version == before:
+                return None  # somebody is just removing it
+        return None
+
+    def _linked(self) -> Optional[str]:
         if not os.path.lexists(self._to):
             return None
         if not os.path.islink(self._to):
             raise NotOursError(f"{self._to} is there already, and distlaunch did not make it; choose another `to:`")
-        version = os.path.join(os.path.dirname(self._to), os.readlink(self._to))
-        if os.path.dirname(os.path.abspath(version)) != self.folder:
+        version = os.path.abspath(os.path.join(os.path.dirname(self._to), os.readlink(self._to)))
+        if os.path.dirname(version) != self.folder:
             raise NotOursError(f"{self._to} is a link that distlaunch did not make; choose another `to:`")
-        if os.path.isdir(version) and self._hold(version) and os.path.isdir(version):
-            return version
-        return None  # somebody is just removing it
+        return version
 
     def release(self, version: Optional[str]) -> None:
         """Says that this process does not work in the version."""
@@ -83,13 +98,13 @@ class Versions:
         """Whether a version was made from what has this digest."""
         return os.path.basename(version).startswith(f"{digest[:16]}-")
 
-    def finish(self, building: str, digest: str, paths: Iterable[str]) -> str:
+    def finish(self, building: str, digest: str, files: Iterable[FileEntry]) -> str:
         """Gives what was built its name, and holds it until this process ends."""
         version = os.path.join(self.folder, f"{digest[:16]}-{secrets.token_hex(4)}")
         self._hold(version)  # before it can be seen, so that nobody cleans it
-        looks = {path: _look(os.path.join(building, path)) for path in paths}
+        sent: Sent = {entry.path: (_look(os.path.join(building, entry.path)), entry.sha256) for entry in files}
         with open(_manifest(version), "x", encoding="ascii") as file:
-            json.dump(looks, file)
+            json.dump(sent, file)
         os.rename(building, version)
         return version
 
@@ -103,7 +118,7 @@ class Versions:
         os.replace(new, self._to)
 
     def clean(self, current: str) -> Generator[Optional[str], None, None]:
-        """Removes what was sent from all other versions that nobody works in, a bit at a time.
+        """Removes what was sent from all other versions, a bit at a time, unless somebody works in one.
 
         Yields:
             a version in which something stays that a task has written; None between two bits of the work.
@@ -112,7 +127,7 @@ class Versions:
             path = os.path.join(self.folder, name)
             if name.startswith(NEW):
                 _remove_abandoned(path)
-            elif path != current and os.path.exists(_manifest(path)) and os.path.isdir(path):
+            elif path not in (current, self._linked()) and os.path.exists(_manifest(path)) and os.path.isdir(path):
                 lock = _lock(path, fcntl.LOCK_EX)
                 if lock is None:  # a run still works in it
                     continue
@@ -157,7 +172,7 @@ def _look(path: str) -> Look:
 def _clean_version(version: str) -> Generator[Optional[str], None, None]:
     try:
         with open(_manifest(version), encoding="ascii") as file:
-            sent: dict[str, Look] = json.load(file)
+            sent: Sent = json.load(file)
     except (OSError, ValueError):  # another has just cleaned it
         return
     # Links are never followed: what they lead to is not ours.
@@ -179,11 +194,23 @@ def _clean_version(version: str) -> Generator[Optional[str], None, None]:
         os.unlink(f"{version}.lock")
 
 
-def _may_go(path: str, name: str, sent: dict[str, Look]) -> bool:
-    """Whether a file is still as it was sent, or is what Python has compiled of those that were."""
-    if name in sent:
-        return sent[name] is not None and _look(path) == sent[name]
-    return os.path.basename(os.path.dirname(path)) == "__pycache__" and path.endswith(".pyc")
+def _may_go(path: str, name: str, sent: Sent) -> bool:
+    """Whether a file is what was sent, or what Python has compiled of that."""
+    if name not in sent:
+        return os.path.basename(os.path.dirname(path)) == "__pycache__" and path.endswith(".pyc")
+    (then, sha256), now = sent[name], _look(path)
+    if not isinstance(then, list) or not isinstance(now, list):
+        return now is not None and now == then
+    # A file system may number its files anew, or a program may write what was there before.
+    return now == then or (now[0] == then[0] and _hash(path) == sha256)
+
+
+def _hash(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _remove_abandoned(path: str) -> None:

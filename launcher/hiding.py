@@ -1,0 +1,70 @@
+"""What is a secret, and so neither shown nor written: known by its name, or by its form. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+REDACTED = "(redacted)"
+
+_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE)
+_COUNT = re.compile(r"TOKENS", re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]*)?(e[0-9]+)?", re.IGNORECASE)
+
+_WORD = r"-{0,2}[A-Za-z_][\w.-]*"
+_SETTING = re.compile(rf"({_WORD})=(.*)", re.ASCII | re.DOTALL)
+_VALUE = r"([^\s&;\"']+|\"[^\"]*\"|'[^']*')"
+_SETTING_WITHIN = re.compile(rf"(?<![\w.-])(?:({_WORD})(=)|(-[\w.-]+)([ \t]+)(?!-)){_VALUE}", re.ASCII)
+"""`NAME=value` or `--name value` in the words of a shell, or `name=value` in the query of a URL."""
+
+_PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
+"""Up to the last `@` before the path. A `/` in a password makes no valid URL, but is written; a port has no `@`."""
+_USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
+"""A name that a web server gets without a password is a token."""
+
+
+def hide_text(text: str) -> str:
+    """The text without what looks like a secret in it."""
+    text = _PASSWORD_OF_URL.sub(rf"\1:{REDACTED}@", text)
+    text = _USER_OF_URL.sub(rf"\1{REDACTED}@", text)
+    return _SETTING_WITHIN.sub(_hide_setting, text)
+
+
+def hide_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line without the values of secret options, variables and URLs."""
+    return list(_hide_words(words))
+
+
+def hide_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without secret values."""
+    return {name: REDACTED if is_secret(name, value) else value for name, value in env.items()}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable must not be shown."""
+    return _is_name_of_secret(name, value) or hide_text(value) != value
+
+
+def _hide_words(words: Sequence[str]) -> Iterator[str]:
+    before = ""
+    for word in words:
+        setting = _SETTING.fullmatch(word)
+        if before.startswith("-") and not word.startswith("--") and _is_name_of_secret(before, word):
+            yield REDACTED
+        elif setting is not None and _is_name_of_secret(setting[1], setting[2]):
+            yield f"{setting[1]}={REDACTED}"
+        else:
+            yield hide_text(word)
+        before = "" if "=" in word else word
+
+
+def _hide_setting(found: re.Match[str]) -> str:
+    name, between = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return f"{name}{between}{REDACTED}" if _is_name_of_secret(name, found[5]) else found[0]
+
+
+def _is_name_of_secret(name: str, value: str) -> bool:
+    plain = name.lstrip("-").replace("-", "_").replace(".", "_")
+    if _COUNT.search(plain) and _NUMBER.fullmatch(value):  # `--max-tokens 512` says how many
+        return False
+    return _NAME.search(plain) is not None

@@ -1,0 +1,67 @@
+"""Secrets are known by their names and by their form, and harmless words are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.hiding import hide_env, hide_text, hide_words
+
+S = "hunter2"
+HIDDEN = "(redacted)"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--token", S], ["--token", HIDDEN]),
+        (["--api-key", S, "--epochs", "3"], ["--api-key", HIDDEN, "--epochs", "3"]),
+        ([f"--password={S}"], [f"--password={HIDDEN}"]),
+        ([f"--password={S} and more={S}"], [f"--password={HIDDEN}"]),
+        ([f"-password={S}"], [f"-password={HIDDEN}"]),
+        ([f"wandb.api_key={S}"], [f"wandb.api_key={HIDDEN}"]),
+        (["env", f"HF_TOKEN={S}", "./train"], ["env", f"HF_TOKEN={HIDDEN}", "./train"]),
+        (["--token", "-abc"], ["--token", HIDDEN]),
+        (["--use-token", "--epochs", "3"], ["--use-token", "--epochs", "3"]),
+        (["sh", "-c", f"./train --token {S} --epochs 3"], ["sh", "-c", f"./train --token {HIDDEN} --epochs 3"]),
+        (["sh", "-c", f"A=1 TOKEN='{S} {S}' ./train"], ["sh", "-c", f"A=1 TOKEN={HIDDEN} ./train"]),
+        ([f"--db=postgres://u:{S}@h:5432/d"], [f"--db=postgres://u:{HIDDEN}@h:5432/d"]),
+    ],
+)
+def test_values_of_secret_options_are_hidden(words: list[str], shown: list[str]) -> None:
+    assert hide_words(words) == shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--epochs", "3", "--tokenizer", "bert", "--max-tokens", "512", "--tokens_per_batch=4096"],
+        ["--keras-backend", "tensorflow", "--monkeys=7", "train.py", "--passes", "2"],
+        ["the token is", "a secret of ours"],
+        ["--url", "http://host:8080/path?x=a@b", "s3://bucket/data", "user@host", "a:b@c"],
+        ["", "--", "=", "--=", "-", "a=b", "x y z"],
+    ],
+)
+def test_harmless_words_are_shown(words: list[str]) -> None:
+    assert hide_words(words) == words
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"postgres://u:{S}@h/", f"postgres://u:{HIDDEN}@h/"),
+        (f"redis://:{S}@h:1", f"redis://:{HIDDEN}@h:1"),
+        (f"amqp://u:{S}@{S}@h/", f"amqp://u:{HIDDEN}@h/"),
+        (f"mysql://u:{S}/{S}@h/", f"mysql://u:{HIDDEN}@h/"),
+        ("mysql://u:1234@h/", f"mysql://u:{HIDDEN}@h/"),
+        (f"https://{S}@github.com/x.git", f"https://{HIDDEN}@github.com/x.git"),
+        (f"https://h/x?user=me&access_token={S}&n=1", f"https://h/x?user=me&access_token={HIDDEN}&n=1"),
+        (f"first a://u:{S}@h then b://u:{S}@h", f"first a://u:{HIDDEN}@h then b://u:{HIDDEN}@h"),
+    ],
+)
+def test_passwords_of_urls_are_hidden(url: str, shown: str) -> None:
+    assert hide_text(url) == shown
+
+
+def test_variables_are_hidden_as_a_whole() -> None:
+    env = {"DATABASE": f"postgres://u:{S}@h/", "HF_TOKEN": S, "MAX_TOKENS": "512", "LEVEL": "3"}
+    assert hide_env(env) == {"DATABASE": HIDDEN, "HF_TOKEN": HIDDEN, "MAX_TOKENS": "512", "LEVEL": "3"}

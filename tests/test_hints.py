@@ -1,0 +1,75 @@
+"""What messages tell users to type exists: options of the command line, and fields of a spec."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+import click
+import pytest
+
+from launcher.cli import cli
+from launcher.spec import ClusterSpec
+from launcher.spec_parts import Model, TimeoutsSpec
+from tests.conftest import ROOT
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
+
+FOREIGN: Mapping[str, set[str]] = {
+    "click": {"--help"},
+    "git": {"--cached", "--others", "--exclude-standard"},
+    "docker": {"--rm", "--volumes", "--profile"},
+    "nvidia-smi": {"--query-gpu", "--format"},
+    "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
+    "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}
+    | {"--log-dir"},
+    "nobody, an example": {"--name", "--api-key", "--password"},
+}
+"""The options of other programs, which our sources and the README name as well."""
+
+
+def options_of(command: click.Command) -> set[str]:
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for parameter in command.params for name in parameter.opts}
+    return own.union(*(options_of(each) for each in inner))
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text in the sources, and the README, with its place."""
+    for package in ("launcher", "worker_entry"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+    yield "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_option_that_is_named_exists() -> None:
+    known = options_of(cli).union(*FOREIGN.values())
+    assert {"--drain-timeout", "--workers", "--no-check"} <= known
+    unknown = {(place, option) for place, text in texts() for option in OPTION.findall(text) if option not in known}
+    assert unknown == set()
+
+
+def test_every_option_of_another_program_is_named_somewhere() -> None:
+    named = {option for _, text in texts() for option in OPTION.findall(text)}
+    assert set().union(*FOREIGN.values()) <= named
+
+
+def test_every_field_that_is_named_exists() -> None:
+    wrong = set()
+    for place, text in texts():
+        for part, name in FIELD.findall(text):
+            model = ClusterSpec.model_fields[part].annotation
+            fields = model.model_fields if isinstance(model, type) and issubclass(model, Model) else {}
+            if fields and name not in fields:
+                wrong.add((place, f"{part}.{name}"))
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("command", ["local", "up"])
+def test_every_duration_of_a_spec_can_be_said_on_the_command_line(command: str) -> None:
+    names = {parameter.name for parameter in cli.commands[command].params}
+    assert TimeoutsSpec.model_fields.keys() <= names
