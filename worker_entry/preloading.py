@@ -81,16 +81,17 @@ class Nursery:
                     output=output,
                     stdin=theirs.fileno(),
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a null byte in the environment
             ours.close()
-            self.problem = f"no process for it: {error.strerror}"
+            self.problem = f"no process for it: {getattr(error, 'strerror', error)}"
             return
         finally:
             os.close(output)
         self.pids.add(pid)
         self._control, self._ready, self._deadline = ours, False, time.monotonic() + IMPORT_S
         self._selector.register(ours, selectors.EVENT_READ, self._hear)
-        ours.sendall(json.dumps({"modules": order.modules}).encode())
+        with contextlib.suppress(OSError):  # it has ended already, which is heard of
+            ours.sendall(json.dumps({"modules": order.modules}).encode())
 
     def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str) -> int:
         """Starts the task; returns its pid, a child's of this process.
