@@ -33,10 +33,10 @@ from worker_entry.orders import (
 from worker_entry.protocol import MARKER, Decoder, encode
 
 ENTRY = str(Path(worker_entry.__file__).parent)
-OFTEN = (Beat, Piece, ShowStacks, Prepare)
-SELDOM = (Dial, Inspect, Preload, Start, Stop, Hello, Goodbye)
-"""Each of these ends the agent, or has it start a process."""
-AT_ONCE = 100
+OFTEN = (Beat, Piece, ShowStacks)
+SELDOM = (*[Prepare] * 1000, Dial, Inspect, Preload, Start, Stop, Hello, Goodbye)
+"""Each of these but Prepare ends the agent, or has it start a process."""
+AT_ONCE = 200
 PLACES = ("127.0.0.1", "::1", "[::1]", "\0", "a\0b", "\ud83d", "127.0.0.1 ")
 """To be dialled: nothing that a name server would be asked for."""
 
@@ -48,7 +48,7 @@ class Abused:
         self.taken = 0
         self._chance = random.Random(seed)
         self._folder = folder
-        self._frames = Frames(self._chance, [*OFTEN * 3000, *SELDOM], ["worker:0", "worker:1"], spoiled)
+        self._frames = Frames(self._chance, [*OFTEN * 4000, *SELDOM], ["worker:0", "worker:1"], spoiled)
         self._decoder = Decoder(ToController)
         self._raw = b""
         self._agent = 0
