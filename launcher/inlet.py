@@ -113,7 +113,7 @@ class Inlet:
                 self._unread = [self._unread[0] + 1, self._unread[1] + weight]
         self._put(Arrived(self, message, placement, weight))
 
-    def write(self, frame: Log, data: bytes) -> None:
+    def write(self, frame: Log, data: bytes) -> bool:
         """Writes a piece of a log; one of an attempt that is over is dropped.
 
         Raises:
@@ -121,9 +121,10 @@ class Inlet:
             OSError: it cannot be written.
         """
         placement = self.placement()
-        if frame.attempt >= placement.attempt:
-            placement.check(self.node, frame)
-            self._mirror.write(frame, data)
+        if frame.attempt < placement.attempt:
+            return False
+        placement.check(self.node, frame)
+        return self._mirror.write(frame, data)
 
     def release(self, arrived: Arrived) -> None:
         if not isinstance(arrived.message, LinkNews):

@@ -55,8 +55,8 @@ SPEC = {
     "timeouts": {"drain_s": 0.02, "start_s": 60.0, "stop_grace_s": 0.1},
 }
 ENDING = (Ready, Attached, Refused, Broken, Beat, Exited)
-AT_ONCE = 50
-BURST = 5000
+AT_ONCE = 500
+BURST = 20_000
 """Frames of a hostile node in an attempt at the most; then it sends what ends its link."""
 
 
@@ -120,7 +120,7 @@ class FarAgent:
 
     def _change(self, header: dict[str, Any]) -> None:
         """Most pieces of logs begin where they may."""
-        if header["type"] == "Log" and self._chance.random() < 0.998:
+        if header["type"] == "Log" and self._chance.random() < 0.9998:
             header["offset"] = self._chance.randrange(6)
 
     def _answers(self, message: Message) -> Iterator[Message]:
@@ -198,7 +198,7 @@ class FarTransport:
 
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FarLink:
         # What ends an attempt comes seldom, so that others come at all.
-        types = [kind for kind in get_args(ToController) if kind not in ENDING] * 400 + [*ENDING]
+        types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
         frames = Frames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
         agent = FarAgent(self.tally, self.chance, frames if self.hostile else None)
 
@@ -212,7 +212,7 @@ class FarTransport:
         return FarLink(agent, FramesLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
 
 
-def run_once(folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.001) -> RunReport:
+def run_once(folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005) -> RunReport:
     """One run of so many attempts at the most; what it raises is a bug."""
     chance = random.Random(seed)
     spec = ClusterSpec.model_validate(SPEC)

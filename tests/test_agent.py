@@ -395,6 +395,16 @@ def test_an_import_ahead_that_nobody_waits_for_ends_with_the_agent(client: Clien
     assert client.close() == ""
 
 
+@pytest.mark.parametrize("kind", ["script", "module", "command"])
+@pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
+def test_a_program_that_can_have_no_file_is_none(client: Client, kind: str, name: str) -> None:
+    client.greet()
+    client.send(Preload(Program(kind, name), {}, [], [], keep=False))
+    client.send(Prepare(1, [TaskRequest("worker:0", Program(kind, name))], *PORTS))
+    message = client.expect(Refused if kind != "module" else Prepared)
+    assert isinstance(message, Prepared) or message.problems[0].reference == "no-program"
+
+
 @pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
 def test_what_is_no_path_is_refused(client: Client, name: str) -> None:
     client.greet()
