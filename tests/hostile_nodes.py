@@ -63,10 +63,11 @@ BURST = 20_000
 class FarAgent:
     """The far end of a link: answers what it is asked, as an agent does, and between that says what `hostile` draws."""
 
-    def __init__(self, tally: Tally, chance: random.Random, hostile: Frames | None) -> None:
+    def __init__(self, tally: Tally, chance: random.Random, hostile: Frames | None, lie: bytes = b"") -> None:
         self._tally = tally
         self._chance = chance
         self._hostile = hostile
+        self._lie = lie
         self._decoder = Decoder(ToAgent)
         self._say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._say.put(MARKER)
@@ -96,6 +97,8 @@ class FarAgent:
                 self._say.put(encode(answer, b"x" * answer.length if isinstance(answer, Log) else b""))
                 if self._hostile is not None and self._chance.random() < 0.3:
                     self._say.put(self._draw())
+            if self._lie and isinstance(message, Start):
+                self._say.put(self._lie)
 
     def finish(self) -> None:
         self._say.put(None)
@@ -151,7 +154,7 @@ class FarAgent:
                     yield Exited(task, TaskExit(signal=15), now)
                 self._running, self._left = [], 0
                 yield Empty(self._attempt, 0, 0)
-            case Beat(time_):
+            case Beat(time=time_):
                 yield Beat(now, self._received, time_)
             case Goodbye():
                 self.finish()
@@ -194,13 +197,14 @@ class FarTransport:
     chance: random.Random
     hostile: bool
     spoiled: float
+    lie: bytes = b""
     shares_files = False
 
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FarLink:
         # What ends an attempt comes seldom, so that others come at all.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
         frames = Frames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
-        agent = FarAgent(self.tally, self.chance, frames if self.hostile else None)
+        agent = FarAgent(self.tally, self.chance, frames if self.hostile and not self.lie else None, self.lie)
 
         def watch(node: str, message: Message | LinkNews) -> None:
             if isinstance(message, LinkClosed):
@@ -212,12 +216,17 @@ class FarTransport:
         return FarLink(agent, FramesLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
 
 
-def run_once(folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005) -> RunReport:
-    """One run of so many attempts at the most; what it raises is a bug."""
+def run_once(
+    folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005, lie: bytes = b""
+) -> RunReport:
+    """One run of so many attempts at the most; what it raises is a bug. With a `lie`, the one node says that alone."""
     chance = random.Random(seed)
     spec = ClusterSpec.model_validate(SPEC)
     files = RunDir.create(folder)
-    ways = {node.host: FarTransport(tally, chance, node.host == "hostile", spoiled) for node in spec.nodes}
+    ways = {
+        node.host: FarTransport(tally, chance, node.host == "hostile", spoiled, lie if node.host == "hostile" else b"")
+        for node in spec.nodes
+    }
     console = Console(NowhereSink(), [task for _, task in spec.placements()])
     left = [attempts]
 
