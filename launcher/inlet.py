@@ -107,13 +107,14 @@ class Inlet:
                     message = Noted("more that it has to say is not shown")
             weight = weigh(message)
             with self._changed:
-                self._changed.wait_for(lambda: self._has_room(weight))
+                if not self._has_room(weight):  # until there is much, or both threads would take turns at each message
+                    self._changed.wait_for(lambda: self._has_room(weight, 2))
                 if self._closed:
                     return
                 self._unread = [self._unread[0] + 1, self._unread[1] + weight]
         self._put(Arrived(self, message, placement, weight))
 
-    def write(self, frame: Log, data: bytes) -> None:
+    def write(self, frame: Log, data: bytes) -> bool:
         """Writes a piece of a log; one of an attempt that is over is dropped.
 
         Raises:
@@ -121,15 +122,17 @@ class Inlet:
             OSError: it cannot be written.
         """
         placement = self.placement()
-        if frame.attempt >= placement.attempt:
-            placement.check(self.node, frame)
-            self._mirror.write(frame, data)
+        if frame.attempt < placement.attempt:
+            return False
+        placement.check(self.node, frame)
+        return self._mirror.write(frame, data)
 
     def release(self, arrived: Arrived) -> None:
         if not isinstance(arrived.message, LinkNews):
             with self._changed:
                 self._unread = [self._unread[0] - 1, self._unread[1] - arrived.weight]
-                self._changed.notify_all()
+                if self._has_room(0, 2):
+                    self._changed.notify_all()
 
     def close(self) -> None:
         """Nothing more is wanted: what waits, and what still comes, is dropped."""
@@ -137,9 +140,11 @@ class Inlet:
             self._closed = True
             self._changed.notify_all()
 
-    def _has_room(self, weight: int) -> bool:
+    def _has_room(self, weight: int, part: int = 1) -> bool:
+        """Whether a message of this weight keeps within the bounds, or within that part of them."""
         messages, bytes_ = self._unread
-        return self._closed or not messages or (messages < UNREAD_MESSAGES and bytes_ + weight <= UNREAD_BYTES)
+        room = messages < UNREAD_MESSAGES // part and bytes_ + weight <= UNREAD_BYTES // part
+        return self._closed or not messages or room
 
 
 def weigh(value: Any) -> int:

@@ -39,7 +39,7 @@ from worker_entry.messages import (
     Refused,
     Started,
 )
-from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
+from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
 from worker_entry.protocol import MARKER, Decoder, encode
 from worker_entry.run_files import AttemptFiles
 from worker_entry.started_task import StartedTask
@@ -382,6 +382,38 @@ def test_only_what_was_prepared_is_started(client: Client, start: Start) -> None
     assert client.expect(Broken).problem.message.startswith("the agent was sent Start of what was not prepared")
     client.read_to_the_end()
     assert client.received(Started) == []
+
+
+@pytest.mark.parametrize("env", [{}, {"A": "null\0byte"}], ids=["as it is", "null byte"])
+def test_an_import_ahead_that_nobody_waits_for_ends_with_the_agent(client: Client, env: dict[str, str]) -> None:
+    (client.cwd / "train.py").write_text("import tensorflow\n")
+    client.greet()
+    client.send(Preload(Program("script", "train.py"), env, [], ["json"], keep=True))
+    client.send(Goodbye())
+    client.read_to_the_end()
+    assert client.wait() == 0
+    assert client.close() == ""
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "command"])
+@pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
+def test_a_program_that_can_have_no_file_is_none(client: Client, kind: str, name: str) -> None:
+    client.greet()
+    client.send(Preload(Program(kind, name), {}, [], [], keep=False))
+    client.send(Prepare(1, [TaskRequest("worker:0", Program(kind, name))], *PORTS))
+    if kind == "module":
+        client.expect(Prepared)
+    else:
+        assert client.expect(Refused).problems[0].reference == "no-program"
+
+
+@pytest.mark.parametrize("name", ["null\0byte", "\ud83d"])
+def test_what_is_no_path_is_refused(client: Client, name: str) -> None:
+    client.greet()
+    client.send(Inspect(Program("script", "train.py"), str(client.directory), f"mark-{name}"))
+    assert "is no path" in client.expect(Broken).problem.message
+    client.read_to_the_end()
+    assert client.wait() == 1
 
 
 def test_endless_garbage_is_answered_once(client: Client) -> None:

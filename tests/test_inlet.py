@@ -209,10 +209,10 @@ def test_a_flood_waits_at_a_bound_of_messages_and_of_bytes_and_goes_on_as_they_a
     flood = Flood(tmp_path, message)
     try:
         wait_until(lambda: len(flood.arrived) == most, "it waits")
-        for arrived in flood.arrived[:2]:
+        for arrived in flood.arrived[:most]:
             flood.inlet.release(arrived)
-        wait_until(lambda: len(flood.arrived) == most + 2, "it goes on")
-        assert sum(arrived.weight for arrived in flood.arrived[2:]) <= UNREAD_BYTES
+        wait_until(lambda: len(flood.arrived) == 2 * most, "it goes on")
+        assert sum(arrived.weight for arrived in flood.arrived[most:]) <= UNREAD_BYTES
     finally:
         flood.end()
 

@@ -212,6 +212,20 @@ def test_what_has_arrived_is_not_kept_however_busy_the_link_is(tmp_path: Path) -
     controller.frames.give_up()
 
 
+def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
+    first, second = FarEnd(), FarEnd()
+    controller = Controller([first, second], tmp_path)
+    controller.mirror.begin(2)
+    first.from_agent.put(MARKER + encode(READY) + encode(Log(2, "worker:0", 0, 2), b"ok"))
+    for number in range(100):
+        first.from_agent.put(encode(Log(1, f"worker:{number}", 0, 1), b"x"))
+    first.from_agent.put(None)
+    second.from_agent.put(MARKER)
+    attach = attach_of(second)
+    assert (attach.attempt, attach.offsets) == (2, {"worker:0": 2})
+    controller.frames.give_up()
+
+
 def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     """Each would begin another thread that writes."""
     first = FarEnd()

@@ -110,8 +110,9 @@ class Agent:
                     if key.fd in self._selector.get_map():  # not taken out by one of the others
                         key.data()
                 self._step()
-        self._checks.close()
-        self._nursery.end()
+            # With the selector still open: they take out of it what they close.
+            self._checks.close()
+            self._nursery.end()
         if self._replica is not None:
             self._replica.abandon()
         with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started

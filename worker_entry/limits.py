@@ -74,6 +74,10 @@ class Path(Limit):
     most: int = 4096
 
     def take(self, value: str) -> str:
+        try:
+            value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise ValueError(f"{value[:80]!r} is no path") from None
         if len(value) > self.most or "\0" in value:
             raise ValueError(f"{value[:80]!r} is no path")
         return value

@@ -96,9 +96,9 @@ class Nursery:
                     output=output,
                     stdin=theirs.fileno(),
                 )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a null byte in the environment
             ours.close()
-            self.problem = f"no process for it: {error.strerror}"
+            self.problem = f"no process for it: {getattr(error, 'strerror', error)}"
             return
         finally:
             os.close(output)
@@ -221,7 +221,8 @@ class Nursery:
         assert self._control is not None
         self._unanswered += 1
         self._deadline = time.monotonic() + IMPORT_S
-        self._control.sendall(json.dumps({"modules": modules, "folder": folder}).encode())
+        with contextlib.suppress(OSError):  # it has ended already, which is heard of
+            self._control.sendall(json.dumps({"modules": modules, "folder": folder}).encode())
 
 
 def _explain(found: ProgramEnv) -> str:

@@ -127,7 +127,10 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
         folder, queue = cwd, [os.path.join(*program.target.split("."))]
         queue += [os.path.join(queue[0], "__main__")]
     else:
-        path = os.path.realpath(os.path.join(cwd, program.target))
+        try:
+            path = os.path.realpath(os.path.join(cwd, program.target))
+        except ValueError:  # a null byte
+            return True
         folder, queue = os.path.dirname(path), [os.path.basename(path)]
     seen: set[str] = set()
     found = False
@@ -136,7 +139,7 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
         seen.add(name)
         source = b""
         for file in (name, f"{name}.py", os.path.join(name, "__init__.py")):
-            with contextlib.suppress(OSError), open(os.path.join(folder, file), "rb") as stream:
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, file), "rb") as stream:
                 source += stream.read(SOURCE_LIMIT)
                 found = True
         if words.search(source):

@@ -92,8 +92,8 @@ class Transport(Protocol):
 class LogSink(Protocol):
     """Takes the log bytes of a node."""
 
-    def write(self, frame: Log, data: bytes) -> None:
-        """Called from the link's own thread.
+    def write(self, frame: Log, data: bytes) -> bool:
+        """Called from the link's own thread; false if it is of an attempt that is over, and was dropped.
 
         Raises:
             ProtocolError: the node cannot have written this.
@@ -121,12 +121,12 @@ class LogMirror:
         self._end(lambda key: key[0] < attempt)
         self._attempt = attempt
 
-    def write(self, frame: Log, data: bytes) -> None:
+    def write(self, frame: Log, data: bytes) -> bool:
         """See LogSink; a piece that begins behind all that has come of its log cannot be."""
         key = frame.attempt, frame.task
         with self._lock:
             if self._closed or frame.attempt < self._attempt:
-                return
+                return False
             file = self._files.get(key)
             if file is None:
                 file = self._files[key] = _MirroredFile(self._path_of(*key))
@@ -137,6 +137,7 @@ class LogMirror:
             too_many = [self._open.popitem(last=False)[0] for _ in range(len(self._open) - OPEN_LOGS)]
         for other in too_many:
             other.close()
+        return True
 
     def close(self) -> None:
         self._closed = True

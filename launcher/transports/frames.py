@@ -232,7 +232,8 @@ class Frames:
         match message:
             case Log():
                 try:
-                    self._mirror.write(message, body)
+                    if not self._mirror.write(message, body):
+                        return
                 except OSError as error:
                     raise LinkError(f"its log cannot be written: {error.strerror}") from None
                 if message.attempt != self._attempt:

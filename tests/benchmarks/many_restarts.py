@@ -44,7 +44,7 @@ def main(restarts: int, tasks: int) -> None:
                 parts = [process, guardian, *guardian.children()[:1]]
                 print(f"{restart:>6,}: {'; '.join(map(describe, parts))}", flush=True)
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(120) == 130
         finally:
             if process.poll() is None:
                 process.kill()

@@ -1,0 +1,249 @@
+"""Whole runs in which one node is honest and another says what it likes; only their far ends are made up."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from launcher.console import Console
+from launcher.gang_loop import Cast, Stage
+from launcher.node_links import NodeLinks
+from launcher.preflight import Preflight
+from launcher.results import RunReport
+from launcher.run import make_replan
+from launcher.run_dir import RunDir
+from launcher.spec import ClusterSpec
+from launcher.supervisor import Supervisor
+from launcher.terminal import NowhereSink
+from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink
+from launcher.transports.frames import Frames as FramesLink
+from tests.hostile_frames import Frames
+from worker_entry.messages import (
+    CHILD,
+    Attached,
+    Broken,
+    Dialled,
+    Empty,
+    Exited,
+    Inspected,
+    Listening,
+    Log,
+    Message,
+    Prepared,
+    Ready,
+    Refused,
+    Stacks,
+    Started,
+    ToAgent,
+    ToController,
+)
+from worker_entry.orders import VERSION, Beat, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
+from worker_entry.outbox import is_counted
+from worker_entry.protocol import MARKER, Decoder, encode
+from worker_entry.values import DialResult, TaskExit
+
+SPEC = {
+    "nodes": [{"host": "honest", "tasks": {"worker": 2}}, {"host": "hostile", "tasks": {"worker": 2}}],
+    "program": {"script": "train.py"},
+    "restart": {"max_restarts": 1_000_000, "pause_s": 0.0, "return_s": 0.0},
+    "timeouts": {"drain_s": 0.02, "start_s": 60.0, "stop_grace_s": 0.1},
+}
+ENDING = (Ready, Attached, Refused, Broken, Beat, Exited)
+AT_ONCE = 500
+BURST = 20_000
+"""Frames of a hostile node in an attempt at the most; then it sends what ends its link."""
+
+
+class FarAgent:
+    """The far end of a link: answers what it is asked, as an agent does, and between that says what `hostile` draws."""
+
+    def __init__(self, tally: Tally, chance: random.Random, hostile: Frames | None, lie: bytes = b"") -> None:
+        self._tally = tally
+        self._chance = chance
+        self._hostile = hostile
+        self._lie = lie
+        self._decoder = Decoder(ToAgent)
+        self._say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._say.put(MARKER)
+        self._attempt = 0
+        self._tasks: list[str] = []
+        self._running: list[str] = []
+        self._left = self._drawn = self._received = 0
+
+    # --- a stream to the controller ---
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        self._tally.frames += self._drawn  # they have all been looked at
+        self._drawn = 0
+        try:
+            data = self._say.get(timeout=patience_s) if not self._left else self._say.get_nowait()
+        except queue.Empty:
+            if not self._left:
+                raise LinkBroken("nothing came") from None
+            data = b"".join(self._draw() for _ in range(min(AT_ONCE, self._left)))
+            data += b"enough\n" if not self._left else b""
+        return b"" if data is None else data
+
+    def write(self, data: bytes) -> None:
+        for message, _ in self._decoder.feed(data):
+            self._received += is_counted(message)
+            for answer in self._answers(message):
+                self._say.put(encode(answer, b"x" * answer.length if isinstance(answer, Log) else b""))
+                if self._hostile is not None and self._chance.random() < 0.3:
+                    self._say.put(self._draw())
+            if self._lie and isinstance(message, Start):
+                self._say.put(self._lie)
+
+    def finish(self) -> None:
+        self._say.put(None)
+
+    def abandon(self) -> None:
+        self._say.put(None)
+
+    def how_ended(self) -> str:
+        return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return None
+
+    # --- an agent ---
+
+    def _draw(self) -> bytes:
+        assert self._hostile is not None
+        self._left = max(self._left - 1, 0)
+        self._drawn += 1
+        self._hostile.attempt = self._attempt
+        return self._hostile.draw(self._change)
+
+    def _change(self, header: dict[str, Any]) -> None:
+        """Most pieces of logs begin where they may."""
+        if header["type"] == "Log" and self._chance.random() < 0.9998:
+            header["offset"] = self._chance.randrange(6)
+
+    def _answers(self, message: Message) -> Iterator[Message]:
+        now = time.time()
+        match message:
+            case Hello():
+                yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0")
+            case Prepare(attempt, requests):
+                self._attempt, self._tasks = attempt, [request.task for request in requests]
+                self._running = []
+                yield Prepared(attempt, {task: 20000 + number for number, task in enumerate(self._tasks)})
+            case Inspect():
+                yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
+            case Dial(targets):
+                yield Dialled([DialResult(target, ["10.0.0.1"]) for target in targets], [])
+            case Start(_, tasks):
+                self._running = [start.task for start in tasks]
+                self._left = BURST if self._hostile is not None else 0
+                for task in self._running:
+                    yield Started(task, 8, now)
+                    yield Log(self._attempt, task, 0, 5)
+                    yield Listening(task, now)
+            case ShowStacks():
+                for task in self._running:
+                    yield Stacks(task, CHILD)
+            case Stop():
+                for task in self._running:
+                    yield Exited(task, TaskExit(signal=15), now)
+                self._running, self._left = [], 0
+                yield Empty(self._attempt, 0, 0)
+            case Beat(time=time_):
+                yield Beat(now, self._received, time_)
+            case Goodbye():
+                self.finish()
+
+
+@dataclass
+class FarLink:
+    agent: FarAgent
+    frames: FramesLink
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self.frames.clock_offset_s
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self.frames.send(message, body)
+
+    def close(self) -> int | None:
+        self.agent.finish()
+        self.frames.join(20)
+        self.frames.give_up()
+        return 0
+
+
+@dataclass
+class Tally:
+    """What has happened so far; `bugs` are those of ours, whichever thread found them."""
+
+    frames: int = 0
+    attempts: int = 0
+    ended_links: int = 0
+    bugs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FarTransport:
+    """A way to a made-up node."""
+
+    tally: Tally
+    chance: random.Random
+    hostile: bool
+    spoiled: float
+    lie: bytes = b""
+    shares_files = False
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FarLink:
+        # What ends an attempt comes seldom, so that others come at all.
+        types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
+        frames = Frames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
+        agent = FarAgent(self.tally, self.chance, frames if self.hostile and not self.lie else None, self.lie)
+
+        def watch(node: str, message: Message | LinkNews) -> None:
+            if isinstance(message, LinkClosed):
+                self.tally.ended_links += self.hostile
+                if "a bug in distlaunch" in message.reason:
+                    self.tally.bugs.append(message.reason)
+            deliver(node, message)
+
+        return FarLink(agent, FramesLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
+
+
+def run_once(
+    folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005, lie: bytes = b""
+) -> RunReport:
+    """One run of so many attempts at the most; what it raises is a bug. With a `lie`, the one node says that alone."""
+    chance = random.Random(seed)
+    spec = ClusterSpec.model_validate(SPEC)
+    files = RunDir.create(folder)
+    ways = {
+        node.host: FarTransport(tally, chance, node.host == "hostile", spoiled, lie if node.host == "hostile" else b"")
+        for node in spec.nodes
+    }
+    console = Console(NowhereSink(), [task for _, task in spec.placements()])
+    left = [attempts]
+
+    def recast(_: Collection[str]) -> Cast | None:
+        left[0] -= 1
+        tally.attempts += 1
+        checks = Preflight(spec, "nonce") if chance.random() < 0.5 else None
+        return Cast(make_replan(spec), checks) if left[0] >= 0 else None
+
+    links = NodeLinks(ways, "run", files, spec.timeouts.lease_s)
+    stage = Stage("run", files, links, console, spec.timeouts, (20000, 20999), restarts=True)
+    try:
+        return Supervisor(stage, recast, lambda *_: False, spec.restart).run()
+    finally:
+        console.close()
+
+
+def noting_threads(tally: Tally) -> None:
+    """From now on, what a thread raises is a bug."""
+    threading.excepthook = lambda args: tally.bugs.append(f"{args.thread}: {args.exc_value!r}")
