@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from worker_entry.orders import VERSION, Goodbye, Hello
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
 CLOSING_AT_ONCE = 64
+HURRIED_SILENCE_S = 5.0
+"""How long an agent may be silent when the run is to end: more than twice as long as it takes to answer a beat."""
+LOOK_S = 0.25
 QUEUE_LIMIT = 10_000
 """Waiting events above which links are not read further."""
 
@@ -43,6 +47,8 @@ class NodeLinks:
         self._serials: dict[str, int] = {}
         """Which link to a node it is; what comes from an older one is not for us."""
         self._queue: queue.SimpleQueue[tuple[int, Happening]] = queue.SimpleQueue()
+        self._hurries = threading.Event()
+        self._closed = threading.Event()
 
     @property
     def far(self) -> frozenset[str]:
@@ -104,6 +110,17 @@ class NodeLinks:
         if node in self._links:
             self._links[node].send(message, body)
 
+    def hurry(self) -> None:
+        """The run is to end: an agent that hangs, or cannot be reached, is not waited for until its lease is over."""
+        if not self._hurries.is_set():
+            self._hurries.set()
+            threading.Thread(target=self._drop_silent, name="hurry", daemon=True).start()
+
+    def _drop_silent(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            for link in list(self._links.values()):
+                link.drop_if_silent(HURRIED_SILENCE_S)
+
     def clock_offset_s(self, node: str) -> float:
         return self._links[node].clock_offset_s if node in self._links else 0.0
 
@@ -112,6 +129,7 @@ class NodeLinks:
 
     def close(self) -> dict[str, int | None]:
         """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
+        self.hurry()
         for link in self._links.values():
             link.send(Goodbye())
         # This machine last: closing its link ends all that is left below us, ways to other machines included.
@@ -120,5 +138,6 @@ class NodeLinks:
         with ThreadPoolExecutor(max_workers=CLOSING_AT_ONCE) as pool:
             left = dict(zip(others, pool.map(lambda node: self._links[node].close(), others), strict=True))
         left |= {node: self._links[node].close() for node in here}
+        self._closed.set()
         self._mirror.close()
         return self._left | left

@@ -30,6 +30,7 @@ LAUNCHER_LAYERS = """
     check_report
     transports.base transports.payload
     transports.streams
+    transports.way_back
     transports.frames
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
@@ -45,7 +46,7 @@ LAUNCHER_LAYERS = """
 """A module of `launcher` imports only modules of the lines above its own."""
 
 WORKER_LAYERS = """
-    values control_groups run_files after_import arrival
+    values control_groups run_files after_import arrival turns wake
     kernel orders
     messages keras_backup heartbeat patience oom
     protocol ports processes programs keras_support
@@ -56,7 +57,7 @@ WORKER_LAYERS = """
     nursery
     preloading
     started_task outbox meeting inspection
-    connection dialling task_watch stacks running_tasks
+    newcomer connection dialling task_watch stacks running_tasks
     node_checks cleaning log_stream replica
     agent
     guardian
@@ -208,6 +209,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.local",
         "transports.payload",
         "transports.streams",
+        "transports.way_back",
         "sync",
         "clean",
         "cli_specs",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from launcher.transports.base import (
     LogMirror,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from launcher.transports.way_back import WayBack
 from worker_entry.messages import Attached, Broken, Log, Message, Ready
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
 from worker_entry.outbox import Outbox, is_counted
@@ -28,7 +28,6 @@ from worker_entry.protocol import Decoder, ProtocolError, encode
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
-SHORTEST_TRY_S = 1.0
 CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
 
@@ -60,9 +59,11 @@ class Frames:
         """Whether the agent has said its first word."""
         self.ended = False
         """Whether the agent's end was seen."""
+        self.meeting: str | None = None
+        """Where the agent can be come back to, once it has said so."""
         self._node = node
         self._open_stream = open_stream
-        self._reopen = reopen
+        self._way_back = WayBack(reopen)
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
@@ -76,8 +77,7 @@ class Frames:
         self._finishing = False
         self._beat_at_once = False
         self._changed = threading.Condition()
-        self._given_up = threading.Event()
-        self._meeting: str | None = None
+        self._over = threading.Event()
         self._heard = self._lost_at = time.monotonic()
         self._dropped: str | None = None
         self._attempt = 0
@@ -102,18 +102,28 @@ class Frames:
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until the agent's side has ended; returns whether it has."""
-        self._reader.join(timeout_s)
-        return not self._reader.is_alive()
+        """Waits until the agent's side has ended, or was given up; returns whether it is so."""
+        return self._over.wait(timeout_s)
 
     def give_up(self) -> None:
         """No way back is looked for any more."""
-        self._given_up.set()
+        self._way_back.give_up()
         with self._changed:
             stream, self._stream = self._stream, None
             self._changed.notify_all()
         if stream is not None:
             stream.abandon()
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        """Gives up an agent of which nothing was heard for so long, without waiting for its lease."""
+        silent_s = time.monotonic() - self._heard
+        if self.began and silent_s > limit_s and not self._over.is_set():
+            self.give_up()
+            self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while yet
+
+    @property
+    def given_up(self) -> bool:
+        return self._way_back.given_up
 
     @property
     def clock_offset_s(self) -> float:
@@ -159,7 +169,14 @@ class Frames:
             reason = f"the agent sent {error}"
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
             reason = f"a bug in distlaunch: {error!r}"
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        """The end of the link, told once."""
         with self._changed:
+            if self._over.is_set():
+                return
+            self._over.set()
             self._stream = None
             self._changed.notify_all()
         self._deliver(self._node, LinkClosed(reason))
@@ -167,8 +184,8 @@ class Frames:
     def _follow(self) -> str:
         """Reads until the agent has ended, over one stream after the other; returns how it ended."""
         stream, data = self._begin()
-        self._heard = time.monotonic()
         while True:
+            self._heard = time.monotonic()
             try:
                 self._read(stream, data)
             except LinkBroken as broken:
@@ -190,6 +207,7 @@ class Frames:
         except NoAgentError:
             self.ended = True
             raise
+        self._heard = time.monotonic()
         self.began = True
         return stream, data
 
@@ -202,6 +220,8 @@ class Frames:
         decoder = Decoder()
         while True:
             for message, body in decoder.feed(data):
+                if self._over.is_set():  # nobody listens any more
+                    raise LinkError("given up")
                 if is_counted(message):
                     self._outbox.received += 1
                 self._take(stream, message, body)
@@ -231,7 +251,7 @@ class Frames:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
-                    self._meeting = message.meeting
+                    self.meeting = message.meeting
                     self._ask_time()
                 self._deliver(self._node, message)
 
@@ -255,7 +275,7 @@ class Frames:
         Raises:
             LinkError: there is none, or none in time.
         """
-        if self._reopen is None or self._meeting is None:
+        if not self._way_back.exists or self.meeting is None:
             raise LinkError(str(broken))
         with self._changed:
             self._stream = None
@@ -265,24 +285,8 @@ class Frames:
             self._dropped, self._lost_at = str(broken), self._heard
             if not self._finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
-        deadline = self._heard + self._lease_s
-        while True:
-            try:
-                left_s = max(deadline - time.monotonic(), SHORTEST_TRY_S)
-                stream = self._reopen(left_s)
-                try:
-                    attach = Attach(VERSION, self._meeting, self._outbox.received, self._attempt, self._offsets)
-                    stream.write(encode(attach))
-                    return stream, skip_noise(stream, left_s)
-                except BaseException:
-                    stream.abandon()
-                    raise
-            except (LinkError, ProtocolError, OSError) as error:
-                latest = error
-            if time.monotonic() >= deadline:
-                raise LinkError(f"{broken}, and there was no way back within {self._lease_s:g} s: {latest}")
-            if self._given_up.wait(random.uniform(0.3, 1.0)):  # noqa: S311 - it only spreads the attempts
-                raise LinkError(str(broken))
+        attach = Attach(VERSION, self.meeting, self._outbox.received, self._attempt, self._offsets)
+        return self._way_back.find(broken, attach, self._heard + self._lease_s, self._lease_s)
 
     def _resume(self, stream: Stream, received: int) -> None:
         after_s, self._dropped = time.monotonic() - self._lost_at, None
