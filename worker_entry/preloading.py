@@ -22,6 +22,8 @@ from worker_entry.values import TaskOrder
 IMPORT_S = 120.0
 """An import that takes longer is not waited for."""
 FORK_S = 10.0
+FORK_AGAIN_S = 1.0
+"""For the next task, when one has waited in vain: an agent that takes no turn for long is killed."""
 LATE = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "no_grpc_proxy")
 """Variables that no import reads; nor those of our own."""
 OWN_PREFIX = "DISTLAUNCH_"
@@ -48,6 +50,7 @@ class Nursery:
         self._env: dict[str, str] = {}
         self._ready = False
         self._deadline = 0.0
+        self._fork_s = FORK_S
         self._order: Optional[Preload] = None
 
     @property
@@ -108,17 +111,19 @@ class Nursery:
         request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log}
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with gate:
-            gate.settimeout(FORK_S)
+            gate.settimeout(self._fork_s)
             try:
                 with theirs:
                     data = json.dumps(request).encode()
                     self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(data))
                     socket.send_fds(self._control, [data], [theirs.fileno()])
                 answer = gate.recv(4096)
+                self._fork_s = FORK_S
                 if answer[:1].isdigit():
                     gate.sendall(GO)
                     return int(answer)
             except OSError as error:
+                self._fork_s = FORK_AGAIN_S
                 raise NurseryError(f"the process with TensorFlow does not answer: {error}") from None
         if not answer:
             raise NurseryError("the process with TensorFlow did not fork")
