@@ -19,7 +19,6 @@ pytestmark = [linux, pytest.mark.ssh]
 TERM, KILL, STOP = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP
 
 CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
-    ("local", "agent", STOP, "stopping"),
     ("local", "guardian", STOP, "training"),
     ("local", "guardian", TERM, "before start"),
     ("local", "forkserver", KILL, "forming"),
