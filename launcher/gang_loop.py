@@ -253,6 +253,8 @@ class GangLoop:
             case AskStacks():
                 self._ask_stacks(gang)
             case StopNodes(grace_s):
+                if gang.signal is not None:
+                    self._links.hurry()
                 for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
                     self._links.send(node, Stop(grace_s))
 

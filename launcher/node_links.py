@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from worker_entry.orders import VERSION, Goodbye, Hello
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs, in the home folder there."""
 CLOSING_AT_ONCE = 64
+HURRIED_SILENCE_S = 5.0
+"""How long an agent may be silent when the run is to end: more than twice as long as it takes to answer a beat."""
+LOOK_S = 0.25
 
 Happening = tuple[str, Message | LinkNews] | Event
 """What a node has said, or what we have found ourselves."""
@@ -43,6 +47,8 @@ class NodeLinks:
         """Those of the links; what comes through an older one is not for us."""
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Arrived | Happening] = queue.SimpleQueue()
+        self._hurries = threading.Event()
+        self._closed = threading.Event()
 
     @property
     def far(self) -> frozenset[str]:
@@ -112,6 +118,17 @@ class NodeLinks:
         if node in self._links:
             self._links[node].send(message, body)
 
+    def hurry(self) -> None:
+        """The run is to end: an agent that hangs, or cannot be reached, is not waited for until its lease is over."""
+        if not self._hurries.is_set():
+            self._hurries.set()
+            threading.Thread(target=self._drop_silent, name="hurry", daemon=True).start()
+
+    def _drop_silent(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            for link in list(self._links.values()):
+                link.drop_if_silent(HURRIED_SILENCE_S)
+
     def clock_offset_s(self, node: str) -> float:
         return self._links[node].clock_offset_s if node in self._links else 0.0
 
@@ -120,6 +137,7 @@ class NodeLinks:
 
     def close(self) -> dict[str, int | None]:
         """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
+        self.hurry()
         for node, link in self._links.items():
             self._close_inlet(node)
             link.send(Goodbye())
@@ -129,6 +147,7 @@ class NodeLinks:
         ends = map_at_once(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
+        self._closed.set()
         self._mirror.close()
         return self._left | left
 

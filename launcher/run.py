@@ -209,7 +209,7 @@ def _make_supervisor(
     def recover(host: str, meeting: str) -> bool:
         return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
 
-    transports = {node.host: make_transport(spec, node, ways[node.host], files) for node in spec.nodes}
+    transports = {node.host: make_transport(spec, node, ways[node.host], files, run_id) for node in spec.nodes}
     stage = Stage(
         run_id,
         files,

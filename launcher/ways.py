@@ -71,9 +71,9 @@ def _find_python(node: NodeSpec) -> str:
     return found
 
 
-def make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunDir) -> Transport:
+def make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunDir, run_id: str) -> Transport:
     if isinstance(way, str):
-        return LocalTransport(files.agent_errors, way)
+        return LocalTransport(files.agent_errors, way, run_id=run_id)
     from launcher.transports.ssh import SshTransport
 
     return SshTransport(way, node.python or "python3", accept_new=spec.host_keys == "accept-new")

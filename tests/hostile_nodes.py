@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -13,10 +15,11 @@ from typing import Any, get_args
 
 from launcher.console import Console
 from launcher.gang_loop import Cast, Stage
+from launcher.interrupts import Interrupts
 from launcher.node_links import NodeLinks
+from launcher.planner import Planner
 from launcher.preflight import Preflight
 from launcher.results import RunReport
-from launcher.run import make_replan
 from launcher.run_dir import RunDir
 from launcher.spec import ClusterSpec
 from launcher.supervisor import Supervisor
@@ -46,7 +49,7 @@ from worker_entry.messages import (
 from worker_entry.orders import VERSION, Beat, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
 from worker_entry.outbox import is_counted
 from worker_entry.protocol import MARKER, Decoder, encode
-from worker_entry.values import DialResult, TaskExit
+from worker_entry.values import Activity, DialResult, TaskExit
 
 SPEC = {
     "nodes": [{"host": "honest", "tasks": {"worker": 2}}, {"host": "hostile", "tasks": {"worker": 2}}],
@@ -148,7 +151,7 @@ class FarAgent:
                     yield Listening(task, now)
             case ShowStacks():
                 for task in self._running:
-                    yield Stacks(task, CHILD)
+                    yield Stacks(task, CHILD, Activity())
             case Stop():
                 for task in self._running:
                     yield Exited(task, TaskExit(signal=15), now)
@@ -171,6 +174,9 @@ class FarLink:
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self.frames.send(message, body)
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        """It always answers."""
 
     def close(self) -> int | None:
         self.agent.finish()
@@ -229,17 +235,18 @@ def run_once(
     }
     console = Console(NowhereSink(), [task for _, task in spec.placements()])
     left = [attempts]
+    planner = Planner(spec, str(folder), os.environ, sys.executable)
 
     def recast(_: Collection[str]) -> Cast | None:
         left[0] -= 1
         tally.attempts += 1
         checks = Preflight(spec, "nonce") if chance.random() < 0.5 else None
-        return Cast(make_replan(spec), checks) if left[0] >= 0 else None
+        return Cast(planner.plan, checks) if left[0] >= 0 else None
 
     links = NodeLinks(ways, "run", files, spec.timeouts.lease_s)
     stage = Stage("run", files, links, console, spec.timeouts, (20000, 20999), restarts=True)
     try:
-        return Supervisor(stage, recast, lambda *_: False, spec.restart).run()
+        return Supervisor(stage, recast, lambda *_: False, spec.restart, Interrupts()).run()
     finally:
         console.close()
 

@@ -91,6 +91,21 @@ def test_what_a_killed_distlaunch_has_left_is_ended_at_once(hosts: Hosts, tmp_pa
     assert marked(mark) == []
 
 
+def test_an_agent_that_hangs_is_ended_too_without_waiting_for_its_lease(hosts: Hosts, tmp_path: Path) -> None:
+    mark = make_mark()
+    process = begin(hosts, tmp_path, mark)
+    tasks = [p for p in marked(mark) if p.pid != process.pid]
+    agents = {above.pid: above for p in tasks if (above := p.parent()) and above.cmdline()[-1:] == ["node"]}
+    assert len(agents) == 2
+    for agent in agents.values():
+        agent.suspend()
+    kill_distlaunch(process)
+    done = clean(hosts, str(tmp_path / "run"))
+    assert (done.returncode, done.stdout.count(" 0 left")) == (0, 2), done
+    assert marked(mark) == []
+    assert not any(agent.is_running() for agent in agents.values())
+
+
 def test_orphans_of_killed_agents_are_ended_and_other_processes_are_not(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     process = begin(hosts, tmp_path, mark)

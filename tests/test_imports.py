@@ -35,6 +35,7 @@ LAUNCHER_LAYERS = """
     check_report
     transports.base transports.payload
     transports.streams inlet
+    transports.way_back
     transports.frames
     transports.local transports.ssh_config transports.known_hosts
     transports.ssh_connect
@@ -51,7 +52,7 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     limits holes
-    values clock control_groups run_files after_import arrival keras_source remote_values
+    values clock control_groups run_files after_import arrival keras_source remote_values turns wake
     kernel orders versions program_env crash_record built_strategy child_order parameter_server_data
     messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
     keras_saving keras_callbacks parameter_server_steps metrics
@@ -67,7 +68,7 @@ WORKER_LAYERS = """
     preloading
     nursery
     started_task outbox meeting inspection
-    connection dialling task_watch activity running_tasks
+    newcomer connection dialling task_watch activity running_tasks
     stacks
     node_checks cleaning log_stream replica
     agent
@@ -225,6 +226,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "supervisor",
         "run",
         "transports.streams",
+        "transports.way_back",
         "sync",
         "clean",
         "local_mode",

@@ -313,3 +313,19 @@ class TestRealClusters:
                 process.kill()
         assert "one by one" not in (tmp_path / "stderr").read_text()
         assert marked(mark) == []
+
+
+def test_a_forkserver_that_was_stopped_is_waited_for_once_and_not_by_every_task(tmp_path: Path) -> None:
+    forker = Forker(tmp_path / "early")
+    write(tmp_path, "print('here')")
+    assert forker.nursery is not None
+    forker.nursery.suspend()
+    try:
+        assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
+        asked = time.monotonic()
+        assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
+        assert time.monotonic() - asked < 5.0
+    finally:
+        forker.nursery.resume()
+    wait_until(lambda: "status" in forker.ask(tmp_path, ["program.py"])[0], "it forks again")
+    forker.close()

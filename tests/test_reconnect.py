@@ -6,11 +6,14 @@ import os
 import queue
 import random
 import select
+import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from launcher.transports.frames import PASSING_LIMIT, Frames
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry import kernel, meeting
+from worker_entry import newcomer as newcomers
 from worker_entry.messages import Attached, Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
 from worker_entry.outbox import Outbox
@@ -261,6 +265,25 @@ def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_
     controller.frames.give_up()
 
 
+def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_path: Path) -> None:
+    first = FarEnd()
+    controller = Controller([first], tmp_path, lease_s=600.0)
+    first.from_agent.put(MARKER + encode(READY))
+    controller.wait_for(Ready)
+    controller.frames.drop_if_silent(30.0)
+    assert controller.delivered == [READY]
+
+    def is_given_up() -> bool:
+        controller.frames.drop_if_silent(0.6)
+        return controller.frames.join(0.0)
+
+    wait_until(is_given_up, "it is given up")
+    assert controller.delivered[1:] == [LinkClosed("its agent did not answer for 1 s")]
+    first.say(Listening("worker:0", 1.0))
+    wait_until(lambda: first.is_cut, "nobody listens any more")
+    assert len(controller.delivered) == 2
+
+
 def test_an_agent_that_is_gone_is_told_as_gone(tmp_path: Path) -> None:
     first, second = FarEnd(), FarEnd()
     controller = Controller([first, second], tmp_path)
@@ -402,6 +425,111 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     assert (tmp_path / "mirror").read_bytes() == (tmp_path / "node" / "attempt-1" / "worker-0.log").read_bytes()
     assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
     wait_until(lambda: marked(mark) == [], "agent and newcomers have ended")
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
+def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcomers_start(tmp_path: Path) -> None:
+    mark, lease_s = make_mark(), 5.0
+    used: list[Pipes] = []
+    delivered: list[Message | LinkNews] = []
+
+    def open_pipes(verb: str) -> Pipes:
+        used.append(Pipes(verb, mark))
+        return used[-1]
+
+    link = Frames(
+        "gpu-a",
+        lambda: open_pipes("node"),
+        lambda _, message: delivered.append(message),
+        LogMirror(lambda attempt, task: tmp_path / "mirror"),
+        lease_s=lease_s,
+        reopen=lambda _: open_pipes("attach"),
+    )
+    link.send(Hello(VERSION, "test", str(tmp_path / "node"), str(tmp_path), lease_s, True))
+    wait_until(lambda: any(isinstance(m, Ready) for m in delivered), "it is there")
+    [agent] = [m.pid for m in delivered if isinstance(m, Ready)]
+    os.kill(agent, signal.SIGSTOP)
+    stopped = time.monotonic()
+    assert link.join(60)
+    assert lease_s - 2 <= time.monotonic() - stopped < lease_s + 4
+    assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
+    assert "there was no way back within 5 s: the agent does not answer" in str(delivered[-1])
+    assert len(used) <= 4
+    wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and newcomers end by themselves")
+
+
+# --- a newcomer, spoken to as an agent does ---
+
+
+@dataclass
+class Visit:
+    """A newcomer at a place where the test is the agent."""
+
+    place: meeting.Meeting
+    way: Pipes
+
+    def accept(self) -> meeting.Newcomer:
+        newcomer = self.place.accept()
+        assert isinstance(newcomer, meeting.Newcomer)
+        return newcomer
+
+    @property
+    def has_said(self) -> bytes:
+        """What has come of it so far."""
+        try:
+            return self.way.read(1 << 16, 0.05)
+        except LinkBroken:
+            return b""
+
+    def has_ended(self) -> bool:
+        return self.way.process.poll() is not None
+
+
+@pytest.fixture
+def visit() -> Iterator[Visit]:
+    place = meeting.Meeting.make()
+    assert place is not None
+    place.listen()
+    way = Pipes("attach", {})
+    way.write(encode(Attach(VERSION, place.path, 0, 0, {})))
+    yield Visit(place, way)
+    way.process.kill()
+    way.process.wait()
+    way.abandon()
+    place.close(0)
+
+
+def test_a_newcomer_says_nothing_before_the_agent_does(visit: Visit) -> None:
+    newcomer = visit.accept()
+    assert visit.has_said == b""
+    assert newcomer.take()
+    assert visit.has_said == b""
+    os.write(newcomer.stdout, MARKER)
+    wait_until(lambda: visit.has_said == MARKER, "the agent's word arrives")
+    newcomer.leave()
+
+
+def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
+    newcomer = visit.accept()
+    visit.way.cut()
+    wait_until(visit.has_ended, "it ends")
+    assert not newcomer.take()
+    newcomer.leave()
+
+
+def test_a_newcomer_that_is_not_taken_ends_by_itself() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert newcomers._await_word(theirs, time.monotonic() + 0.1) is None
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="a newcomer's pid is not known")
+def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
+    newcomer = visit.accept()
+    assert newcomer.take()
+    visit.way.process.send_signal(signal.SIGSTOP)
+    newcomer.refuse("nothing")
+    wait_until(visit.has_ended, "it ends")
 
 
 def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.errors import UsageError
@@ -440,3 +442,41 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
     assert b"SIGTERM: stopping all tasks" in errors
     assert not (hosts.home / "interrupted").exists()
     assert not [*versions.glob(".new-*")]
+
+
+def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Path, tmp_path: Path) -> None:
+    skip_without_openssh()
+    (tmp_path / "ssh").mkdir()
+    hosts = make_hosts(tmp_path / "ssh", {"gpu-a": "127.0.6.2", "gpu-b": "127.0.6.3"}, PORT)
+    hosts.trust()
+    with (project / "big.bin").open("wb") as file:
+        for _ in range(400):
+            file.write(os.urandom(1 << 20))
+    lease_s = 5
+    spec = hosts.write_spec(
+        f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
+    )
+    with running_sshd(hosts, "127.0.6.2"), running_sshd(hosts, "127.0.6.3"):
+        process = subprocess.Popen(
+            distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
+            cwd=project,
+            env={**os.environ, **hosts.env},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        pieces = hosts.home / ".big.distlaunch"
+
+        def is_under_way() -> bool:
+            return any(path.stat().st_size > 1 << 20 for path in pieces.glob(".new-*/big.bin"))
+
+        wait_until(is_under_way, "some of it has arrived")
+        daemon = next(p for p in psutil.Process().children() if "ListenAddress=127.0.6.3" in p.cmdline())
+        for sshd in (*daemon.children(), daemon):
+            sshd.kill()
+        died = time.monotonic()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3, errors.decode()
+    assert time.monotonic() - died < lease_s + 15  # on a busy machine
+    assert b"node gpu-b was lost: the connection broke, and there was no way back within 5 s: connection refu" in errors
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["attempts"][0]["verdict"]["reference"] == "node-lost"

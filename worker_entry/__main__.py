@@ -21,9 +21,9 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(status)  # nothing is left to be tidied up, for which an interpreter takes a tenth of an agent's CPU
     if verb == "attach":
-        from worker_entry import meeting
+        from worker_entry import newcomer
 
-        sys.exit(meeting.hand_over())
+        sys.exit(newcomer.hand_over())
     if verb == "clean":
         from worker_entry import cleaning
 

@@ -12,43 +12,30 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry import processes
+from worker_entry import orders, processes
 from worker_entry.connection import Connection
 from worker_entry.inspection import introduce
 from worker_entry.log_stream import stream_logs
 from worker_entry.meeting import Meeting, Newcomer
 from worker_entry.messages import Broken, Empty, Message, Noted, Prepared, Refused, Told
 from worker_entry.node_checks import NodeChecks
-from worker_entry.orders import (
-    VERSION,
-    Dial,
-    Goodbye,
-    Hello,
-    Inspect,
-    Offer,
-    Piece,
-    Preload,
-    Prepare,
-    ShowStacks,
-    Start,
-    Stop,
-)
 from worker_entry.patience import Patience
 from worker_entry.ports import HeldPorts, is_port
 from worker_entry.preloading import Nursery
 from worker_entry.programs import find_problems
 from worker_entry.protocol import ProtocolError
-from worker_entry.run_files import AttemptFiles, make_private_directory
+from worker_entry.run_files import AttemptFiles, make_private_directory, remove_empty_directory
 from worker_entry.running_tasks import RunningTasks
 from worker_entry.stacks import StackDump
 from worker_entry.started_task import TaskStartError
 from worker_entry.task_watch import TaskWatch
+from worker_entry.turns import Turns
 from worker_entry.values import Problem
+from worker_entry.wake import wake_on_signals
 
 if TYPE_CHECKING:
     from worker_entry.replica import Replica
@@ -69,55 +56,56 @@ class Agent:
     With a `meeting`, it waits there for its controller to come back when the connection breaks.
     """
 
-    def __init__(self, meeting: Optional[Meeting] = None) -> None:
-        self._selector = selectors.DefaultSelector()
+    def __init__(self, meeting: Optional[Meeting], turns: Turns) -> None:
+        self._owned = contextlib.ExitStack()
+        """What has to be closed at the end: in reverse order, all of it, whatever goes wrong."""
+        self._selector = self._owned.enter_context(selectors.DefaultSelector())
         self._connection = Connection(self._selector, self._read, self._lose_connection)
+        self._owned.callback(self._connection.end)
         self._meeting = meeting
-        self._hello: Optional[Hello] = None
+        self._turns = turns
+        self._hello: Optional[orders.Hello] = None
         self._patience = Patience(FIRST_LEASE_S)
         self._nursery = Nursery(self._selector)
+        self._owned.callback(self._nursery.end)
         self._tree = processes.Tree(self._nursery.pids)
         self._ports = HeldPorts()
+        self._owned.callback(self._ports.release)
         self._tasks = RunningTasks(self._send, self._ports)
+        self._owned.callback(self._tasks.forget)
         self._finished: Optional[processes.Tree] = None
         """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
         self._attempt = 0
         self._prepared: set[str] = set()
         self._watch, self._stacks = TaskWatch(), StackDump()
-        self._waiting: Optional[Start] = None
+        self._waiting: Optional[orders.Start] = None
         """A Start that has to wait until TensorFlow is imported."""
         self._replica: Optional[Replica] = None
         self._checks = NodeChecks(self._selector, self._send)
+        self._owned.callback(self._checks.close)
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = False  # set by signals, seen by the loop, which they wake
 
     def run(self, stdin: int, stdout: int) -> int:
-        wake, signalled = os.pipe()
-        os.set_blocking(signalled, False)
-        signal.set_wakeup_fd(signalled)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(signum, self._ask_to_end)
-        with self._selector:
-            self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
-            if self._meeting is not None:
-                self._meeting.listen()
-                self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
-            self._connection.open(stdin, stdout)
-            while not self._done():
-                self._connection.want_write()
-                for key, _ in self._selector.select(self._tick()):
-                    if key.fd in self._selector.get_map():  # not taken out by one of the others
-                        key.data()
-                self._step()
-            # With the selector still open: they take out of it what they close.
-            self._checks.close()
-            self._nursery.end()
-        if self._replica is not None:
-            self._replica.abandon()
-        with contextlib.suppress(OSError):  # it holds files, unless nothing was ever started
-            os.rmdir(self._hello.directory if self._hello is not None else "")
+        """Works until the end; returns the exit status."""
+        with self._owned:
+            self._work(stdin, stdout)
         return 1 if self._failed else 0
+
+    def _work(self, stdin: int, stdout: int) -> None:
+        wake = wake_on_signals(self._ask_to_end)
+        self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
+        if self._meeting is not None:
+            self._meeting.listen()
+            self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
+        self._connection.open(stdin, stdout)
+        while not self._done():
+            self._turns.count()
+            self._connection.want_write()
+            for key, _ in self._selector.select(self._tick()):
+                if key.fd in self._selector.get_map():  # not taken out by one of the others
+                    key.data()
+            self._step()
 
     # --- one turn of the loop ---
 
@@ -173,9 +161,12 @@ class Agent:
         """A controller whose connection broke is back."""
         assert self._meeting is not None
         newcomer = self._meeting.accept()
-        if isinstance(newcomer, Goodbye):
+        if isinstance(newcomer, orders.Goodbye):
             self._ask_to_end()
-        if not isinstance(newcomer, Newcomer) or self._controller_gone:
+        if not isinstance(newcomer, Newcomer):
+            return
+        if self._controller_gone or not newcomer.take():
+            newcomer.leave()
             return
         attach = newcomer.attach
         try:
@@ -200,43 +191,44 @@ class Agent:
 
     def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new begins; a stop can still be shortened
-            if isinstance(message, Stop):
+            if isinstance(message, orders.Stop):
                 self._stop(message.grace_s)
-        elif isinstance(message, Hello):
+        elif isinstance(message, orders.Hello):
             self._greet(message)
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
-        elif isinstance(message, Offer):
+        elif isinstance(message, orders.Offer):
             from worker_entry.replica import Replica
 
             self._replica = Replica(message, self._send)
-        elif isinstance(message, Piece):
+            self._owned.callback(self._replica.abandon)
+        elif isinstance(message, orders.Piece):
             if self._replica is not None:
                 self._replica.take(message, body)
-        elif isinstance(message, Prepare):
+        elif isinstance(message, orders.Prepare):
             self._prepare(message, self._hello)
-        elif isinstance(message, Inspect):
+        elif isinstance(message, orders.Inspect):
             self._checks.inspect(message, self._hello)
-        elif isinstance(message, Dial):
+        elif isinstance(message, orders.Dial):
             self._checks.dial(message)
-        elif isinstance(message, Preload):
+        elif isinstance(message, orders.Preload):
             self._nursery.begin(message, self._hello.cwd, os.path.join(self._hello.directory, NURSERY_LOG))
-        elif isinstance(message, Start):
+        elif isinstance(message, orders.Start):
             self._accept(message, self._hello.cwd)
-        elif isinstance(message, ShowStacks):
+        elif isinstance(message, orders.ShowStacks):
             self._stacks.begin(self._tasks.by_name, self._tree.living())
-        elif isinstance(message, Stop):
+        elif isinstance(message, orders.Stop):
             self._stop(message.grace_s)
-        elif isinstance(message, Goodbye):
+        elif isinstance(message, orders.Goodbye):
             self._closing = True
             if self._tasks:
                 self._stop(LOST_GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
 
-    def _greet(self, hello: Hello) -> None:
-        if hello.version != VERSION:
-            raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {VERSION}")
+    def _greet(self, hello: orders.Hello) -> None:
+        if hello.version != orders.VERSION:
+            raise ProtocolError(f"version {hello.version} of the protocol; this agent speaks {orders.VERSION}")
         if self._hello is not None:
             raise ProtocolError("a second Hello")
         hello = replace(hello, directory=os.path.expanduser(hello.directory), cwd=os.path.expanduser(hello.cwd))
@@ -247,12 +239,14 @@ class Agent:
             self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", cure))
             return
         self._hello = hello
+        self._owned.callback(remove_empty_directory, hello.directory)
         self._patience = Patience(hello.lease_s)
+        self._turns.limit_s = hello.lease_s
         if self._meeting is not None:
             self._meeting.note_run(hello.run_id)
         self._send(introduce(self._meeting.path if self._meeting is not None else None))
 
-    def _prepare(self, order: Prepare, hello: Hello) -> None:
+    def _prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
         self._forget_finished()
         if self._tasks:
             raise ProtocolError(f"Prepare while attempt {self._attempt} is running")
@@ -272,7 +266,7 @@ class Agent:
         else:
             self._send(Prepared(order.attempt, dict(self._ports.numbers)))
 
-    def _accept(self, order: Start, cwd: str) -> None:
+    def _accept(self, order: orders.Start, cwd: str) -> None:
         names = {start.task for start in order.tasks}
         busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
         if busy or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
@@ -281,7 +275,7 @@ class Agent:
         self._waiting = order
         self._nursery.expect(order.tasks[0].program, cwd)
 
-    def _start(self, order: Start, hello: Hello) -> None:
+    def _start(self, order: orders.Start, hello: orders.Hello) -> None:
         if not self._tasks:
             self._tree = processes.Tree(self._nursery.pids)
         try:
@@ -320,7 +314,7 @@ class Agent:
         self._tasks.forget()
         self._finished = None
 
-    def _ask_to_end(self, *_: object) -> None:
+    def _ask_to_end(self) -> None:
         self._asked_to_end = True
 
     def _lose_connection(self) -> None:

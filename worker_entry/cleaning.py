@@ -13,8 +13,9 @@ import time
 from collections.abc import Collection
 
 from worker_entry import kernel
-from worker_entry.meeting import end_agents, find_agents, receive
+from worker_entry.meeting import end_agents, find_agents
 from worker_entry.messages import Broken, Cleaned
+from worker_entry.newcomer import receive
 from worker_entry.orders import VERSION, Clean
 from worker_entry.protocol import MARKER, encode
 from worker_entry.values import Problem

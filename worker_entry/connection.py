@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
@@ -13,7 +12,7 @@ from itertools import islice
 from typing import Optional, Union
 
 from worker_entry import clock
-from worker_entry.meeting import NOT_NEEDED, Newcomer
+from worker_entry.meeting import NOT_NEEDED, Newcomer, release
 from worker_entry.messages import Attached, Message
 from worker_entry.orders import Beat
 from worker_entry.outbox import Outbox, is_counted
@@ -70,6 +69,7 @@ class Connection:
         self.close()
         self._call = newcomer.call
         self._use(newcomer.stdin, newcomer.stdout)
+        self._put(MARKER)
         self.send(Attached(self.outbox.received))
         for frame in missing:
             self._put(frame)
@@ -85,6 +85,13 @@ class Connection:
 
     def close(self) -> None:
         """Gives the way up; counted frames are kept for the next one."""
+        self._close(NOT_NEEDED)
+
+    def end(self) -> None:
+        """The agent ends: a newcomer then waits for the guardian, to end with the same status."""
+        self._close(b"")
+
+    def _close(self, word: bytes) -> None:
         if not self.is_open:
             return
         self.is_open = False
@@ -95,9 +102,7 @@ class Connection:
         os.close(self._stdin)
         os.close(self._stdout)
         if self._call is not None:
-            with contextlib.suppress(OSError):  # it has gone already
-                self._call.send(NOT_NEEDED)
-            self._call.close()
+            release(self._call, word)
             self._call = None
 
     def send(self, message: Message, body: bytes = b"") -> None:

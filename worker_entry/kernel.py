@@ -89,6 +89,11 @@ def descendants(
     return [p for p in found.values() if not p.zombie or (unreaped and p.parent == root)]
 
 
+def look_up(pid: int) -> Optional[Process]:
+    """The process that has this number now; None if there is none, and where there is no /proc."""
+    return _process(pid) if LINUX else None
+
+
 def with_variable(name: str, values: Collection[str]) -> list[Process]:
     """The living processes of this user that were started with one of these values of an environment variable."""
     wanted = {f"{name}={value}".encode() for value in values}

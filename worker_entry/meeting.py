@@ -1,8 +1,7 @@
 """How a controller whose connection broke comes back to its agent: over a private folder with a lock and a socket.
 
-A new connection starts a newcomer on the node, which hands its own stdin and stdout to the agent over the socket,
-and then only waits: the connection lives as long as it does. Guardian and agent hold the lock and nobody else, so
-it is free as soon as both are gone, however they ended.
+A new connection starts a newcomer on the node (see there), which hands its own stdin and stdout to the agent over the
+socket. Guardian and agent hold the lock and nobody else, so it is free as soon as both are gone, however they ended.
 """
 
 from __future__ import annotations
@@ -10,22 +9,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import socket
-import sys
+import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Optional, Union
 
+from worker_entry import kernel
 from worker_entry.arrival import folders, private
 from worker_entry.messages import Broken, Message
-from worker_entry.orders import AGENT_GONE, VERSION, Attach, Goodbye
+from worker_entry.orders import VERSION, Attach, Goodbye
 from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
 from worker_entry.values import Problem
 
 PREFIX = "agent-"
 HAND_OVER_S = 2.0
 """How long an agent waits for a newcomer that has called to say what it wants."""
+WAITING_CALLS = 64
+"""Calls that wait for an agent that does not answer; more are refused at once."""
+CALL_S = 1.0
+KILL_S = 5.0
+"""How long what was killed may take to be gone."""
+TAKEN = b"+"
+"""What a newcomer is told when its connection is the agent's from now on."""
 NOT_NEEDED = b"."
 """What a newcomer is told whose connection has broken, or was replaced."""
 
@@ -39,14 +47,28 @@ class Newcomer:
     stdout: int
     call: socket.socket
 
-    def refuse(self, reason: str) -> None:
-        """Sends it away."""
-        with contextlib.suppress(OSError):
-            os.write(self.stdout, encode(Broken(Problem("protocol-error", f"the agent was sent {reason}"))))
-            self.call.send(NOT_NEEDED)
+    def take(self) -> bool:
+        """Says that its connection is the agent's; false if it has ended meanwhile, and the connection with it."""
+        try:
+            self.call.send(TAKEN)
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Does nothing with its connection; what it does next is for itself to know."""
         os.close(self.stdin)
         os.close(self.stdout)
         self.call.close()
+
+    def refuse(self, reason: str) -> None:
+        """Sends it away, once it was taken."""
+        problem = Problem("protocol-error", f"the agent was sent {reason}")
+        with contextlib.suppress(OSError):
+            os.write(self.stdout, MARKER + encode(Broken(problem)))
+        release(self.call, NOT_NEEDED)
+        os.close(self.stdin)
+        os.close(self.stdout)
 
 
 class Meeting:
@@ -68,7 +90,8 @@ class Meeting:
                 new = os.path.join(path, "lock.new")
                 lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.rename(new, _lock_file(path))  # nobody sees it unlocked
+                _write_guardian(path)
+                os.rename(new, lock_file(path))  # nobody sees it unlocked
             except OSError:
                 continue
             return cls(path, lock)
@@ -78,7 +101,7 @@ class Meeting:
         """Called by the agent: the socket must not outlive it in another process."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(os.path.join(self.path, "socket"))
-        self._socket.listen(4)
+        self._socket.listen(WAITING_CALLS)
 
     def note_run(self, run_id: str) -> None:
         """For `end_agents`: the run that this agent belongs to."""
@@ -123,6 +146,18 @@ class Meeting:
         _remove(self.path)
 
 
+def release(call: socket.socket, word: bytes = b"") -> None:
+    """Ends a newcomer's wait; one that a signal has stopped goes on first, or it would be left for ever."""
+    with contextlib.suppress(OSError):
+        if word:
+            call.send(word)
+    if kernel.LINUX:
+        with contextlib.suppress(OSError):
+            pid, _, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            os.kill(pid, signal.SIGCONT)
+    call.close()
+
+
 def bases() -> list[str]:
     """Folders for meeting places, best first: a home is often on the network, where sockets and locks are no good."""
     cache, *shared = folders()
@@ -133,7 +168,7 @@ def remove_abandoned(folder: str) -> None:
     """Removes the places of agents that were killed with their guardians."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
-        if name.startswith(PREFIX) and os.path.exists(_lock_file(path)) and not is_alive(path):
+        if name.startswith(PREFIX) and os.path.exists(lock_file(path)) and not is_alive(path):
             _remove(path)
 
 
@@ -147,7 +182,7 @@ def _remove(path: str) -> None:
 def is_alive(path: str) -> bool:
     """Whether an agent or its guardian still holds the place."""
     try:
-        lock = os.open(_lock_file(path), os.O_RDWR)
+        lock = os.open(lock_file(path), os.O_RDWR)
     except OSError:
         return False
     try:
@@ -172,19 +207,63 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
 
 
 def end_agents(meetings: Collection[str], within_s: float) -> bool:
-    """Asks the agents that have these places to end, and waits until they have; returns whether they did."""
+    """Asks the agents that have these places to end, and waits until they have; returns whether they did.
+
+    Their guardians are asked as well, which kill an agent that does not react. What is left in the end is killed.
+    """
     for path in meetings:
         _say_goodbye(path)
-    deadline = time.monotonic() + within_s
-    while any(map(is_alive, meetings)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
+    for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
+        for path in filter(is_alive, meetings):
+            ask(path)
+        deadline = time.monotonic() + wait_s
+        while any(map(is_alive, meetings)) and time.monotonic() < deadline:
+            time.sleep(0.02)
     return not any(map(is_alive, meetings))
 
 
 def _say_goodbye(path: str) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+        call.settimeout(CALL_S)
         call.connect(os.path.join(path, "socket"))
         call.sendall(encode(Goodbye()))
+
+
+def _kill_guardian(path: str) -> None:
+    """And what is below it first, which would be nobody's without it."""
+    guardian = _find_guardian(path)
+    if guardian is None:
+        return
+    for process in (*kernel.descendants(guardian.pid), guardian):
+        with contextlib.suppress(OSError):
+            kernel.send_signal(process, signal.SIGKILL)
+
+
+def _signal_guardian(path: str, *signums: int) -> None:
+    guardian = _find_guardian(path)
+    if guardian is not None:
+        for signum in signums:
+            with contextlib.suppress(OSError):
+                kernel.send_signal(guardian, signum)
+
+
+def _write_guardian(path: str) -> None:
+    me = kernel.look_up(os.getpid())
+    if me is not None:
+        with open(_guardian_file(path), "w", encoding="ascii") as stream:
+            stream.write(f"{me.pid} {me.started}")
+
+
+def _find_guardian(path: str) -> Optional[kernel.Process]:
+    """The guardian that has the place, if it still lives and can be seen from here: a container has its own numbers."""
+    try:
+        with open(_guardian_file(path), encoding="ascii") as stream:
+            pid, started = map(int, stream.read().split())
+    except (OSError, ValueError):
+        return None
+    found = kernel.look_up(pid)
+    return found if found is not None and found.started == started and is_alive(path) else None
 
 
 def _read_run(path: str) -> str:
@@ -195,59 +274,14 @@ def _read_run(path: str) -> str:
         return ""
 
 
-def hand_over() -> int:
-    """What a newcomer does: reads Attach, gives stdin and stdout away, ends when the agent has; returns its status."""
-    message = receive()
-    os.write(1, MARKER)
-    if not isinstance(message, Attach):
-        return _refuse("protocol-error", "a newcomer was not sent Attach")
-    try:
-        lock = os.open(_lock_file(message.meeting), os.O_RDWR)
-    except OSError:
-        return _refuse(AGENT_GONE, "its agent has ended")
-    try:
-        call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        call.connect(os.path.join(message.meeting, "socket"))
-        socket.send_fds(call, [encode(message)], [0, 1])
-    except OSError:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # its guardian may still have processes to end
-        return _refuse(AGENT_GONE, "its agent has ended")
-    # From here on they are the agent's: the connection has to see the agent close them.
-    devnull = os.open(os.devnull, os.O_RDWR)
-    os.dup2(devnull, 0)
-    os.dup2(devnull, 1)
-    with contextlib.suppress(OSError):
-        if call.recv(1) == NOT_NEEDED:
-            return 0
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    status = os.read(lock, 16)
-    return int(status) if status.isdigit() else 1
-
-
-def receive() -> Optional[Message]:
-    """The first message. Nothing follows it until it is answered, so no byte of the agent's is read."""
-    decoder = Decoder()
-    while True:
-        data = os.read(0, 1 << 16)
-        if not data:
-            return None
-        try:
-            for message, _ in decoder.feed(data):
-                return message
-        except ProtocolError:
-            return None
-
-
-def _refuse(reference: str, reason: str) -> int:
-    with contextlib.suppress(OSError):
-        os.write(1, encode(Broken(Problem(reference, reason))))
-    sys.stdout.flush()
-    return 1
+def _guardian_file(path: str) -> str:
+    return os.path.join(path, "guardian")
 
 
 def _run_file(path: str) -> str:
     return os.path.join(path, "run")
 
 
-def _lock_file(path: str) -> str:
+def lock_file(path: str) -> str:
+    """Locked for as long as agent or guardian live; then it holds the status with which they ended."""
     return os.path.join(path, "lock")

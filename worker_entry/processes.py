@@ -15,6 +15,8 @@ from typing import Optional
 
 from worker_entry import kernel
 
+KILL_PAUSES_S = (0.005, 1.0)
+"""Between two rounds of killing; what waits for a disk that does not answer cannot be killed before it does."""
 KILL_ROUNDS = 50
 """How often we kill at sight what respawns faster than we can look at all processes."""
 
@@ -144,6 +146,7 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
     """Kills everything below this process, but for `spare` and what is below those, until nothing is left."""
     me = os.getpid()
     untouchable: set[int] = set()
+    pause_s = KILL_PAUSES_S[0]
     while True:
         found = kernel.descendants(me, spare=spare, unreaped=True)
         left = [process for process in found if process.pid not in untouchable]
@@ -158,7 +161,8 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
             with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
                 os.waitpid(process.pid, os.WNOHANG)
         _kill_what_respawns({*spare, *untouchable})
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, KILL_PAUSES_S[1])
 
 
 def _kill_what_respawns(spare: Collection[int]) -> set[int]:

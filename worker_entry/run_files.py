@@ -20,6 +20,12 @@ def make_private_directory(path: str) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
 
 
+def remove_empty_directory(path: str) -> None:
+    """Leaves a folder that holds anything as it is."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+
+
 @dataclass(frozen=True)
 class AttemptFiles:
     """`<root>/attempt-<n>/worker-0.log` and its siblings; a task `worker:0` is `worker-0` in file names."""

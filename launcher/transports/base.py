@@ -70,6 +70,9 @@ class Link(Protocol):
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
 
+    def drop_if_silent(self, limit_s: float) -> None:
+        """Closes a link over which nothing was heard for so long, although the agent may answer yet."""
+
     def close(self) -> int | None:
         """Ends the agent, forcibly if it must be; returns how many processes are left, None if that is unknown."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from launcher.transports.base import (
     LogSink,
 )
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from launcher.transports.way_back import WayBack
 from worker_entry import clock
 from worker_entry.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat
@@ -30,7 +30,6 @@ from worker_entry.protocol import Decoder, ProtocolError, encode
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
-SHORTEST_TRY_S = 1.0
 PASSING_LIMIT = 16
 """Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
 CLOCK_SAMPLES = 30
@@ -64,9 +63,11 @@ class Frames:
         """Whether the agent has said its first word."""
         self.ended = False
         """Whether the agent's end was seen."""
+        self.meeting: str | None = None
+        """Where the agent can be come back to, once it has said so."""
         self._node = node
         self._open_stream = open_stream
-        self._reopen = reopen
+        self._way_back = WayBack(reopen)
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
@@ -81,8 +82,7 @@ class Frames:
         self._beat_at_once = False
         self._beat_due = time.monotonic() + self._beat_s
         self._changed = threading.Condition()
-        self._given_up = threading.Event()
-        self._meeting: str | None = None
+        self._over = threading.Event()
         self._heard = self._lost_at = time.monotonic()
         self._dropped: str | None = None
         self._attempt = 0
@@ -107,18 +107,28 @@ class Frames:
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until the agent's side has ended; returns whether it has."""
-        self._reader.join(timeout_s)
-        return not self._reader.is_alive()
+        """Waits until the agent's side has ended, or was given up; returns whether it is so."""
+        return self._over.wait(timeout_s)
 
     def give_up(self) -> None:
         """No way back is looked for any more."""
-        self._given_up.set()
+        self._way_back.give_up()
         with self._changed:
             stream, self._stream = self._stream, None
             self._changed.notify_all()
         if stream is not None:
             stream.abandon()
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        """Gives up an agent of which nothing was heard for so long, without waiting for its lease."""
+        silent_s = time.monotonic() - self._heard
+        if self.began and silent_s > limit_s and not self._over.is_set():
+            self.give_up()
+            self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while yet
+
+    @property
+    def given_up(self) -> bool:
+        return self._way_back.given_up
 
     @property
     def clock_offset_s(self) -> float:
@@ -171,7 +181,14 @@ class Frames:
         except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
             meant = as_ours(error)
             reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        """The end of the link, told once."""
         with self._changed:
+            if self._over.is_set():
+                return
+            self._over.set()
             stream, self._stream = self._stream, None
             self._changed.notify_all()
         if stream is not None and not self.ended:  # of what comes from there nothing more is read
@@ -181,8 +198,8 @@ class Frames:
     def _follow(self) -> str:
         """Reads until the agent has ended, over one stream after the other; returns how it ended."""
         stream, data = self._begin()
-        self._heard = time.monotonic()
         while True:
+            self._heard = time.monotonic()
             try:
                 self._read(stream, data)
             except LinkBroken as broken:
@@ -204,6 +221,7 @@ class Frames:
         except NoAgentError:
             self.ended = True
             raise
+        self._heard = time.monotonic()
         self.began = True
         return stream, data
 
@@ -220,6 +238,8 @@ class Frames:
         decoder = Decoder(ToController)
         while True:
             for message, body in decoder.feed(data):
+                if self._over.is_set():  # nobody listens any more
+                    raise LinkError("given up")
                 if is_counted(message):
                     self._outbox.received += 1
                 self._take(stream, message, body)
@@ -252,7 +272,7 @@ class Frames:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
-                    self._meeting = message.meeting
+                    self.meeting = message.meeting
                     self._ask_time()
                 self._deliver(self._node, message)
 
@@ -276,7 +296,7 @@ class Frames:
         Raises:
             LinkError: there is none, or none in time.
         """
-        if self._reopen is None or self._meeting is None:
+        if not self._way_back.exists or self.meeting is None:
             raise LinkError(str(broken))
         with self._changed:
             self._stream = None
@@ -286,24 +306,8 @@ class Frames:
             self._dropped, self._lost_at = str(broken), self._heard
             if not self._finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
-        deadline = self._heard + self._lease_s
-        while True:
-            try:
-                left_s = max(deadline - time.monotonic(), SHORTEST_TRY_S)
-                stream = self._reopen(left_s)
-                try:
-                    attach = Attach(VERSION, self._meeting, self._outbox.received, self._attempt, self._offsets)
-                    stream.write(encode(attach))
-                    return stream, skip_noise(stream, left_s)
-                except BaseException:
-                    stream.abandon()
-                    raise
-            except (LinkError, ProtocolError, OSError) as error:
-                latest = error
-            if time.monotonic() >= deadline:
-                raise LinkError(f"{broken}, and there was no way back within {self._lease_s:g} s: {latest}")
-            if self._given_up.wait(random.uniform(0.3, 1.0)):  # noqa: S311 - it only spreads the attempts
-                raise LinkError(str(broken))
+        attach = Attach(VERSION, self.meeting, self._outbox.received, self._attempt, self._offsets)
+        return self._way_back.find(broken, attach, self._heard + self._lease_s, self._lease_s)
 
     def _resume(self, stream: Stream, received: int) -> None:
         after_s, self._dropped = time.monotonic() - self._lost_at, None

@@ -25,10 +25,16 @@ _guardians: set[int] = set()
 
 
 class LocalTransport:
-    """This machine. `python` runs the agent and the tasks; `errors` gets what the agent writes to stderr."""
+    """This machine. `python` runs the agent and the tasks; `errors` gets what the agent writes to stderr.
 
-    def __init__(self, errors: Path, python: str = sys.executable, *, shares_files: bool = True) -> None:
+    The agent has `run_id` in its environment, as its tasks do, so that `distlaunch clean` finds it, too.
+    """
+
+    def __init__(
+        self, errors: Path, python: str = sys.executable, *, run_id: str = "", shares_files: bool = True
+    ) -> None:
         self.shares_files = shares_files
+        self._env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id} if run_id else None
         self._errors = errors
         self._python = python
 
@@ -43,6 +49,7 @@ class LocalTransport:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                env=self._env,
                 start_new_session=True,  # the terminal's Ctrl-C is ours to handle
             )
         finally:
@@ -88,10 +95,13 @@ class LocalLink:
     def send(self, message: Message, body: bytes = b"") -> None:
         self._frames.send(message, body)
 
+    def drop_if_silent(self, limit_s: float) -> None:
+        self._frames.drop_if_silent(limit_s)
+
     def close(self) -> int | None:
         self._frames.finish()
         try:
-            self._process.wait(END_WAIT_S)
+            self._process.wait(END_WAIT_S if not self._frames.given_up else 0.0)
         except subprocess.TimeoutExpired:
             self._end_stuck()
         self._frames.join(END_WAIT_S)

@@ -17,12 +17,18 @@ from launcher.transports.frames import Frames
 from launcher.transports.payload import make_payload
 from launcher.transports.ssh_config import SshTarget
 from launcher.transports.ssh_connect import AUTH_S, Connection, connect, place_of
-from worker_entry.messages import Message
+from launcher.transports.streams import ask
+from worker_entry.messages import Cleaned, Message
+from worker_entry.orders import VERSION, Clean
 from worker_entry.values import TaskExit
 
 BANNER_S = 60.0
 END_WAIT_S = 15.0
 """How long an agent that was asked to end may take: its grace for the tasks, and the way there and back."""
+LAST_TRY_S = 5.0
+"""How long a node may take to be reached once more, when its agent is not heard any more."""
+END_BY_GUARDIAN_S = 25.0
+"""How long it may then take until nothing is left there."""
 ATTEMPTS = 5
 """Connections tried where sshd drops them because it is busy (its MaxStartups)."""
 
@@ -83,6 +89,9 @@ class SshLink:
     def send(self, message: Message, body: bytes = b"") -> None:
         self._frames.send(message, body)
 
+    def drop_if_silent(self, limit_s: float) -> None:
+        self._frames.drop_if_silent(limit_s)
+
     def close(self) -> int | None:
         with self._lock:
             self._closing.set()
@@ -94,7 +103,18 @@ class SshLink:
         self._frames.finish()
         if not self._frames.join(END_WAIT_S):
             self._frames.give_up()
-        return 0 if self._frames.ended else None
+        return 0 if self._frames.ended or self._end_by_guardian() else None
+
+    def _end_by_guardian(self) -> bool:
+        """Ends an agent that we cannot talk to, over a connection of its own; returns whether nothing is left."""
+        if self._frames.meeting is None:
+            return False
+        try:
+            stream = open_stream(self._target, self._python, "clean", within_s=LAST_TRY_S, attempts=1)
+            answer = ask(stream, Clean(VERSION, [], self._frames.meeting), END_BY_GUARDIAN_S)
+        except LinkError:
+            return False
+        return isinstance(answer, Cleaned) and not answer.left
 
     def _open(self, verb: str, within_s: float, attempts: int) -> ChannelStream:
         return open_stream(

@@ -45,15 +45,21 @@ class NoAgentError(ProtocolError):
     """What was started has ended, and never was an agent."""
 
 
-def skip_noise(stream: Stream, within_s: float) -> bytes:
-    """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning."""
+def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does not start") -> bytes:
+    """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning.
+
+    Args:
+        stream: where to read.
+        within_s: how long the marker may take.
+        silent: what is said of one that does not come in time.
+    """
     noise = b""
     deadline = time.monotonic() + within_s
     while MARKER not in noise:
         try:
             data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
         except LinkBroken as broken:
-            raise LinkError(f"the agent does not start: {broken}{_shown(noise)}") from None
+            raise LinkError(f"{silent}: {broken}{_shown(noise)}") from None
         if not data:
             status = stream.exit_status()
             ended = f" (its login shell ended with status {status})" if status is not None else ""

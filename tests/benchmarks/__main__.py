@@ -4,6 +4,7 @@ import argparse
 
 from tests.benchmarks import (
     fan_out,
+    faults,
     help_time,
     log_throughput,
     overhead,
@@ -17,6 +18,7 @@ from tests.benchmarks import (
 
 BENCHMARKS = {
     "fanout": fan_out.measure,
+    "faults": faults.measure,
     "help": help_time.measure,
     "logs": log_throughput.measure,
     "overhead": overhead.measure,

@@ -1,0 +1,41 @@
+"""Whoever of a run dies, hangs or is asked to end, in whichever phase: it ends in time, says why, and leaves nothing.
+
+These are a part of all cells of `fault_matrix`; `python -m tests.benchmarks faults` plays every one, several times.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.apart import linux
+from tests.fault_matrix import Cell, Phase, Where, Who, all_cells, play
+from tests.test_ssh import skip_without_openssh
+
+pytestmark = [linux, pytest.mark.ssh]
+
+TERM, KILL, STOP = signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP
+
+CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
+    ("local", "guardian", STOP, "training"),
+    ("local", "guardian", TERM, "before start"),
+    ("local", "forkserver", KILL, "forming"),
+    ("local", "controller", STOP, "training"),
+    ("ssh", "agent", STOP, "training"),
+    ("ssh", "agent", STOP, "stopping"),
+    ("ssh", "guardian", KILL, "training"),
+    ("ssh", "newcomer", STOP, "forming"),
+]
+
+
+@pytest.mark.parametrize("cell", [Cell(*cell) for cell in CHOSEN], ids=str)
+def test_a_fault_ends_a_run_as_it_has_to_and_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
+    if cell.where == "ssh":
+        skip_without_openssh()
+    play(cell, tmp_path)
+
+
+def test_those_that_are_chosen_are_cells() -> None:
+    assert {Cell(*cell) for cell in CHOSEN} < {*all_cells()}
