@@ -214,11 +214,8 @@ class Supervisor:
         try:
             files.write_json(files.report, report.model_dump(mode="json"))
         except RunDirectoryError as error:  # what has become of the run does not change by that
-            self._console.error(
-                "\n".join(
-                    error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
-                )
-            )
+            lines = error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
+            self._console.error("\n".join(lines))
             written = False
         self._console.note(render_summary(report, written=written))
         return report
