@@ -110,8 +110,7 @@ class Agent:
                     if key.fd in self._selector.get_map():  # not taken out by one of the others
                         key.data()
                 self._step()
-            # With the selector still open: they take out of it what they close.
-            self._checks.close()
+            self._checks.close()  # while the selector is open, as is the nursery
             self._nursery.end()
         if self._replica is not None:
             self._replica.abandon()
