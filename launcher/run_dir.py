@@ -238,7 +238,7 @@ def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
     except OSError:
         return []
     log = LogLines(fold=fold)
-    lines = [*log.feed(_ZEROS.sub(b"", data)), *log.close()]
+    lines = [*log.feed(_ZEROS.sub(b"", data.strip(b"\0"))), *log.close()]
     return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
 
 
