@@ -517,6 +517,23 @@ def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> 
     newcomer.leave()
 
 
+def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
+    visit.accept().leave()
+    late = Pipes("attach", {})
+    late.write(encode(Attach(VERSION, visit.place.path, 0, 0, {})))
+    late.cut()  # before its interpreter has started
+    assert late.process.wait(30) == 1
+    assert select.select([visit.place], [], [], 0.0)[0] == []
+    late.abandon()
+
+
+def test_a_newcomer_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
+    newcomer = visit.accept()
+    assert newcomer.take()
+    meeting.release(newcomer.call, meeting.NOT_NEEDED)
+    assert visit.way.process.wait(30) == -signal.SIGKILL
+
+
 def test_a_newcomer_that_is_not_taken_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -36,6 +36,7 @@ TAKEN = b"+"
 """What a newcomer is told when its connection is the agent's from now on."""
 NOT_NEEDED = b"."
 """What a newcomer is told whose connection has broken, or was replaced."""
+REFUSED = b"-"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Newcomer:
         problem = Problem("protocol-error", f"the agent was sent {reason}")
         with contextlib.suppress(OSError):
             os.write(self.stdout, MARKER + encode(Broken(problem)))
-        release(self.call, NOT_NEEDED)
+        release(self.call, REFUSED)
         os.close(self.stdin)
         os.close(self.stdout)
 

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import socket
 import time
 from typing import Optional
@@ -34,6 +35,8 @@ def hand_over() -> int:
     if not isinstance(message, Attach):
         return _refuse("protocol-error", "a newcomer was not sent Attach")
     deadline = time.monotonic() + TAKEN_S
+    if _has_hung_up():  # it was held up, and another may have been taken meanwhile
+        return 1
     try:
         lock = os.open(lock_file(message.meeting), os.O_RDWR)
     except OSError:
@@ -57,9 +60,12 @@ def hand_over() -> int:
         os.dup2(devnull, 0)
         os.dup2(devnull, 1)
         call.settimeout(None)
-        with contextlib.suppress(OSError):
-            if call.recv(1) == NOT_NEEDED:
-                return 0
+        word = _receive_word(call)
+        if word == NOT_NEEDED:
+            # Not an exit status: for whoever still listens, this is a broken connection and not the agent's end.
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word:
+            return 1
     fcntl.flock(lock, fcntl.LOCK_EX)
     return _read_status(lock)
 
@@ -89,9 +95,22 @@ def _await_word(call: socket.socket, deadline: float) -> Optional[bytes]:
     ready = dict(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
     if call.fileno() not in ready:
         return None
-    with contextlib.suppress(OSError):
+    return _receive_word(call)
+
+
+def _receive_word(call: socket.socket) -> bytes:
+    """Empty if the agent has ended."""
+    try:
         return call.recv(1)
-    return b""
+    except OSError:
+        return b""
+
+
+def _has_hung_up() -> bool:
+    """Whether the connection has ended, whatever there is yet to read from it."""
+    poll = select.poll()
+    poll.register(0, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 def _await_end(lock: int, deadline: float) -> int:
