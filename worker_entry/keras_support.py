@@ -14,8 +14,8 @@ the first step (`keras_trainer`):
 
 Its optimizers fail or train wrongly (`keras_optimizers`):
 
-- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips the gradients
-  of the whole batch.
+- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips those of the
+  whole batch.
 - It updates variables within a condition if `gradient_accumulation_steps` or `ema_overwrite_frequency` is given.
   Replicas have to meet for that, and TensorFlow refuses it there.
 - `apply` makes the optimizer's variables in the graph of the step that uses it first. TensorFlow then runs this step
@@ -25,8 +25,8 @@ Its optimizers fail or train wrongly (`keras_optimizers`):
 
 It trains wrongly at two more places, `keras_backup` and `BatchNormalization` (`keras_layers`). This layer no longer
 averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every worker
-evaluates and saves another model. And a replica that gets no sample of an uneven last batch turns the model into NaN, by
-its moments of nothing.
+evaluates and saves another model. And a replica that gets no sample of an uneven last batch turns the model into NaN,
+by its moments of nothing.
 
 Under CentralStorageStrategy it counts its metrics wrongly, and cannot assign to some variables (`keras_variables`).
 
