@@ -140,7 +140,6 @@ def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(distlaunch: 
 def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
-    """Keras counts wrongly under central storage; what has been learnt is the same all the same."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, float] = {}
     for strategy in ("one_device", "mirrored", "central_storage"):
@@ -155,6 +154,6 @@ def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
         assert f"{replicas} replicas in sync, 128 images per step\n" in log
         losses[strategy] = [float(loss) for loss in re.findall(r" loss: (\d+\.\d+)", log)]
         [scores[strategy]] = [float(score) for score in re.findall(r": validation accuracy (\d\.\d+)", log)]
-    assert losses["mirrored"] == pytest.approx(losses["one_device"], abs=TOLERANCE)
-    assert scores["mirrored"] == pytest.approx(scores["one_device"], abs=TOLERANCE)
-    assert scores["central_storage"] == pytest.approx(scores["one_device"], abs=TOLERANCE)
+    for strategy in ("mirrored", "central_storage"):
+        assert losses[strategy] == pytest.approx(losses["one_device"], abs=TOLERANCE)
+        assert scores[strategy] == pytest.approx(scores["one_device"], abs=TOLERANCE)

@@ -14,8 +14,8 @@ the first step (`keras_trainer`):
 
 Its optimizers fail or train wrongly (`keras_optimizers`):
 
-- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips the
-  gradients of the whole batch.
+- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips those of the
+  whole batch.
 - It updates variables within a condition if `gradient_accumulation_steps` or `ema_overwrite_frequency` is given.
   Replicas have to meet for that, and TensorFlow refuses it there.
 - `apply` makes the optimizer's variables in the graph of the step that uses it first. TensorFlow then runs this step

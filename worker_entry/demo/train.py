@@ -113,7 +113,7 @@ def save_epoch(model: keras.Model, folder: Path, epoch: int) -> None:
 
 
 def score(model: keras.Model, examples: Examples) -> float:
-    """The accuracy, by hand: CentralStorageStrategy makes Keras count its metrics wrongly."""
+    """The accuracy, by hand: by itself, Keras counts its metrics wrongly under CentralStorageStrategy."""
     images, labels = examples
     return float(np.mean(np.argmax(model(images), axis=1) == labels))
 
