@@ -15,6 +15,7 @@ from launcher.resources import NodeFacts
 from launcher.run_dir import RunDir
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
+from worker_entry.lease import MARGIN_S
 from worker_entry.messages import Message, Ready
 from worker_entry.orders import VERSION, Goodbye, Hello
 
@@ -43,6 +44,8 @@ class NodeLinks:
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
         """What is left on nodes that were lost."""
+        self.fences: dict[str, float] = {}
+        """When the tasks of nodes that were lost have ended for certain, in monotonic seconds."""
         self._inlets: dict[str, Inlet] = {}
         """Those of the links; what comes through an older one is not for us."""
         self._placement = Placement()
@@ -88,8 +91,13 @@ class NodeLinks:
         for node in nodes:
             self.ready.pop(node, None)
             self._close_inlet(node)
-        left = map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE)
-        self._left.update(zip(gone, left, strict=True))
+        left = dict(zip(gone, map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
+        self._left.update(left)
+        for node, link in gone.items():
+            if left[node] is None:
+                self.fences[node] = link.heard + self._lease_s + MARGIN_S
+            else:
+                self.fences.pop(node, None)
 
     def _close_inlet(self, node: str) -> None:
         inlet = self._inlets.pop(node, None)

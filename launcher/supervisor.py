@@ -166,7 +166,9 @@ class Supervisor:
             again = self._replace_lost(last.gang) if last.gang.lost else chosen
             if again is None and self._restart.return_s:
                 again = self._await_return()
-            if again is None:
+            if again is not None:
+                self._fence()
+            else:
                 decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
         if isinstance(decision, GiveUp):
             if decision.reason and self._interrupted is None:
@@ -183,6 +185,17 @@ class Supervisor:
         for note in chosen.notes if chosen is not None else ():
             self._console.note(note)
         return chosen
+
+    def _fence(self) -> None:
+        """Waits until the tasks of lost nodes have ended for certain: two chiefs would write one checkpoint."""
+        fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
+        wait_s = max(fences.values(), default=0.0) - time.monotonic()
+        if wait_s > 0:
+            names = ", ".join(sorted(fences))
+            self._console.note(
+                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have ended for certain"
+            )
+            self._pause(wait_s)
 
     def _await_return(self) -> Cast | None:
         """The nodes with those that have come back; None when that takes too long, or is interrupted."""

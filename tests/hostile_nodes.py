@@ -158,7 +158,7 @@ class FarAgent:
                 self._running, self._left = [], 0
                 yield Empty(self._attempt, 0, 0)
             case Beat(time=time_):
-                yield Beat(now, self._received, time_)
+                yield Beat(now, self._received, time_, now)
             case Goodbye():
                 self.finish()
 
@@ -167,6 +167,10 @@ class FarAgent:
 class FarLink:
     agent: FarAgent
     frames: FramesLink
+
+    @property
+    def heard(self) -> float:
+        return self.frames.heard
 
     @property
     def clock_offset_s(self) -> float:

@@ -86,6 +86,11 @@ class Client:
     def send(self, *messages: Message) -> None:
         self.send_raw(b"".join(encode(message) for message in messages))
 
+    def beat(self) -> None:
+        """As a controller does: with the stamp of the last answer that has been received."""
+        stamps = [answer.stamp for answer in self.received(Beat)]
+        self.send(Beat(time.time(), 0, stamp=stamps[-1] if stamps else None))
+
     def send_raw(self, data: bytes) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(data)
@@ -1072,11 +1077,34 @@ def test_a_beat_keeps_the_lease(client: Client) -> None:
     client.start(command("worker:0", "sleep", "600"))
     ends = time.monotonic() + 1.8
     while time.monotonic() < ends:
-        client.send(Beat(time.time(), 0))
+        client.beat()
         with contextlib.suppress(AssertionError):
             client.receive(0.2)
     assert client.received(Exited) == []
     assert client.process.poll() is None
+
+
+def test_beats_that_confirm_no_answer_do_not_keep_the_lease(client: Client) -> None:
+    """The controller hears nothing, and may start the tasks elsewhere."""
+    client.greet(lease_s=1.0)
+    client.start(command("worker:0", "sleep", "600"))
+
+    def has_ended() -> None:
+        with contextlib.suppress(OSError):
+            client.send(Beat(time.time(), 0))
+        assert client.process.poll() is not None
+
+    eventually(has_ended)
+    client.expect_nothing_left()
+
+
+def test_a_stop_in_the_gap_between_two_attempts_is_answered(client: Client) -> None:
+    client.greet()
+    client.start(command("worker:0", "true"))
+    client.send(Stop(0.0))
+    client.expect(Empty)
+    client.send(Stop(0.0))
+    assert client.expect(Empty).attempt == 1
 
 
 def test_the_controller_sees_the_end_of_the_stream_as_soon_as_the_agent_is_dead(client: Client) -> None:

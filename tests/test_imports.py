@@ -52,7 +52,8 @@ LAUNCHER_LAYERS = """
 
 WORKER_LAYERS = """
     limits holes
-    values clock control_groups run_files after_import arrival keras_source remote_values turns wake
+    clock
+    values lease control_groups run_files after_import arrival keras_source remote_values turns wake
     kernel orders versions program_env crash_record built_strategy child_order parameter_server_data
     messages keras_backup keras_trainer keras_layers keras_optimizers keras_variables heartbeat patience oom
     keras_saving keras_callbacks parameter_server_steps metrics
@@ -224,6 +225,7 @@ def test_the_pure_modules_know_of_the_agent_only_its_messages() -> None:
         "transports.ssh_config",
         "gang_loop",
         "supervisor",
+        "node_links",
         "run",
         "transports.streams",
         "transports.way_back",

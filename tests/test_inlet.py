@@ -47,6 +47,7 @@ class FarNode:
 
     sent: list[Message] = field(default_factory=list)
     clock_offset_s = 0.0
+    heard = 0.0
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self.sent.append(message)

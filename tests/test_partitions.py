@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.background import BackgroundRun
 from tests.conftest import PROGRAMS, distlaunch_command
-from tests.namespaces import Network, running_network
+from tests.namespaces import CONTROLLER, Network, running_network
 from tests.sshd import SSHD
 from tests.witness import make_mark, marked, wait_until
 
@@ -132,3 +133,40 @@ def test_all_nodes_are_empty_within_the_lease_after_the_controllers_machine_is_g
     run.process.communicate()
     wait_until(lambda: marked(run.mark) == [], "all nodes are empty", 20)
     assert time.monotonic() - began < 5 + 2 + 3  # the lease, the grace of what does not heed TERM, and a busy machine
+
+
+@pytest.mark.parametrize("loss", ["its answers get lost", "our beats get lost", "its agent hangs and it is cut off"])
+def test_nothing_starts_elsewhere_before_the_tasks_of_a_lost_node_have_ended(
+    network: Network, tmp_path: Path, loss: str
+) -> None:
+    """It takes the lease and 10 s: the run has to wait until even an agent that hangs is killed."""
+    claims = network.folder / "claims"
+    claims.mkdir(mode=0o777)
+    claims.chmod(0o777)
+    shutil.copy(PROGRAMS / "claim.py", network.folder)
+    rules = "restart: {max_restarts: 1, min_workers: 1}\ntimeouts: {lease_s: 5}\n"
+    program = f"program: {{command: [{sys.executable}, {network.folder}/claim.py, {claims}]}}\n"
+    run = Run(network, tmp_path, f"{program}{rules}")
+    run.wait_for(b"claimed", 0)
+    run.wait_for(b"claimed", 1)
+    host = network.hosts["gpu-b"]
+    if loss == "its answers get lost":
+        host.run(["iptables", "-w", "-A", "OUTPUT", "-d", CONTROLLER[0], "-j", "DROP"])
+    elif loss == "our beats get lost":
+        host.block(CONTROLLER[0])
+    else:
+        there = os.stat(f"/proc/{host.daemon.pid}/ns/net").st_ino
+        (task,) = [
+            each
+            for each in marked(run.mark)
+            if "claim.py" in " ".join(each.cmdline()) and _namespace(each.pid) == there
+        ]
+        agent = task.parent()
+        assert agent is not None
+        agent.suspend()
+        host.down()
+    assert run.end(90) == 0, run.said
+    (lost,), (again,) = claims.glob("1-worker:1-*"), claims.glob("2-*")
+    assert lost.stat().st_mtime < again.stat().st_mtime, run.said
+    assert "gpu-b cannot be reached; waiting " in run.said
+    wait_until(lambda: run.left_on("gpu-b") == 0, "nothing is left there", 20)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry import orders, processes
 from worker_entry.connection import Connection
 from worker_entry.inspection import introduce
+from worker_entry.lease import GRACE_S, Lease
 from worker_entry.log_stream import stream_logs
 from worker_entry.meeting import Meeting, Newcomer
 from worker_entry.messages import Broken, Empty, Message, Noted, Prepared, Refused, Told
@@ -44,8 +45,6 @@ TICK_S = 0.05
 """How often growing logs, opened ports and ongoing stops are looked at."""
 IDLE_TICK_S = 0.5
 """The same while nothing is under way but training without log streaming."""
-LOST_GRACE_S = 2.0
-"""Between TERM and KILL when the controller is gone."""
 FIRST_LEASE_S = 60.0
 NURSERY_LOG = "nursery.log"
 
@@ -60,7 +59,8 @@ class Agent:
         self._owned = contextlib.ExitStack()
         """What has to be closed at the end: in reverse order, all of it, whatever goes wrong."""
         self._selector = self._owned.enter_context(selectors.DefaultSelector())
-        self._connection = Connection(self._selector, self._read, self._lose_connection)
+        self._lease = Lease(FIRST_LEASE_S, far=meeting is not None)
+        self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
         self._owned.callback(self._connection.end)
         self._meeting = meeting
         self._turns = turns
@@ -100,7 +100,7 @@ class Agent:
             self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
         self._connection.open(stdin, stdout)
         while not self._done():
-            self._turns.count()
+            self._turns.count(self._lease.end)
             self._connection.want_write()
             for key, _ in self._selector.select(self._tick()):
                 if key.fd in self._selector.get_map():  # not taken out by one of the others
@@ -124,7 +124,7 @@ class Agent:
 
     def _step(self) -> None:
         now = time.monotonic()
-        if self._asked_to_end or now - self._connection.heard > self._patience.seconds:
+        if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
         if self._replica is not None and not self._closing and self._hello is not None:
             self._replica.step()
@@ -222,7 +222,7 @@ class Agent:
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if self._tasks:
-                self._stop(LOST_GRACE_S)
+                self._stop(GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
 
@@ -240,6 +240,7 @@ class Agent:
             return
         self._hello = hello
         self._owned.callback(remove_empty_directory, hello.directory)
+        self._lease.seconds = hello.lease_s
         self._patience = Patience(hello.lease_s)
         self._turns.limit_s = hello.lease_s
         if self._meeting is not None:
@@ -286,6 +287,7 @@ class Agent:
 
     def _stop(self, grace_s: float) -> None:
         if self._finished is not None:
+            self._send(Empty(self._attempt, 0, 0))  # the controller stops an attempt of which nothing has begun here
             return
         self._waiting = None
         self._ports.forming.clear()
@@ -331,11 +333,12 @@ class Agent:
         self._controller_gone = True
         self._closing = True
         self._connection.close()
-        self._stop(LOST_GRACE_S)
+        # After a sleep of this machine it may be long over, and the tasks have been started elsewhere.
+        self._stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
 
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
         self._forget_finished()
         self._send(Broken(problem))
-        self._stop(LOST_GRACE_S)
+        self._stop(GRACE_S)

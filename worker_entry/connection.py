@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Optional, Union
 
 from worker_entry import clock
+from worker_entry.lease import Lease
 from worker_entry.meeting import NOT_NEEDED, Newcomer, release
 from worker_entry.messages import Attached, Message
 from worker_entry.orders import Beat
@@ -31,12 +31,16 @@ class Connection:
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, on_input: Callable[[], None], on_break: Callable[[], None]
+        self,
+        selector: selectors.BaseSelector,
+        on_input: Callable[[], None],
+        on_break: Callable[[], None],
+        lease: Lease,
     ) -> None:
+        self._lease = lease
+        self._unanswered: Optional[Beat] = None
         self.outbox = Outbox()
         self.is_open = False
-        self.heard = time.monotonic()
-        """When the controller was last heard of."""
         self._selector = selector
         self._on_input = on_input
         self._on_break = on_break
@@ -79,7 +83,6 @@ class Connection:
             os.set_blocking(descriptor, False)
         self._stdin, self._stdout = stdin, stdout
         self._decoder = Decoder()
-        self.heard = time.monotonic()
         self.is_open = True
         self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
 
@@ -132,7 +135,6 @@ class Connection:
             return None
         if not data:
             return None
-        self.heard = time.monotonic()
         return self._parse(data)
 
     def _parse(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
@@ -141,10 +143,17 @@ class Connection:
                 self.outbox.received += 1
             if isinstance(message, Beat):
                 self.outbox.confirm(message.received)
-                if self.pending < OUTPUT_LIMIT:
-                    self.send(Beat(clock.now(), self.outbox.received, message.time))
+                self._lease.confirm(message.stamp)
+                self._unanswered = message
+                self._answer()
             else:
                 yield message, body
+
+    def _answer(self) -> None:
+        """Answers the last beat, once there is room: the controller may not read for a while."""
+        if self._unanswered is not None and self.pending < OUTPUT_LIMIT:
+            beat, self._unanswered = self._unanswered, None
+            self.send(Beat(clock.now(), self.outbox.received, beat.time, self._lease.stamp()))
 
     def want_write(self) -> None:
         """Has `write` called when it can be done, if there is something to write."""
@@ -159,6 +168,7 @@ class Connection:
         except OSError:  # nobody reads any more
             self._on_break()
             return
+        self._answer()
         if not self._output:
             self._stop_writing()
 

@@ -6,7 +6,7 @@ told by the kernel and stops everything itself.
 An agent that hangs (SIGSTOP, a disk that does not answer) is killed, with everything below it, when it has taken no
 turn for the lease; or within seconds, when the guardian is asked to end and the agent does not react. A stopped agent
 is not continued: whatever stopped it can stop it again, and after the lease its controller has given the node up, and
-may have started the tasks elsewhere.
+may have started the tasks elsewhere. So is an agent that still goes on some seconds after the end of its lease.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from typing import Optional
 
 from worker_entry import clock, kernel, processes
+from worker_entry.lease import HANG_S
 from worker_entry.meeting import Meeting
 from worker_entry.turns import TICK_S, Silence, Turns
 from worker_entry.values import TaskExit
@@ -115,6 +116,9 @@ def _wait(agent: int, turns: Turns) -> TaskExit:
         limit_s = min(ENDING_LIMIT_S, turns.limit_s) if ending else turns.limit_s
         if silence.seconds > limit_s:
             sys.stderr.write(f"the agent has done nothing for {silence.seconds:.0f} s, and is killed\n")
+            return TaskExit(signal=signal.SIGKILL)
+        if turns.lease_end and clock.now() - turns.lease_end > HANG_S:
+            sys.stderr.write("the agent goes on after the end of its lease, and is killed\n")
             return TaskExit(signal=signal.SIGKILL)
         if select.select([wake], [], [], TICK_S)[0]:
             os.read(wake, 4096)

@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 from worker_entry.limits import BODY_LIMIT, Attempt, Count, Items, Name, Path, Port, TaskName, Within
 from worker_entry.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 5
+VERSION = 6
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when there is no agent any more."""
@@ -129,12 +129,14 @@ class Beat:
     """I am alive, and have `received` counted frames. A controller sends it, an agent answers each at once.
 
     `time` is the sender's clock in Unix seconds, `echo` in an answer the `time` of what it answers: together they
-    tell how far the two clocks are apart.
+    tell how far the two clocks are apart. `stamp`: in an answer that of the agent's `lease`, in a controller's beat the
+    one of the last answer that it has got.
     """
 
     time: float
     received: Count
     echo: Optional[float] = None
+    stamp: Optional[float] = None
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,18 @@ class Turns:
     """The turns of one agent's loop; made before the fork, `count` is called by the agent."""
 
     def __init__(self, limit_s: float) -> None:
-        self._values = memoryview(mmap.mmap(-1, 16)).cast("d")
+        self._values = memoryview(mmap.mmap(-1, 24)).cast("d")
         self.limit_s = limit_s
 
-    def count(self) -> None:
-        """The agent has taken a turn."""
+    def count(self, lease_end: float) -> None:
+        """The agent has taken a turn, and knows of this end of its lease, by the clock of that."""
         self._values[0] += 1.0
+        self._values[2] = lease_end
+
+    @property
+    def lease_end(self) -> float:
+        """By `clock`; 0 where only the agent knows it."""
+        return self._values[2]
 
     @property
     def number(self) -> float:

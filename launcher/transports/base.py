@@ -67,6 +67,10 @@ class Link(Protocol):
     def clock_offset_s(self) -> float:
         """How far the node's clock is ahead of ours, as far as is known."""
 
+    @property
+    def heard(self) -> float:
+        """When the agent was last heard of, in monotonic seconds."""
+
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
 

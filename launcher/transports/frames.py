@@ -84,6 +84,8 @@ class Frames:
         self._changed = threading.Condition()
         self._over = threading.Event()
         self._heard = self._lost_at = time.monotonic()
+        self._stamp: float | None = None
+        """That of the last answer to a beat."""
         self._dropped: str | None = None
         self._attempt = 0
         self._offsets: dict[str, int] = {}
@@ -127,6 +129,11 @@ class Frames:
             self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while yet
 
     @property
+    def heard(self) -> float:
+        """When the agent was last heard of, in monotonic seconds."""
+        return self._heard
+
+    @property
     def given_up(self) -> bool:
         return self._way_back.given_up
 
@@ -163,7 +170,7 @@ class Frames:
 
     def _beat(self) -> bytes:
         self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
-        return encode(Beat(clock.now(), self._outbox.received))
+        return encode(Beat(clock.now(), self._outbox.received, stamp=self._stamp))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)
@@ -281,6 +288,7 @@ class Frames:
             now = clock.now()
             self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
         with self._changed:
+            self._stamp = beat.stamp if beat.stamp is not None else self._stamp
             self._outbox.confirm(beat.received)
 
     def _ask_time(self) -> None:

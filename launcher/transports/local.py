@@ -89,6 +89,10 @@ class LocalLink:
         self._frames = Frames(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
 
     @property
+    def heard(self) -> float:
+        return self._frames.heard
+
+    @property
     def clock_offset_s(self) -> float:
         return 0.0  # it is our own clock
 

@@ -83,6 +83,10 @@ class SshLink:
         )
 
     @property
+    def heard(self) -> float:
+        return self._frames.heard
+
+    @property
     def clock_offset_s(self) -> float:
         return self._frames.clock_offset_s
 
