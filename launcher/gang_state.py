@@ -23,8 +23,8 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-ALONE_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "TPUStrategyV2")
-"""Classes of tf.distribute that are one process with all of its devices."""
+ALONE_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "TPUStrategyV2", "jax")
+"""Classes of tf.distribute that are one process with all of its devices; and what knows nothing of TF_CONFIG."""
 BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 

@@ -106,7 +106,7 @@ def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str |
 def render_separate(gang: Gang) -> str:
     """`worker:0, worker:1 train without each other: the program has not built MultiWorkerMirroredStrategy; …`."""
     built = sorted({gang.told[task].strategy for task in gang.separate if task in gang.told} - {""})
-    what = f"the program has built {', '.join(built)}, and not" if built else "the program has not built"
+    what = f"the program uses {', '.join(built)}, and not" if built else "the program has not built"
     names = name_tasks(sorted(gang.separate))
     return f"{names} train without each other: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
 

@@ -65,6 +65,13 @@ class TestStart:
         ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
         assert ran.status == 0, ran.stderr
 
+    def test_copies_of_a_jax_program_are_told_and_not_stopped(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        (tmp_path / "jax.py").touch()  # the real one does no more for a launcher than to be imported
+        program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 4: time.sleep(0.1)")
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
+        assert ran.status == 0, ran.stderr
+        assert "worker:0, worker:1 train without each other: the program uses jax, and not" in ran.stderr
+
     @pytest.mark.tensorflow
     def test_copies_of_a_single_process_strategy_are_told_within_seconds(
         self, distlaunch: Distlaunch, tmp_path: Path
@@ -77,7 +84,7 @@ class TestStart:
         """
         ran = distlaunch("local", "-n", "2", "--start-timeout", "3", write(tmp_path, source))
         assert ran.status == 0, ran.stderr
-        separate = "worker:0, worker:1 train without each other: the program has built MirroredStrategy, and not"
+        separate = "worker:0, worker:1 train without each other: the program uses MirroredStrategy, and not"
         assert ran.stderr.count(separate) == 1
 
 

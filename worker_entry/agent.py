@@ -218,6 +218,8 @@ class Agent:
         elif isinstance(message, orders.ShowStacks):
             self._stacks.begin(self._tasks.by_name, self._tree.living())
         elif isinstance(message, orders.Stop):
+            if self._finished is not None:  # the controller stops an attempt of which nothing has begun here
+                self._send(Empty(self._attempt, 0, 0))
             self._stop(message.grace_s)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
@@ -287,7 +289,6 @@ class Agent:
 
     def _stop(self, grace_s: float) -> None:
         if self._finished is not None:
-            self._send(Empty(self._attempt, 0, 0))  # the controller stops an attempt of which nothing has begun here
             return
         self._waiting = None
         self._ports.forming.clear()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from worker_entry.after_import import after_import
 
+JAX = "jax"
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 DEFAULT = "_DefaultDistributionStrategy"
 """How the names of those begin that are there without the program's doing."""
+
+
+def watch_jax(tell: Callable[[str], None]) -> None:
+    """From now on, `tell` hears of a program that imports JAX, and has not imported TensorFlow before."""
+    after_import(JAX, lambda _: None if "tensorflow" in sys.modules else tell(JAX))
 
 
 def watch_strategies(then: Callable[[Any], None]) -> None:

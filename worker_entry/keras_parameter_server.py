@@ -127,7 +127,10 @@ def _at_server(core: Any, original: Callable[..., Any], name: str) -> Callable[.
     @functools.wraps(original)
     def assign(self: Any, value: Any) -> Any:
         on_server = self._value
-        if not type(on_server).__module__.endswith(".ps_values") or core.in_stateless_scope():
+        kind = type(on_server)
+        # Of central storage, whose replicas update together, is the other class there.
+        is_on_server = kind.__module__.endswith(".ps_values") and kind.__name__ != "AggregatingVariable"
+        if not is_on_server or core.in_stateless_scope():
             return original(self, value)
         getattr(on_server, name)(core.tf.cast(value, on_server.dtype))
         return on_server.value()

@@ -135,6 +135,7 @@ def _prepare(order: TaskOrder) -> None:
         injecting.install(order.injections, teller, watchers)
         if own_tf_config.NAME in os.environ:
             built_strategy.watch_strategies(lambda strategy: teller.tell_strategy(type(strategy).__name__))
+            built_strategy.watch_jax(teller.tell_strategy)
             own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch)
     os.environ.update(child_order.tell_children(order, os.environ))
