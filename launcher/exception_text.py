@@ -25,6 +25,7 @@ _TRACE_LINE = re.compile(r"Detected at node |<stack traces unavailable>|Node: '|
 """The lines, without their indentation, between that heading and the sentence."""
 _ROOT = re.compile(r"^ +\(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _WRAPPER = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _MARKS = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+: "
@@ -62,7 +63,7 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
         message: the exception's message.
         preferred: a line with one of these goes before all others.
     """
-    text = without_wrappers(printable(message))
+    text = without_wrappers(printable(_COLOURS.sub("", message)))
     _, found, inner = text.rpartition(_TRACEBACK)
     raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
     if found and raised:  # what the user's function has raised in a tf.data pipeline

@@ -264,7 +264,9 @@ def test_every_compose_file_is_accepted(tmp_path: Path) -> None:
     files = [[COMPOSE_FILE], [COMPOSE_FILE, ROOT / "docker" / "compose.gpus.yaml"]]
     for spec in (ROOT / "cluster_specs").glob("*.yaml"):
         file = tmp_path / spec.name
-        file.write_text(output_of(*distlaunch_command("compose", f"cluster_specs/{spec.name}", "-n", "10")))
+        alone = spec.stem in ("mirrored", "one_device", "central_storage", "tpu")  # one process has no second node
+        words = ["compose", f"cluster_specs/{spec.name}", "-n", "1" if alone else "10"]
+        file.write_text(output_of(*distlaunch_command(*words)))
         files.append([file])
     for version in compose_versions():
         for chosen in files:

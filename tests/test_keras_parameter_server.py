@@ -235,5 +235,5 @@ def test_without_the_patch_the_failure_says_what_to_do(tmp_path: Path) -> None:
     done = start(tmp_path, "--workers", "1", "--no-keras-mend", str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
     assert done.returncode == 1
     assert "create_per_worker_dataset" in done.stderr
-    assert "without --no-keras-mend" in done.stderr
+    assert "remove --no-keras-mend" in done.stderr
     assert "TF_USE_LEGACY_KERAS=1" in done.stderr

@@ -160,7 +160,7 @@ NEXT_FIT = line_of("model.fit(x, y, batch_size=8, verbose=0)")
         ),
         (
             "evaluate-in-callback",
-            f"worker:0 is at {line_of('self.model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
+            f"worker:0 is in evaluate at {line_of('self.model.evaluate')}, worker:1 in fit at {NEXT_FIT}",
         ),
         ("fewer-batches", f"all are in fit at {line_of('model.fit(fewer_batches()')}"),
     ],

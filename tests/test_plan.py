@@ -560,7 +560,7 @@ class TestStrategies:
         for name, task in tasks.items():
             # The evaluator needs it not, but is forked from what was imported for all.
             assert task.env["GRPC_FAIL_FAST"] == "use_caller", name
-            assert (task.mend_keras, task.collective) == (name == "chief:0", False)
+            assert (task.mend_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
 
     def test_one_process_has_no_tf_config_and_is_told_its_strategy(self) -> None:
         [task] = self.planned("nodes: [{host: a}]\nstrategy: mirrored\ndevices: 4\ncross_device: nccl\n").values()

@@ -176,7 +176,8 @@ def test_a_run_that_is_over_or_none_is_told(tmp_path: Path) -> None:
 def test_who_waits_in_a_collective_is_told_from_who_keeps_it_waiting(tmp_path: Path) -> None:
     program = str(PROGRAMS / "fail_in_training.py")
     with running(tmp_path, "-n", "3", program, "worker:1", "sleep"):
-        wait_until(lambda: b"about to fail" in (tmp_path / "run/attempt-1/worker-1.log").read_bytes(), "it sleeps", 60)
+        log = tmp_path / "run/attempt-1/worker-1.log"
+        wait_until(lambda: log.exists() and b"about to fail" in log.read_bytes(), "it sleeps", 90)
         wait_until(lambda: "worker:0, worker:2 are at" in ask(tmp_path), "the others wait for it", 30)
         said = ask(tmp_path)
         assert f"worker:1 is at {program}:" in said

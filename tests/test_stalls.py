@@ -264,6 +264,7 @@ def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
     assert "Error: no sign of progress for 2 s [stalled]\n" in ran.stderr
 
 
+LOST_LEADER = str(PROGRAMS / "lost_leader.py")
 KERAS = str(PROGRAMS / "train_keras.py")
 
 
@@ -296,7 +297,7 @@ class TestRealClusters:
         assert any("worker:0, worker:2 are at" in line for line in verdict["evidence"])
 
     def test_one_that_does_not_find_the_leader_although_its_port_is_open(self, distlaunch: Distlaunch) -> None:
-        ran = distlaunch("local", "-n", "3", "--start-timeout", "15", str(PROGRAMS / "lost_leader.py"), "worker:1")
+        ran = distlaunch("local", "-n", "3", "--start-timeout", "15", "--keep-own-tf-config", LOST_LEADER, "worker:1")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
         waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard of it\)"

@@ -54,18 +54,25 @@ def find_program_env(program: Program, cwd: str, env: dict[str, str], packages: 
         env: what it is started with.
         packages: the import of one of them ends the look.
     """
-    if program.kind == "module":
-        folder, file = cwd, os.path.join(cwd, *program.target.split("."))
-        file = os.path.join(file, "__main__.py") if os.path.isdir(file) else f"{file}.py"
-    else:
-        file = os.path.realpath(os.path.join(cwd, program.target))
-        folder = os.path.dirname(file)
-        if os.path.isdir(file):
-            folder, file = file, os.path.join(file, "__main__.py")
+    try:
+        folder, file = _find_file(program, cwd)
+    except ValueError:  # no file can have such a name
+        return ProgramEnv()
     reader = _Reader(folder, cwd, env, packages)
     with contextlib.suppress(_Reached):
         reader.read(file)
     return reader.found
+
+
+def _find_file(program: Program, cwd: str) -> tuple[str, str]:
+    """Where the program looks for its modules first, and the file that runs first."""
+    if program.kind == "module":
+        file = os.path.join(cwd, *program.target.split("."))
+        return cwd, os.path.join(file, "__main__.py") if os.path.isdir(file) else f"{file}.py"
+    file = os.path.realpath(os.path.join(cwd, program.target))
+    if os.path.isdir(file):
+        return file, os.path.join(file, "__main__.py")
+    return os.path.dirname(file), file
 
 
 class _Reached(Exception):  # noqa: N818 - it is no error: the import has been found

@@ -245,14 +245,23 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:
-    """`run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]`: the same for a person, as `distlaunch plan` prints it."""
+    """`run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
     rest = list(arguments)
     mend = "--no-keras-mend" not in rest[:1]
     if not mend:
         del rest[0]
-    kind = "module" if rest[:1] == ["-m"] else "script"
-    if kind == "module":
+    kind = {"-m": "module", "--": "command"}.get(rest[0] if rest else "", "script")
+    if kind != "script":
         del rest[0]
     if not rest:
-        raise SystemExit("usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE) [ARGS…]")
-    run(TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend))
+        raise SystemExit(
+            "usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]"
+        )
+    order = TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend, progress=False)
+    if kind != "command":
+        run(order)
+        return
+    try:
+        os.execvpe(rest[0], rest, child_order.tell_children(order, os.environ))  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise SystemExit(f"{rest[0]}: {error.strerror}") from None
