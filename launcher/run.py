@@ -60,8 +60,7 @@ def run(
         with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
             console = open_console([task for _, task in spec.placements()], verbose=verbose)
             try:
-                with interrupts.raising():
-                    supervisor = _prepare(spec, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+                supervisor = _prepare(spec, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
                 return supervisor.run()
             finally:
                 interrupts.deliver_to(lambda _: console.hurry())
@@ -142,10 +141,9 @@ def check(spec: ClusterSpec) -> CheckReport:
             console = open_console([], verbose=False)
             try:
                 run_id = make_run_id(spec.name)
-                with interrupts.raising():
-                    supervisor = _make_supervisor(
-                        planner, run_id, files, ways, console, preflight, interrupts, only_checks=True
-                    )
+                supervisor = _make_supervisor(
+                    planner, run_id, files, ways, console, preflight, interrupts, only_checks=True
+                )
                 gang = supervisor.check()
             finally:
                 interrupts.deliver_to(lambda _: console.hurry())
@@ -209,6 +207,10 @@ def _make_supervisor(
     def recover(host: str, meeting: str) -> bool:
         return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
 
+    bundle = None
+    if spec.sync is not None:
+        with interrupts.raising():  # it may take minutes; other libraries may make another error of an interruption
+            bundle = make_bundle(spec.sync, current_directory())
     transports = {node.host: make_transport(spec, node, ways[node.host], files, run_id) for node in spec.nodes}
     stage = Stage(
         run_id,
@@ -220,7 +222,7 @@ def _make_supervisor(
         spec.restart.max_restarts > 0,
         spec.restart.max_worker_restarts,
         spec.tensorboard == "keep",
-        make_bundle(spec.sync, current_directory()) if spec.sync is not None else None,
+        bundle,
         only_checks,
     )
     return Supervisor(stage, recast, recover, spec.restart, interrupts, faults)
