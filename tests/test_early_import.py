@@ -301,3 +301,29 @@ def test_what_a_program_sets_in_plain_sight_costs_it_nothing(distlaunch: Distlau
     assert "early import" not in ran.stderr
     assert [ran.line("forked", f"worker-{task}")[0] for task in (0, 1)] == ["forked", "forked"]
     assert "oneDNN custom operations" not in (ran.directory / "nursery.log").read_text()
+
+
+def test_options_of_the_interpreter_and_a_sitecustomize_have_their_effect(tmp_path: Path) -> None:
+    """Options come by variables: a command line with `-W` or `-X` is a command, of which nothing is forked."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.CUSTOMIZED = 'yes'\n")
+    env = {
+        "PYTHONPATH": f"{tmp_path}/early:{tmp_path}/site",
+        "PYTHONWARNINGS": "error::UserWarning,ignore::DeprecationWarning",
+        "PYTHONDEVMODE": "1",
+        "PYTHONHASHSEED": "7",
+        "LC_ALL": "C.UTF-8",
+    }
+    forker = Forker(tmp_path / "early", "import warnings; warnings.simplefilter('once', FutureWarning)\n", env=env)
+    (tmp_path / "program.py").write_text(
+        "import locale, sys, warnings\n"
+        "print(CUSTOMIZED, sys.warnoptions, sys._xoptions, sys.flags.dev_mode, hash('a'))\n"
+        "import tensorflow\nprint([entry[:3] for entry in warnings.filters], locale.getpreferredencoding())\n"
+        "warnings.warn('as an error')\n"
+    )
+    plain = run(tmp_path, ["program.py"], together=True, env=forker.env)
+    assert plain.stdout.startswith("yes ")
+    assert plain.status == 1
+    assert forker.run(tmp_path, ["program.py"], expected=True) == plain
+    assert not forker.order_file.exists()
+    forker.close()
