@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -168,31 +168,37 @@ class Gang:
     @property
     def is_up(self) -> bool:
         """Whether all have joined the cluster, or train without having done so."""
-        if self.separate or self._trains(self.rules.trainers):
+        if self.separate or all(map(self._has_trained, self.rules.trainers)):
             return True
         return not self.missing and (self.unheard is not None or not self.rules.forming or not self.rules.has_leader)
 
     @property
     def separate(self) -> frozenset[TaskId]:
         """All training tasks, if each of them trains for itself: steps are done, and no port was ever opened."""
-        trainers = self.rules.trainers
-        if len(trainers) < 2 or not self.rules.has_leader or trainers & self.listening.keys():
-            return frozenset()
-        alone = {task for task in trainers & self.told.keys() if self.told[task].strategy in ALONE_STRATEGIES}
-        return trainers if all(task in alone or self._trains({task}) for task in trainers) else frozenset()
+        return (
+            self.rules.trainers if self._is_apart and all(map(self._trains_alone, self.rules.trainers)) else frozenset()
+        )
 
     @property
     def never_met(self) -> bool:
         """Whether training tasks that ought to be one cluster have ended without a word of each other."""
-        trainers = self.rules.trainers
-        if len(trainers) < 2 or not self.rules.has_leader or trainers & self.listening.keys() or self.separate:
+        if not self._is_apart or self.separate:
             return False
-        return any(told.phase != NOT_IMPORTED for task, told in self.told.items() if task in trainers)
+        return any(told.phase != NOT_IMPORTED for task, told in self.told.items() if task in self.rules.trainers)
 
-    def _trains(self, tasks: Collection[TaskId]) -> bool:
-        """Whether each of them has told of a step."""
-        steps = [self.told[task].progress for task in tasks if task in self.told]
-        return len(steps) == len(tasks) and all(progress is not None and progress.first_step for progress in steps)
+    @property
+    def _is_apart(self) -> bool:
+        """Whether several training tasks ought to be one cluster, and none has opened its port."""
+        trainers = self.rules.trainers
+        return len(trainers) > 1 and self.rules.has_leader and self.listening.keys().isdisjoint(trainers)
+
+    def _trains_alone(self, task: TaskId) -> bool:
+        return self._has_trained(task) or (task in self.told and self.told[task].strategy in ALONE_STRATEGIES)
+
+    def _has_trained(self, task: TaskId) -> bool:
+        """Whether the task has told of a step."""
+        progress = self.told[task].progress if task in self.told else None
+        return progress is not None and bool(progress.first_step)
 
     @property
     def is_over(self) -> bool:

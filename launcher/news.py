@@ -48,7 +48,7 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
     if isinstance(event, TaskTold) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
-    if after.separate and not before.separate:
+    if isinstance(event, TaskTold) and after.separate and not before.separate:
         return render_separate(after)
     if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:
         return f"{name_tasks(sorted(after.rules.trainers))} never met: none has opened its port; {OWN_STRATEGY_HINT}"

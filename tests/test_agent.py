@@ -1098,6 +1098,14 @@ def test_beats_that_confirm_no_answer_do_not_keep_the_lease(client: Client) -> N
     client.expect_nothing_left()
 
 
+def test_a_start_of_no_tasks_starts_none(client: Client) -> None:
+    client.greet()
+    client.send(Prepare(1, [], *PORTS))
+    client.expect(Prepared)
+    client.send(Start(1, []), Stop(0.0))
+    assert client.expect(Empty).attempt == 1
+
+
 def test_a_stop_in_the_gap_between_two_attempts_is_answered(client: Client) -> None:
     client.greet()
     client.start(command("worker:0", "true"))

@@ -276,7 +276,8 @@ class Agent:
             raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
         self._checks.close()
         self._waiting = order
-        self._nursery.expect(order.tasks[0].program, cwd)
+        for start in order.tasks[:1]:  # all run the same program
+            self._nursery.expect(start.program, cwd)
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> None:
         if not self._tasks:
