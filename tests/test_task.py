@@ -693,6 +693,22 @@ def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: s
     assert record.place == Place(str(task.folder / "program.py"), 4, call)
 
 
+@pytest.mark.parametrize(("line", "call"), [("model.fit(x)", "fit"), ("model.fit(list(x))", None), ("x[1]", None)])
+def test_what_was_called_is_read_from_the_line_where_its_frames_are_left_out(
+    task: Task, line: str, call: str | None
+) -> None:
+    """As Keras leaves out those of a call within a call: `evaluate` in a callback of `fit`."""
+    (task.folder / "filtered.py").write_text(
+        "class Model:\n    def fit(self, x): 1 / 0\nmodel, x = Model(), ()\n"
+        f"def run():\n    {line}\n"
+        "def cut():\n    try: run()\n    except Exception as error:\n"
+        "        error.__traceback__.tb_next.tb_next = None\n"
+        "        raise error.with_traceback(error.__traceback__.tb_next)\n"
+    )
+    record = task.crash("import filtered\nfiltered.cut()")
+    assert record.place == Place(str(task.folder / "filtered.py"), 5, call)
+
+
 def test_of_a_long_message_the_beginning_and_the_end_are_kept(task: Task) -> None:
     record = task.crash("raise ValueError('begins ' + 'x' * 100_000 + ' ends')")
     assert len(record.message) == MESSAGE_LIMIT

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import json
+import linecache
 import os
 import re
 import sysconfig
@@ -78,9 +80,29 @@ def _find_place(error: BaseException) -> Optional[Place]:
     for number in range(len(frames) - 1, -1, -1):
         frame, line = frames[number]
         if _is_theirs(frame.f_code.co_filename):
+            file = frame.f_code.co_filename
             called = frames[number + 1][0] if number + 1 < len(frames) else None
-            return Place(_writable(frame.f_code.co_filename), line, None if called is None else _public_name(called))
+            call = _only_call(file, line) if called is None else _public_name(called)
+            return Place(_writable(file), line, call)
     return None
+
+
+def _only_call(file: str, line: int) -> Optional[str]:
+    """What the source calls on that line, if it is one public name.
+
+    For a traceback that ends at the line: Keras and TensorFlow leave out their own frames, which in a call within a
+    call, such as `evaluate` in a callback of `fit`, are all that follow.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+    here = [node for node in ast.walk(tree) if getattr(node, "lineno", None) == line]
+    if any(isinstance(node, ast.Raise) for node in here):
+        return None
+    calls = [node.func for node in here if isinstance(node, ast.Call)]
+    names = [getattr(call, "attr", getattr(call, "id", "_")) for call in calls]
+    return names[0] if len(names) == 1 and not names[0].startswith("_") else None
 
 
 def _public_name(frame: types.FrameType) -> Optional[str]:
