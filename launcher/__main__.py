@@ -1,6 +1,6 @@
 """`python -m launcher`: the same as the `distlaunch` command."""
 
-from launcher.cli import main
+from launcher.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from launcher.spec import OWN_VARIABLES, ClusterSpec
-from launcher.spec_parts import FailureName
+from launcher.plan.tf_config import format_address
+from launcher.spec.models import OWN_VARIABLES, ClusterSpec
+from launcher.spec.parts import FailureName
 from launcher.tasks import TaskId
-from launcher.tf_config import format_address
 
 # Characters that a YAML file may hold as they are.
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp"), exclude_characters="\ufeff"))

@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from worker_entry.limits import Items, Matches, OfAttempt, OfSender, Within
-from worker_entry.messages import Log
-from worker_entry.orders import Piece
-from worker_entry.protocol import hints
+from worker_entry.protocol.field_limits import Items, Matches, OfAttempt, OfSender, Within
+from worker_entry.protocol.framing import hints
+from worker_entry.protocol.messages import Log
+from worker_entry.protocol.orders import Piece
 
 TEXTS = (
     "",

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from launcher.console import Console
-from launcher.gang_loop import Cast, Stage
-from launcher.interrupts import Interrupts
-from launcher.node_links import NodeLinks
-from launcher.planner import Planner
-from launcher.preflight import Preflight
-from launcher.results import RunReport
-from launcher.run_dir import RunDir
-from launcher.spec import ClusterSpec
-from launcher.supervisor import Supervisor
-from launcher.terminal import NowhereSink
+from launcher.console.terminal import NowhereSink
+from launcher.console.writer import Console
+from launcher.plan.planner import Planner
+from launcher.report.models import RunReport
+from launcher.run.context import RunContext
+from launcher.run.directory import RunDir
+from launcher.run.interrupts import Interrupts
+from launcher.run.node_links import NodeLinks
+from launcher.run.supervisor import Supervisor
+from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink
-from launcher.transports.frames import Frames as FramesLink
+from launcher.transports.resumable_link import Frames as FramesLink
 from tests.hostile_frames import Frames
-from worker_entry.messages import (
+from worker_entry.protocol.framing import MARKER, Decoder, encode
+from worker_entry.protocol.messages import (
     CHILD,
     Attached,
     Broken,
@@ -46,10 +46,9 @@ from worker_entry.messages import (
     ToAgent,
     ToController,
 )
-from worker_entry.orders import VERSION, Beat, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
-from worker_entry.outbox import is_counted
-from worker_entry.protocol import MARKER, Decoder, encode
-from worker_entry.values import Activity, DialResult, TaskExit
+from worker_entry.protocol.orders import VERSION, Beat, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
+from worker_entry.protocol.resend_buffer import is_counted
+from worker_entry.protocol.values import Activity, DialResult, TaskExit
 
 SPEC = {
     "nodes": [{"host": "honest", "tasks": {"worker": 2}}, {"host": "hostile", "tasks": {"worker": 2}}],
@@ -226,6 +225,19 @@ class FarTransport:
         return FarLink(agent, FramesLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
 
 
+@dataclass(frozen=True)
+class LimitedPlanner(Planner):
+    """Plans for all nodes, lost or not, so many times."""
+
+    tally: Tally = field(default_factory=Tally)
+    left: list[int] = field(default_factory=list)
+
+    def cast(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
+        self.left[0] -= 1
+        self.tally.attempts += 1
+        return (self, []) if self.left[0] >= 0 else None
+
+
 def run_once(
     folder: Path, seed: int, attempts: int, tally: Tally, spoiled: float = 0.0005, lie: bytes = b""
 ) -> RunReport:
@@ -238,19 +250,17 @@ def run_once(
         for node in spec.nodes
     }
     console = Console(NowhereSink(), [task for _, task in spec.placements()])
-    left = [attempts]
-    planner = Planner(spec, str(folder), os.environ, sys.executable)
-
-    def recast(_: Collection[str]) -> Cast | None:
-        left[0] -= 1
-        tally.attempts += 1
-        checks = Preflight(spec, "nonce") if chance.random() < 0.5 else None
-        return Cast(planner.plan, checks) if left[0] >= 0 else None
-
-    links = NodeLinks(ways, "run", files, spec.timeouts.lease_s)
-    stage = Stage("run", files, links, console, spec.timeouts, (20000, 20999), restarts=True)
+    planner = LimitedPlanner(spec, str(folder), os.environ, sys.executable, tally=tally, left=[attempts])
+    context = RunContext(
+        run_id="run",
+        spec=spec,
+        files=files,
+        links=NodeLinks(ways, "run", files, spec.timeouts.lease_s),
+        console=console,
+    )
+    checks = chance.random() < 0.5
     try:
-        return Supervisor(stage, recast, lambda *_: False, spec.restart, Interrupts()).run()
+        return Supervisor(context, planner, lambda *_: False, Interrupts(), checks=checks).run()
     finally:
         console.close()
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import worker_entry
 from tests.hostile_frames import TEXTS, Frames
-from worker_entry.messages import Broken, Ready, ToController
-from worker_entry.orders import (
+from worker_entry.protocol.framing import MARKER, Decoder, encode
+from worker_entry.protocol.messages import Broken, Ready, ToController
+from worker_entry.protocol.orders import (
     VERSION,
     Beat,
     Dial,
@@ -30,7 +31,6 @@ from worker_entry.orders import (
     Start,
     Stop,
 )
-from worker_entry.protocol import MARKER, Decoder, encode
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 OFTEN = (Beat, Piece, ShowStacks)

@@ -26,7 +26,10 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import make_mark, marked
-from worker_entry.messages import (
+from worker_entry.agent.task_process import StartedTask
+from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.framing import MARKER, Decoder, encode
+from worker_entry.protocol.messages import (
     Broken,
     Empty,
     Exited,
@@ -39,12 +42,9 @@ from worker_entry.messages import (
     Refused,
     Started,
 )
-from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
-from worker_entry.protocol import MARKER, Decoder, encode
-from worker_entry.run_files import AttemptFiles
-from worker_entry.started_task import StartedTask
-from worker_entry.telling import OUT_OF_THE_WAY
-from worker_entry.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
+from worker_entry.protocol.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.task.status_file import OUT_OF_THE_WAY
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 LOOK = str(PROGRAMS / "task_look.py")

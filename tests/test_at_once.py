@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from launcher.at_once import map_at_once
+from launcher.transports.in_parallel import map_at_once
 
 
 def test_results_are_in_the_order_of_the_items() -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.conftest import Distlaunch
 
 SOON = """
-import launcher.busy, launcher.cli, launcher.stalls
-launcher.stalls.LEAST_S, launcher.busy.ACTIVE_S = 3.0, 0.5
-launcher.cli.main()
+import launcher.gang.busy, launcher.cli.main, launcher.gang.stalls
+launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S = 3.0, 0.5
+launcher.cli.main.main()
 """
 """distlaunch, for which 3 s without a step are what 120 s are otherwise."""
 LOOP = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import SpecError
-from launcher.spec_file import load_spec
+from launcher.spec.loading import load_spec
 from tests.conftest import Distlaunch
 
 FOLDER = Path(__file__).parent / "bad_specs"

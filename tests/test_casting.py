@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.casting import at_first, cast
-from launcher.gang_state import Rules
-from launcher.spec import ClusterSpec
-from launcher.strategies import find_role_problem
+from launcher.gang.state import Rules
+from launcher.plan.placement import at_first, cast
+from launcher.spec.models import ClusterSpec
+from launcher.spec.strategies import find_role_problem
 from launcher.tasks import TASK_TYPES
 
 A, B, C = {"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}, {"host": "gpu-c"}
@@ -145,5 +145,5 @@ def test_whatever_is_lost_what_goes_on_is_a_cluster_that_can_succeed(case: tuple
     assert not {node.host for node in left.nodes} & {*lost}
     tasks = [task for _, task in left.placements()]
     assert find_role_problem(left.strategy, {name: sum(t.type == name for t in tasks) for name in TASK_TYPES}) is None
-    rules = Rules({"all": frozenset(tasks)}, frozenset(), 1.0, 1.0, 1.0, decides=left.rules.decides)
+    rules = Rules({"all": frozenset(tasks)}, frozenset(), 1.0, 1.0, 1.0, strategy=left.rules)
     assert rules.trainers

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.causes import classify, find_cause, is_collateral
-from launcher.events import TaskExited, TaskHalted
-from launcher.gang import SAVED_STATUS
-from launcher.gang_state import Gang
+from launcher.gang.decide import SAVED_STATUS
+from launcher.gang.events import TaskExited, TaskHalted
+from launcher.gang.state import Gang
 from launcher.tasks import TaskId
+from launcher.verdict.causes import classify, find_cause, is_collateral
 from tests.test_gang import ONE_NODE, W0, W1, W2
 from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history
-from worker_entry.values import CrashRecord, Problem, TaskExit
+from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 OOM = Problem("out-of-memory", "the kernel's OOM killer ended it", "lower the batch size")
 FULL = Problem("disk-full", "No space left on device: /runs")

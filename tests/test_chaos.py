@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.chaos import Fault, needed, parse_fault, pending, report_faults
 from launcher.errors import UsageError
-from launcher.events import Event, TaskTold
-from launcher.gang_state import Gang
-from launcher.local_mode import make_spec
-from launcher.overrides import Override, override
-from launcher.spec import ClusterSpec
-from launcher.spec_parts import ProgramSpec
+from launcher.gang.events import Event, TaskTold
+from launcher.gang.faults import Fault, needed, parse_fault, pending
+from launcher.gang.state import Gang
+from launcher.report.fault_report import report_faults
+from launcher.spec.command_line import make_spec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.overrides import Override, override
+from launcher.spec.parts import ProgramSpec
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import W0, W1, make_rules, play, running
-from worker_entry.values import Injection, Progress
+from worker_entry.protocol.values import Injection, Progress
 
 
 def spec_of(program: ProgramSpec | None = None) -> ClusterSpec:

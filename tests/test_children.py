@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Distlaunch
-from worker_entry.child_order import FOLDER, VARIABLE, tell_children
-from worker_entry.run_files import AttemptFiles
-from worker_entry.status_files import StatusFiles
-from worker_entry.values import Program, TaskOrder
+from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.protocol.child_order import FOLDER, VARIABLE, tell_children
+from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.values import Program, TaskOrder
 
 
 def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[str, str]:
@@ -107,7 +107,7 @@ class TestStart:
 
     def test_worker_entry_is_the_tasks_whatever_else_is_installed(self, tmp_path: Path) -> None:
         shutil.copytree(Path(FOLDER).parent, tmp_path / "worker_entry")
-        env = {**told(), "PYTHONPATH": str(tmp_path / "worker_entry" / "for_children")}
+        env = {**told(), "PYTHONPATH": str(tmp_path / "worker_entry" / "children")}
         found, _ = run_python("-c", "import worker_entry; print(worker_entry.__file__)", env=env)
         assert found == f"{tmp_path}/worker_entry/__init__.py\n"
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.background import BackgroundRun
 from tests.conftest import ROOT
-from worker_entry import clock
+from worker_entry.system import clock
 
 DAYS = 86_400
 SHIM = """

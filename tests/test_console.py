@@ -23,9 +23,9 @@ import psutil
 import pyte
 import pytest
 
-from launcher.console import NOTES_LIMIT, PIECE, PROGRESS_S, ZEROS, Console
+from launcher.console.terminal import NowhereSink, PlainSink
+from launcher.console.writer import NOTES_LIMIT, PIECE, PROGRESS_S, ZEROS, Console
 from launcher.tasks import TaskId
-from launcher.terminal import NowhereSink, PlainSink
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.spec_file import load_spec
+from launcher.spec.loading import load_spec
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.containers import (
     COMPOSE_FILE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_entry.control_groups import cores_limit
+from worker_entry.system.cgroups import cores_limit
 
 
 @pytest.mark.parametrize(

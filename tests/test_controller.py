@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.controller import Controller, is_alive, parse_controller, send_signal, this_process
 from launcher.errors import UsageError
-from launcher.run_dir import RunDir
+from launcher.run.controller import Controller, is_alive, parse_controller, send_signal, this_process
+from launcher.run.directory import RunDir
 from tests.conftest import distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until
@@ -122,7 +122,7 @@ class TestRun:
     def test_stays_under_way_whoever_looks_at_it(self, tmp_path: Path) -> None:
         """Also while it begins: somebody's lock has made it lose its own, and count as over from then on."""
         script = (
-            "import sys, time\nfrom pathlib import Path\nfrom launcher.run_dir import RunDir\n"
+            "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir\n"
             "with RunDir.create(Path(sys.argv[1])).hold('x'):\n    print('held', flush=True)\n    time.sleep(600)\n"
         )
         folder = tmp_path / "run"

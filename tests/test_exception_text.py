@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launcher.exception_text import LENGTH, find_sentence
+from launcher.verdict.exception_text import LENGTH, find_sentence
 from tests.conftest import PROGRAMS
 
 LABEL = r"Received a label value of 14 which is outside the valid range of \[0, 10\)\. .*"

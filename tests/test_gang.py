@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.events import (
+from launcher.gang.decide import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_gang
+from launcher.gang.events import (
     Action,
     AskStacks,
     Event,
@@ -32,10 +33,10 @@ from launcher.events import (
     TaskWrote,
     Tick,
 )
-from launcher.gang import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_gang
-from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.gang.state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id
-from worker_entry.values import Activity, CrashRecord, Problem, Progress, TaskExit
+from worker_entry.protocol.values import Activity, CrashRecord, Problem, Progress, TaskExit
 
 W0, W1, W2, EVALUATOR = (parse_task_id(text) for text in ("worker:0", "worker:1", "worker:2", "evaluator:0"))
 START_S, DRAIN_S, GRACE_S = 600.0, 300.0, 10.0
@@ -114,7 +115,7 @@ def test_no_gang_can_be_made_of_tasks_whose_end_decides_nothing() -> None:
     with pytest.raises(ValueError, match="needs a task whose end decides"):
         make_rules({"a": [EVALUATOR]})
     with pytest.raises(ValueError, match="needs a task whose end decides"):
-        Rules({"a": frozenset([W0])}, frozenset([W0]), 1.0, 1.0, 1.0, decides=("chief",))
+        Rules({"a": frozenset([W0])}, frozenset([W0]), 1.0, 1.0, 1.0, strategy=RULES["parameter_server"])
 
 
 class TestSuccess:

@@ -8,12 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.causes import find_cause
-from launcher.events import Event, Finish, Interrupted, NodeEmpty, NodeLost, StartAgain, StopNodes, TaskStarted, Tick
-from launcher.gang import FAILURE_GRACE_S, decide, new_gang
-from launcher.gang_state import Gang, Phase, Reason, Rules
-from launcher.strategies import RULES, find_role_problem
+from launcher.gang.decide import FAILURE_GRACE_S, decide, new_gang
+from launcher.gang.events import (
+    Event,
+    Finish,
+    Interrupted,
+    NodeEmpty,
+    NodeLost,
+    StartAgain,
+    StopNodes,
+    TaskStarted,
+    Tick,
+)
+from launcher.gang.state import Gang, Phase, Reason, Rules
+from launcher.spec.strategies import RULES, TORCH, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
+from launcher.verdict.causes import find_cause
 from tests.test_gang import DRAIN_S, GRACE_S, exited, listening, play, preparing, started
 from tests.test_verdict import judged
 
@@ -25,7 +35,6 @@ MAX_RETURNS = 2
 
 
 def make_rules(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> Rules:
-    strategy = RULES["parameter_server"]
     tasks = {node: frozenset(of_node) for node, of_node in (nodes or {"a": [CHIEF, W0, W1, PS]}).items()}
     forming = frozenset(task for task in frozenset().union(*tasks.values()) if task.type != "evaluator")
     return Rules(
@@ -34,11 +43,8 @@ def make_rules(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> Rules:
         start_s=600.0,
         drain_s=DRAIN_S,
         stop_grace_s=GRACE_S,
-        decides=strategy.decides,
-        serves=strategy.serves,
-        returns=strategy.returns,
+        strategy=RULES["parameter_server"],
         max_returns=MAX_RETURNS,
-        has_leader=False,
     )
 
 
@@ -188,7 +194,7 @@ class TestWhatRunsBesideTheTasks:
 
     def rules(self, *, keeps: bool) -> Rules:
         tasks = frozenset([W0, W1, self.BOARD])
-        return Rules({"a": tasks}, frozenset([W0, W1]), 600.0, DRAIN_S, GRACE_S, keeps_sides=keeps, has_leader=False)
+        return Rules({"a": tasks}, frozenset([W0, W1]), 600.0, DRAIN_S, GRACE_S, keeps_sides=keeps, strategy=TORCH)
 
     def up(self, *, keeps: bool) -> tuple[Rules, list[Event]]:
         rules = self.rules(keeps=keeps)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from launcher.plan import make_plan
-from launcher.plan_text import render_json
-from launcher.resources import NodeFacts
-from launcher.spec import ClusterSpec
-from launcher.spec_file import load_spec
+from launcher.plan.launch_plan import make_plan
+from launcher.plan.rendering import render_json
+from launcher.plan.resources import NodeFacts
+from launcher.spec.loading import load_spec
+from launcher.spec.models import ClusterSpec
 
 SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"

@@ -18,10 +18,10 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.test_agent import Client, command
 from tests.witness import make_mark, marked, wait_until
-from worker_entry.messages import Exited, Noted
-from worker_entry.orders import Beat, Goodbye, Preload
-from worker_entry.turns import SHORTEST_LIMIT_S, TICK_S, Silence, Turns
-from worker_entry.values import Program, TaskExit
+from worker_entry.agent.liveness import SHORTEST_LIMIT_S, TICK_S, Silence, Turns
+from worker_entry.protocol.messages import Exited, Noted
+from worker_entry.protocol.orders import Beat, Goodbye, Preload
+from worker_entry.protocol.values import Program, TaskExit
 
 TREE = str(PROGRAMS / "spawn_tree.py")
 
@@ -199,7 +199,7 @@ def test_an_agent_whose_forkserver_lives_ends_in_order(client: Client, tmp_path:
 
 @apart_on_linux
 def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
-    from worker_entry.agent import Agent
+    from worker_entry.agent.loop import Agent
 
     here = Path.cwd()
     agent = Agent(None, Turns(60.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.hiding import hide_env, hide_text, hide_words
+from launcher.spec.redaction import hide_env, hide_text, hide_words
 
 S = "hunter2"
 HIDDEN = "(redacted)"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 import click
 import pytest
 
-from launcher.cli import cli
-from launcher.spec import ClusterSpec
-from launcher.spec_parts import Model, TimeoutsSpec
+from launcher.cli.main import cli
+from launcher.spec.models import ClusterSpec
+from launcher.spec.parts import Model, TimeoutsSpec
 from tests.conftest import ROOT
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -11,9 +11,9 @@ import pytest
 from tests.apart import linux
 from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
-from worker_entry.messages import Exited, Log, Refused, Synced
-from worker_entry.protocol import encode
-from worker_entry.values import Problem, TaskExit
+from worker_entry.protocol.framing import encode
+from worker_entry.protocol.messages import Exited, Log, Refused, Synced
+from worker_entry.protocol.values import Problem, TaskExit
 
 SECONDS = 5.0
 

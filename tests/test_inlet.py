@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import Interrupted
-from launcher.inlet import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
-from launcher.node_links import NodeLinks
-from launcher.run_dir import RunDir
+from launcher.gang.events import Interrupted
+from launcher.run.directory import RunDir
+from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink
+from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
 from tests.witness import wait_until
-from worker_entry.messages import (
+from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.messages import (
     Broken,
     Empty,
     Exited,
@@ -32,9 +33,8 @@ from worker_entry.messages import (
     Started,
     Told,
 )
-from worker_entry.orders import VERSION
-from worker_entry.protocol import ProtocolError
-from worker_entry.values import Activity, Problem, TaskExit, TaskStatus
+from worker_entry.protocol.orders import VERSION
+from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 NODES = {"honest": [W0], "hostile": [W1]}

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from worker_entry.keras_saving import PART, written_whole
+from worker_entry.keras_patches.saving import PART, written_whole
 
 # --- whole files ---
 
@@ -63,7 +63,7 @@ def test_a_file_that_fails_half_way_leaves_the_one_before(tmp_path: Path) -> Non
 def test_what_a_killed_worker_has_left_goes_with_its_next_save(tmp_path: Path) -> None:
     source = f"""
 import os, signal
-from worker_entry.keras_saving import written_whole
+from worker_entry.keras_patches.saving import written_whole
 with written_whole({str(tmp_path / "model.keras")!r}, make_folders=False) as path:
     open(path, "w").write("half")
     os.kill(os.getpid(), signal.SIGKILL)

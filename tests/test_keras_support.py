@@ -26,16 +26,10 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from worker_entry import (
-    after_import,
-    built_strategy,
-    keras_layers,
-    keras_optimizers,
-    keras_support,
-    keras_trainer,
-    keras_variables,
-)
-from worker_entry.values import KerasPatch
+from worker_entry.hooks import built_strategy, import_hooks
+from worker_entry.keras_patches import layers, optimizers, patching, variables
+from worker_entry.keras_patches import trainer as keras_trainer
+from worker_entry.protocol.values import KerasPatch
 
 # --- Without TensorFlow: detection -----------------------------------------------------------------------
 
@@ -255,12 +249,12 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
         modules = {
             "keras.src.version": '__version__ = "3.99.0"',
             keras_trainer.TRAINER: textwrap.dedent(TRAINER_HEAD) + textwrap.dedent(trainer),
-            keras_layers.BATCH_NORMALIZATION: layer,
-            keras_optimizers.LOSS_SCALE_OPTIMIZER: scaler,
-            keras_optimizers.OPTIMIZER: optimizer,
-            keras_variables.VARIABLE: variable,
-            keras_support.LOSS: loss,
-            keras_support.METRIC: metric,
+            layers.BATCH_NORMALIZATION: layer,
+            optimizers.LOSS_SCALE_OPTIMIZER: scaler,
+            optimizers.OPTIMIZER: optimizer,
+            variables.VARIABLE: variable,
+            patching.LOSS: loss,
+            patching.METRIC: metric,
         }
         for name, source in modules.items():
             write_module(tmp_path, name, source)
@@ -278,7 +272,7 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
 def import_mended() -> tuple[ModuleType, list[str]]:
     """Imports the written Keras with the mend installed; gives its trainer and what was logged."""
     lines: list[str] = []
-    keras_support.install(lines.append)
+    patching.install(lines.append)
     importlib.import_module("keras")
     return sys.modules[keras_trainer.TRAINER], lines
 
@@ -286,7 +280,7 @@ def import_mended() -> tuple[ModuleType, list[str]]:
 def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
     write_keras()
     told: list[KerasPatch] = []
-    keras_support.install(lambda _: None, told.append)
+    patching.install(lambda _: None, told.append)
     importlib.import_module("keras")
     assert told == [KerasPatch("3.99.0", len(EVERYTHING))]
 
@@ -294,13 +288,13 @@ def test_what_was_done_is_told_if_anything_was(write_keras: WriteKeras) -> None:
 def test_nothing_is_told_where_nothing_was_done(write_keras: WriteKeras) -> None:
     write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_SCALER, FIXED_OPTIMIZER, OTHER_VARIABLE)
     told: list[KerasPatch] = []
-    keras_support.install(lambda _: None, told.append)
+    patching.install(lambda _: None, told.append)
     importlib.import_module("keras")
     assert told == []
 
 
 def finders() -> list[Any]:
-    return [finder for finder in sys.meta_path if type(finder).__module__ == after_import.__name__]
+    return [finder for finder in sys.meta_path if type(finder).__module__ == import_hooks.__name__]
 
 
 def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
@@ -318,9 +312,9 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
     functions = [
         trainer.reduce_per_replica,
         *vars(trainer.TensorFlowTrainer).values(),
-        *vars(sys.modules[keras_layers.BATCH_NORMALIZATION].BatchNormalization).values(),
-        *vars(sys.modules[keras_optimizers.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
-        *vars(sys.modules[keras_optimizers.OPTIMIZER].TFOptimizer).values(),
+        *vars(sys.modules[layers.BATCH_NORMALIZATION].BatchNormalization).values(),
+        *vars(sys.modules[optimizers.LOSS_SCALE_OPTIMIZER].LossScaleOptimizer).values(),
+        *vars(sys.modules[optimizers.OPTIMIZER].TFOptimizer).values(),
     ]
     assert not [function for function in functions if hasattr(function, "__wrapped__")]
 
@@ -371,7 +365,7 @@ def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
 def test_hook_is_lazy(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
-    keras_support.install(lines.append)
+    patching.install(lines.append)
     importlib.import_module("json.tool")
     assert finders()
     assert "keras" not in sys.modules
@@ -387,7 +381,7 @@ def test_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
 def test_hook_outlives_a_look_whether_keras_is_there(write_keras: WriteKeras) -> None:
     write_keras()
     lines: list[str] = []
-    keras_support.install(lines.append)
+    patching.install(lines.append)
     assert importlib.util.find_spec("keras") is not None
     importlib.import_module("keras")
     assert len(lines) == 1
@@ -398,7 +392,7 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
     write_keras()
     importlib.import_module("keras")
     lines: list[str] = []
-    keras_support.install(lines.append)
+    patching.install(lines.append)
     assert "mended Keras 3.99.0" in lines[0]
     assert finders() == []
 
@@ -406,7 +400,7 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
 def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, mended) = import_mended()
-    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {keras_layers.BATCH_NORMALIZATION} (")
+    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {layers.BATCH_NORMALIZATION} (")
     assert mended.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-mend turns this off)")
 
 
@@ -430,7 +424,7 @@ def test_process_of_its_own_is_patched_when_it_makes_a_strategy_of_several_repli
     monkeypatch.setitem(sys.modules, built_strategy.STRATEGIES, strategies)
     write_keras()
     lines: list[str] = []
-    keras_support.install(lines.append, cluster=False)
+    patching.install(lines.append, cluster=False)
     importlib.import_module("keras")
     assert lines == []
     for _ in range(2):
@@ -443,7 +437,7 @@ def test_keras_without_the_tensorflow_trainer_is_left_alone(tmp_path: Path, writ
     write_keras()
     (tmp_path / "keras" / "__init__.py").write_text("import keras.src.version")
     lines: list[str] = []
-    keras_support.install(lines.append)
+    patching.install(lines.append)
     importlib.import_module("keras")
     assert lines == []
 
@@ -519,7 +513,7 @@ def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
 def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) -> None:
     write_keras()
     import_mended()
-    layer = sys.modules[keras_layers.BATCH_NORMALIZATION].BatchNormalization()
+    layer = sys.modules[layers.BATCH_NORMALIZATION].BatchNormalization()
     layer.build()
     assert layer.gamma == ("gamma", "none")
     assert layer.moving_mean == ("moving_mean", "mean")

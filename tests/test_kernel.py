@@ -18,7 +18,7 @@ from tests.apart import apart, apart_on_linux, linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import open_descriptors
-from worker_entry import kernel
+from worker_entry.system import kernel
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 

@@ -8,7 +8,7 @@ import paramiko
 import pytest
 from paramiko.hostkeys import HostKeys
 
-from launcher.transports.known_hosts import load_known_keys
+from launcher.transports.ssh.known_hosts import load_known_keys
 
 KEY = paramiko.ECDSAKey.generate()
 OTHER = paramiko.ECDSAKey.generate()

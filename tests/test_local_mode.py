@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher import cli_specs
+from launcher.cli import cluster
 from launcher.errors import UsageError
-from launcher.local_mode import make_tasks
-from launcher.strategies import STRATEGIES, StrategyName
+from launcher.spec.command_line import make_tasks
+from launcher.spec.strategies import STRATEGIES, StrategyName
 from tests.conftest import Distlaunch
 
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
@@ -161,7 +161,7 @@ class TestWorkers:
 
 class TestStrategies:
     def test_the_command_line_knows_all_of_them(self) -> None:
-        assert cli_specs._STRATEGIES == STRATEGIES
+        assert cluster._STRATEGIES == STRATEGIES
 
     def test_one_process_is_one_worker(self) -> None:
         assert make_tasks("mirrored", None, None, evaluator=False) == {"worker": 1}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher import log_lines
-from launcher.log_lines import LogLines
+from launcher.console import log_lines
+from launcher.console.log_lines import LogLines
 from launcher.printable import printable
 
 CHATTER = Path(__file__).parent / "programs" / "chatty_tensorflow.txt"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.events import TaskExited, TaskTold
-from launcher.news import render_patches
+from launcher.console.messages import render_patches
+from launcher.gang.events import TaskExited, TaskTold
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch
-from worker_entry.values import KerasPatch, TaskExit
+from worker_entry.protocol.values import KerasPatch, TaskExit
 
 W0 = TaskId("worker", 0)
 

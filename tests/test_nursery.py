@@ -21,8 +21,8 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.test_task import IDENTITY, PROGRAMS_TO_COMPARE, WAYS, Ended, readable, run, write
 from tests.witness import make_mark, marked, wait_until
-from worker_entry.programs import may_import
-from worker_entry.values import Program, TaskExit
+from worker_entry.program.finding import may_import
+from worker_entry.protocol.values import Program, TaskExit
 
 pytestmark = linux
 KERAS = str(PROGRAMS / "train_keras.py")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from worker_entry.oom import OomWatch
-from worker_entry.values import TaskExit
+from worker_entry.protocol.values import TaskExit
+from worker_entry.system.oom import OomWatch
 
 KILLED = TaskExit(signal=signal.SIGKILL)
 LOGGED = "6,123,456,-;Memory cgroup out of memory: Killed process 77 (python3) total-vm:9kB, anon-rss:2097152kB, file\n"

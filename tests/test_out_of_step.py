@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.causes import find_cause, is_collateral
-from launcher.events import StacksTold, TaskExited
-from launcher.gang_state import Gang, Reason
-from launcher.out_of_step import find_outsider, is_out_of_step, render_split
-from launcher.stacks import find_call
+from launcher.gang.events import StacksTold, TaskExited
+from launcher.gang.out_of_step import find_outsider, is_out_of_step, render_split
+from launcher.gang.stacks import find_call
+from launcher.gang.state import Gang, Reason
 from launcher.tasks import TaskId
-from launcher.verdict import exit_status
+from launcher.verdict.causes import find_cause, is_collateral
+from launcher.verdict.judge import exit_status
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import ONE_NODE, W0, W1, W2, make_rules, play, running
 from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, judged
-from worker_entry.values import CrashRecord, Place, TaskExit
+from worker_entry.protocol.values import CrashRecord, Place, TaskExit
 
 OTHER_TYPE = "Collective instance 151 expected type 0 and data_type 1 but got type 2 and data_type 3"
 OTHER_SHAPE = (

@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from launcher.errors import UsageError
-from launcher.overrides import Override, override
-from launcher.rehearsal import rehearse
-from launcher.spec import ClusterSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.overrides import Override, override
+from launcher.spec.rehearsal import rehearse
 from tests.conftest import ROOT, Distlaunch
 
 FAR = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}]}

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from launcher.errors import UsageError
-from launcher.plan import LaunchPlan, TaskPlan, make_plan
-from launcher.plan_text import render_by_hand, render_json, render_text
-from launcher.planner import Planner
-from launcher.resources import NodeFacts
-from launcher.spec import ClusterSpec
-from launcher.spec_file import parse_spec
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan
+from launcher.plan.planner import Planner
+from launcher.plan.rendering import render_by_hand, render_json, render_text
+from launcher.plan.resources import NodeFacts
+from launcher.spec.loading import parse_spec
+from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch
 
@@ -552,8 +552,8 @@ class TestStrategies:
         assert programs == {
             "chief:0": "train.py",
             "evaluator:0": "train.py",
-            "worker:0": "worker_entry.server",
-            "ps:0": "worker_entry.server",
+            "worker:0": "worker_entry.task.server",
+            "ps:0": "worker_entry.task.server",
         }
         gpus = {name: task.env["CUDA_VISIBLE_DEVICES"] for name, task in tasks.items()}
         assert gpus == {"chief:0": "-1", "ps:0": "-1", "worker:0": "0,1", "evaluator:0": "-1"}

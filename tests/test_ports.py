@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.apart import apart_on_linux, linux
-from worker_entry.ports import HeldPorts, is_open
-from worker_entry.values import Program, TaskRequest
+from worker_entry.protocol.values import Program, TaskRequest
+from worker_entry.system.ports import HeldPorts, is_open
 
 _first_for_all = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 PRIVILEGED = int(_first_for_all.read_text()) if _first_for_all.exists() else 1024
@@ -202,8 +202,8 @@ def test_agents_that_race_for_a_range_never_share_a_port(free: int, tmp_path: Pa
     """Three processes want 5 of 15 ports each, at the same moment, and each has its own to the end."""
     code = f"""if True:
         import json, os, sys, time
-        from worker_entry.values import Program, TaskRequest
-        from worker_entry.ports import HeldPorts
+        from worker_entry.protocol.values import Program, TaskRequest
+        from worker_entry.system.ports import HeldPorts
         print("ready", flush=True)
         while not os.path.exists({str(tmp_path / "go")!r}):
             pass

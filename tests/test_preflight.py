@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.check_report import COLUMNS, make_check_report, make_rows, render_findings
-from launcher.events import (
+from launcher.gang.decide import FAILURE_GRACE_S
+from launcher.gang.events import (
     Action,
     Checked,
     CheckNodes,
@@ -31,11 +31,12 @@ from launcher.events import (
     SyncNodes,
     Tick,
 )
-from launcher.gang import FAILURE_GRACE_S
-from launcher.gang_state import BEFORE_START, Gang, Phase, Reason, Rules
-from launcher.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
-from launcher.results import CheckReport, Finding
-from launcher.spec import ClusterSpec
+from launcher.gang.findings import Finding
+from launcher.gang.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
+from launcher.gang.state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.report.check_report import COLUMNS, make_check_report, make_rows, render_findings
+from launcher.report.models import CheckReport
+from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
 from tests.test_gang import (
     CTRL_C,
@@ -54,9 +55,9 @@ from tests.test_gang import (
     replay,
 )
 from tests.test_verdict import judged
-from worker_entry.messages import Dialled, Inspected, Ready
-from worker_entry.orders import VERSION, Inspect
-from worker_entry.values import DialResult, GpuUse, Problem, Program, Target
+from worker_entry.protocol.messages import Dialled, Inspected, Ready
+from worker_entry.protocol.orders import VERSION, Inspect
+from worker_entry.protocol.values import DialResult, GpuUse, Problem, Program, Target
 
 NONCE = "5f3a"
 A = {"host": "gpu-a", "address": "10.0.0.11"}

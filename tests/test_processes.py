@@ -19,9 +19,9 @@ import pytest
 from tests.apart import apart, apart_on_linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
-from worker_entry import kernel
-from worker_entry.processes import Tree, kill_descendants, spawn
-from worker_entry.values import TaskExit
+from worker_entry.protocol.values import TaskExit
+from worker_entry.system import kernel
+from worker_entry.system.processes import Tree, kill_descendants, spawn
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 CHAIN = str(PROGRAMS / "tree_chain.py")
@@ -293,7 +293,7 @@ def test_a_task_leads_a_session_of_its_own_with_nothing_to_read() -> None:
 def test_a_task_dies_with_the_process_that_started_it() -> None:
     code = """if True:
         import os, time
-        from worker_entry.processes import spawn
+        from worker_entry.system.processes import spawn
         print(spawn(["sleep", "60"], env=dict(os.environ), cwd="/", output=2), flush=True)
         time.sleep(60)
     """

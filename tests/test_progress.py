@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from launcher.events import TaskTold
-from launcher.pace import SAMPLES, PaceWatch, render_slow
+from launcher.gang.events import TaskTold
+from launcher.gang.stragglers import SAMPLES, PaceWatch, render_slow
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.polling import eventually
 from tests.test_gang import W0, W1, W2
-from worker_entry.progress import Meter
-from worker_entry.telling import Teller
-from worker_entry.values import Progress
+from worker_entry.protocol.values import Progress
+from worker_entry.task.meter import Meter
+from worker_entry.task.status_file import Teller
 
 
 class TestPace:
@@ -82,7 +82,7 @@ class TestMeter:
     def test_leaves_a_descriptor_alone_that_is_another_files_by_now(self, tmp_path: Path) -> None:
         source = """
 import os, sys
-from worker_entry.telling import Teller
+from worker_entry.task.status_file import Teller
 teller = Teller("status.json")
 teller.tell_phase("is at work")
 os.closerange(3, 1000)
@@ -96,7 +96,7 @@ teller.tell_phase("has closed everything")
     def test_a_forked_child_does_not_speak_for_its_parent(self, tmp_path: Path) -> None:
         source = """
 import os
-from worker_entry.telling import Teller
+from worker_entry.task.status_file import Teller
 teller = Teller("status.json")
 if os.fork() == 0:
     teller.tell_phase("is a child")
@@ -111,8 +111,8 @@ NASTY = """
 import sys, threading
 import numpy as np
 from worker_entry import progress
-from worker_entry.progress import Meter
-from worker_entry.telling import Teller
+from worker_entry.task.meter import Meter
+from worker_entry.task.status_file import Teller
 
 class Nasty:
     def __init__(self, do): self._do = do
@@ -274,8 +274,8 @@ import tensorflow as tf
 import tf_keras
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from worker_entry import keras_progress
-from worker_entry.progress import Meter
-from worker_entry.telling import Teller
+from worker_entry.task.meter import Meter
+from worker_entry.task.status_file import Teller
 
 meter = Meter(Teller("status.json"), lambda: None)
 keras_progress.install(meter)

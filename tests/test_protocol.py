@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_entry.limits import (
+from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
     FLOAT_LIMIT,
     LARGEST,
@@ -25,9 +25,9 @@ from worker_entry.limits import (
     Text,
     Within,
 )
-from worker_entry.messages import FRAME_LIMIT, FRAME_LIMITS, Exited, Log, Message, Noted, ToAgent, ToController
-from worker_entry.orders import Beat, Goodbye, Piece, Start
-from worker_entry.protocol import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
+from worker_entry.protocol.framing import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
+from worker_entry.protocol.messages import FRAME_LIMIT, FRAME_LIMITS, Exited, Log, Message, Noted, ToAgent, ToController
+from worker_entry.protocol.orders import Beat, Goodbye, Piece, Start
 
 Frame = tuple[Message, bytes]
 

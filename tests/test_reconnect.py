@@ -24,16 +24,28 @@ from hypothesis import strategies as st
 import worker_entry
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
-from launcher.transports.frames import PASSING_LIMIT, Frames
+from launcher.transports.resumable_link import PASSING_LIMIT, Frames
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
-from worker_entry import kernel, meeting
-from worker_entry import newcomer as newcomers
-from worker_entry.messages import Attached, Broken, Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
-from worker_entry.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
-from worker_entry.outbox import Outbox
-from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
-from worker_entry.values import Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.agent import reattach
+from worker_entry.agent import reattachment as newcomers
+from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import (
+    Attached,
+    Broken,
+    Empty,
+    Exited,
+    Listening,
+    Log,
+    Message,
+    Prepared,
+    Ready,
+    Started,
+)
+from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat, Goodbye, Hello, Piece, Prepare, Start, Stop
+from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.system import kernel
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 
@@ -465,12 +477,12 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
 class Visit:
     """A newcomer at a place where the test is the agent."""
 
-    place: meeting.Meeting
+    place: reattach.Meeting
     way: Pipes
 
-    def accept(self) -> meeting.Newcomer:
+    def accept(self) -> reattach.Newcomer:
         newcomer = self.place.accept()
-        assert isinstance(newcomer, meeting.Newcomer)
+        assert isinstance(newcomer, reattach.Newcomer)
         return newcomer
 
     @property
@@ -487,7 +499,7 @@ class Visit:
 
 @pytest.fixture
 def visit() -> Iterator[Visit]:
-    place = meeting.Meeting.make()
+    place = reattach.Meeting.make()
     assert place is not None
     place.listen()
     way = Pipes("attach", {})
@@ -530,7 +542,7 @@ def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_pl
 def test_a_newcomer_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
     newcomer = visit.accept()
     assert newcomer.take()
-    meeting.release(newcomer.call, meeting.NOT_NEEDED)
+    reattach.release(newcomer.call, reattach.NOT_NEEDED)
     assert visit.way.process.wait(30) == -signal.SIGKILL
 
 
@@ -550,17 +562,17 @@ def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: 
 
 
 def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
-    first = meeting.Meeting.make()
+    first = reattach.Meeting.make()
     assert first is not None
     base = os.path.dirname(first.path)
     dead = os.path.join(base, "agent-dead")
     os.mkdir(dead, 0o700)
     Path(dead, "lock").touch()
-    second = meeting.Meeting.make()
+    second = reattach.Meeting.make()
     assert second is not None
     try:
         assert not os.path.exists(dead)
-        assert meeting.is_alive(first.path)
+        assert reattach.is_alive(first.path)
         assert stat.S_IMODE(os.stat(first.path).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(base).st_mode) & 0o077 == 0
     finally:

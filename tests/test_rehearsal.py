@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.compose import render_compose
 from launcher.errors import UsageError
-from launcher.rehearsal import rehearse
-from launcher.spec import ClusterSpec
-from launcher.spec_file import parse_spec
+from launcher.plan.compose import render_compose
+from launcher.spec.loading import parse_spec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.rehearsal import rehearse
 from tests.conftest import Distlaunch
 
 REAL = """

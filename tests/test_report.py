@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from launcher.errors import TooFewGpusError
-from launcher.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
-from launcher.gang_state import Gang
-from launcher.report import (
+from launcher.gang.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
+from launcher.gang.findings import Finding
+from launcher.gang.state import Gang
+from launcher.report.models import ProgressReport, RunReport
+from launcher.report.run_report import (
     Attempt,
     Earlier,
     RunEnd,
@@ -22,11 +24,11 @@ from launcher.report import (
     render_error,
     render_summary,
 )
-from launcher.results import Finding, ProgressReport, RunReport, Verdict
 from launcher.tasks import TaskId
+from launcher.verdict.models import Verdict
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
 from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
-from worker_entry.values import CrashRecord, Problem, TaskExit
+from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 LOCAL = {"local": [W0, W1]}
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.restarts import (
+from launcher.gang.restarts import (
     FREE,
     LONG_S,
     LONGEST_PAUSE_S,
@@ -25,7 +25,7 @@ from launcher.restarts import (
     decide_restart,
     remember,
 )
-from launcher.spec_parts import FailureName, RestartSpec
+from launcher.spec.parts import FailureName, RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 

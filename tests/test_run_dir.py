@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from launcher.errors import EXIT_INFRASTRUCTURE, RunDirectoryError
-from launcher.run_dir import TAIL_BYTES, RunDir, last_lines, make_run_id, runs_directory
+from launcher.run.directory import RunDir
+from launcher.run.log_tails import TAIL_BYTES, last_lines
+from launcher.run.naming import make_run_id, runs_directory
 from launcher.tasks import TaskId
 from tests.apart import linux
 from tests.conftest import Distlaunch

@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from launcher.results import AttemptReport, RunReport, TaskReport, Verdict
+from launcher.report.models import AttemptReport, RunReport, TaskReport
+from launcher.verdict.models import Verdict
 from tests.conftest import Distlaunch
 
 SPECS = sorted((Path(__file__).parents[1] / "cluster_specs").glob("*.yaml"))

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import SpecError
-from launcher.marked_yaml import SIZE_LIMIT
-from launcher.plan import make_plan
-from launcher.spec import ClusterSpec
-from launcher.spec_fields import PortRange
-from launcher.spec_file import load_spec
+from launcher.plan.launch_plan import make_plan
+from launcher.spec.fields import PortRange
+from launcher.spec.loading import load_spec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.yaml_positions import SIZE_LIMIT
 from launcher.tasks import TaskId
 from tests.generated_specs import specs
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.transports import ssh_config
 from launcher.transports.base import LinkError
-from launcher.transports.ssh_config import SshTarget, load_target, parse_target
+from launcher.transports.ssh import config
+from launcher.transports.ssh.config import SshTarget, load_target, parse_target
 from tests.witness import make_mark, marked, wait_until
 
 Configure = Callable[[bytes], None]
@@ -147,7 +147,7 @@ def test_a_configuration_that_does_not_answer_is_told_and_nothing_of_it_is_left(
     for name, value in mark.items():
         monkeypatch.setenv(name, value)
     configure(b'Match exec "sleep 600; true"\n  User alice\n')
-    monkeypatch.setattr(ssh_config, "ANSWER_S", 1.0)
+    monkeypatch.setattr(config, "ANSWER_S", 1.0)
     with pytest.raises(LinkError, match=r"`ssh -G gpu-a` does not answer within 1 s; a `Match exec` .* may hang"):
         load_target("gpu-a")
     wait_until(lambda: marked(mark) == [], "nothing of it is left")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.stacks import StackCollector, parse_stack, render_stacks
+from launcher.gang.stacks import StackCollector, parse_stack, render_stacks
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.witness import wait_until
-from worker_entry.values import Activity
+from worker_entry.protocol.values import Activity
 
 W0, W1, W2 = (TaskId("worker", index) for index in range(3))
 LIBRARY = "/venv/lib/python3.11/site-packages/tensorflow/python/eager/execute.py"
@@ -27,7 +27,7 @@ Current thread 0x00007f22 (most recent call first):
   File "{LIBRARY}", line 53 in quick_execute
   File "/home/me/train.py", line 41 in step
   File "/home/me/train.py", line 60 in <module>
-  File "/x/worker_entry/task.py", line 120 in run
+  File "/x/worker_entry/task/runner.py", line 120 in run
   File "<frozen runpy>", line 88 in _run_code
 """
 

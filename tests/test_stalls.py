@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.busy import render_busy
-from launcher.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
-from launcher.gang_state import Gang, Phase, Reason
-from launcher.stalls import find_staller, render_stall, render_steps
-from launcher.stragglers import parse_stragglers
+from launcher.gang.busy import render_busy
+from launcher.gang.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
+from launcher.gang.not_joined import parse_stragglers
+from launcher.gang.stalls import find_staller, render_stall, render_steps
+from launcher.gang.state import Gang, Phase, Reason
 from launcher.tasks import TaskId, find_leader
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import (
@@ -30,7 +30,7 @@ from tests.test_gang import (
     running,
     started,
 )
-from worker_entry.values import Activity, Progress
+from worker_entry.protocol.values import Activity, Progress
 
 THREE = {"a": [W0, W1, W2]}
 STACK = 'Thread 0x01 (most recent call first):\n  File "{file}", line {line} in {function}\n'

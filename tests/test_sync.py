@@ -17,17 +17,17 @@ import psutil
 import pytest
 
 from launcher.errors import UsageError
-from launcher.spec_parts import SyncSpec
-from launcher.sync import FILES_LIMIT, make_bundle
+from launcher.run.sync import FILES_LIMIT, make_bundle
+from launcher.spec.parts import SyncSpec
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_hosts, running_sshd
 from tests.test_link_drops import send_to_sessions
 from tests.test_ssh import skip_without_openssh
 from tests.witness import wait_until
-from worker_entry.messages import Fetch, Message, Noted, Refused, Synced
-from worker_entry.orders import Offer, Piece
-from worker_entry.replica import Replica
-from worker_entry.values import FileEntry
+from worker_entry.agent.program_copy import Replica
+from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
+from worker_entry.protocol.orders import Offer, Piece
+from worker_entry.protocol.values import FileEntry
 
 PORT = 22025
 
@@ -97,7 +97,7 @@ def test_everything_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.sync.FILES_LIMIT", 2)
+    monkeypatch.setattr("launcher.run.sync.FILES_LIMIT", 2)
     write(tmp_path, {"a": "", "b": "", "c": ""})
     with pytest.raises(UsageError) as caught:
         make_bundle(SyncSpec(to="~/x"), tmp_path)

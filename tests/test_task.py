@@ -24,9 +24,9 @@ import pytest
 import worker_entry
 from tests.apart import linux
 from tests.conftest import PROGRAMS
-from worker_entry.crash_record import MESSAGE_LIMIT
-from worker_entry.protocol import parse
-from worker_entry.values import CrashRecord, Place
+from worker_entry.protocol.framing import parse
+from worker_entry.protocol.values import CrashRecord, Place
+from worker_entry.task.crash_record import MESSAGE_LIMIT
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 BY_PATH = [ENTRY, "run"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.plan import make_plan
-from launcher.resources import NodeFacts
-from launcher.spec_file import parse_spec
+from launcher.plan.launch_plan import make_plan
+from launcher.plan.resources import NodeFacts
+from launcher.plan.torch_env import make_torch_envs
+from launcher.spec.loading import parse_spec
 from launcher.tasks import TaskId
-from launcher.torch_env import make_torch_envs
 from tests.conftest import PROGRAMS, Distlaunch
 
 TORCH_PYTHON = os.environ.get("DISTLAUNCH_TORCH_PYTHON", sys.executable)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from launcher.run_dir import RunDir
+from launcher.run.directory import RunDir
 from launcher.tasks import parse_task_id
 from launcher.transports import local
 from launcher.transports.base import OPEN_LOGS, Link, LinkClosed, LinkNews, LogMirror, Transport
@@ -26,11 +26,11 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import MARK, make_mark, marked, open_descriptors, wait_until
-from worker_entry.limits import BODY_LIMIT
-from worker_entry.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
-from worker_entry.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
-from worker_entry.protocol import MARKER, ProtocolError, encode
-from worker_entry.values import Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.protocol.field_limits import BODY_LIMIT
+from worker_entry.protocol.framing import MARKER, ProtocolError, encode
+from worker_entry.protocol.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
+from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
+from worker_entry.protocol.values import Program, TaskExit, TaskRequest, TaskStart
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)

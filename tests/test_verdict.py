@@ -9,16 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from launcher.causes import (
-    COLLATERAL_EXCEPTIONS,
-    COLLATERAL_SIGNATURES,
-    failed_by_itself,
-    find_cause,
-    is_collateral,
-    was_stopped,
-)
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
-from launcher.events import (
+from launcher.gang.decide import FAILURE_GRACE_S, STOP_MARGIN_S
+from launcher.gang.events import (
     Event,
     Interrupted,
     NodeEmpty,
@@ -31,12 +24,19 @@ from launcher.events import (
     TaskTold,
     Tick,
 )
-from launcher.gang import FAILURE_GRACE_S, STOP_MARGIN_S
-from launcher.gang_state import Gang, Reason, Rules
-from launcher.plan import LaunchPlan, TaskPlan
-from launcher.results import Verdict
+from launcher.gang.state import Gang, Reason, Rules
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.tasks import TaskId
-from launcher.verdict import exit_status, judge, outcome
+from launcher.verdict.causes import (
+    COLLATERAL_EXCEPTIONS,
+    COLLATERAL_SIGNATURES,
+    failed_by_itself,
+    find_cause,
+    is_collateral,
+    was_stopped,
+)
+from launcher.verdict.judge import exit_status, judge, outcome
+from launcher.verdict.models import Verdict
 from tests.test_gang import (
     DRAIN_S,
     EVALUATOR,
@@ -56,7 +56,7 @@ from tests.test_gang import (
     running,
     started,
 )
-from worker_entry.values import CrashRecord, Problem, Program, TaskExit
+from worker_entry.protocol.values import CrashRecord, Problem, Program, TaskExit
 
 W3 = TaskId("worker", 3)
 THREE = {"a": [W0, W1, W2]}

@@ -15,39 +15,39 @@ def main() -> None:
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if verb in ("agent", "node"):
-        from worker_entry import guardian
+        from worker_entry.agent import guardian
 
         status = guardian.main(outlives_connection=verb == "node")
         sys.stderr.flush()
         os._exit(status)  # nothing is left to be tidied up, for which an interpreter takes a tenth of an agent's CPU
     if verb == "attach":
-        from worker_entry import newcomer
+        from worker_entry.agent import reattachment
 
-        sys.exit(newcomer.hand_over())
+        sys.exit(reattachment.hand_over())
     if verb == "clean":
-        from worker_entry import cleaning
+        from worker_entry.agent import cleanup
 
-        sys.exit(cleaning.main())
+        sys.exit(cleanup.main())
     if verb == "profile":
-        from worker_entry import profiling
+        from worker_entry.task import profiling
 
         profiling.main()
         return
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
-    from worker_entry import task
+    from worker_entry.task import runner
 
     if verb == "nursery":
-        from worker_entry import nursery
+        from worker_entry.task import forkserver
     if not (__package__ and getattr(sys.flags, "safe_path", False)):  # -P and `-m`: Python has put nothing there
         del sys.path[0]
     if verb == "task":
-        task.main(rest)
+        runner.main(rest)
     elif verb == "nursery":
-        order = nursery.serve()
+        order = forkserver.serve()
         if order is not None:
-            task.run(order)
+            runner.run(order)
     elif verb == "run":
-        task.main_by_hand(rest)
+        runner.main_by_hand(rest)
     else:
         sys.exit("usage: python -m worker_entry (agent | task FILE | run (SCRIPT | -m MODULE | -- COMMAND) [ARGS…])")
 

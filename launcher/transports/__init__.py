@@ -1,1 +1,4 @@
-"""How a node's agent is started and spoken to."""
+"""Ways to a node.
+
+In: a node of the spec. Out: a `Link` to its agent, over which messages go both ways; a lost connection is resumed.
+"""

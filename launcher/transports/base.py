@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from worker_entry.messages import Log, Message
-from worker_entry.protocol import ProtocolError
+from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.messages import Log, Message
 
 OPEN_LOGS = 128
 """Mirrored logs that are open at once: a controller may have no more than 1,024 descriptors for everything."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import worker_entry
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
-from launcher.transports.frames import Frames
-from worker_entry import kernel, processes
-from worker_entry.messages import Message, Ready
+from launcher.transports.resumable_link import Frames
+from worker_entry.protocol.messages import Message, Ready
+from worker_entry.system import kernel, processes
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 END_WAIT_S = 5.0

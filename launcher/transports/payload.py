@@ -44,7 +44,7 @@ _making = threading.Lock()
 
 @functools.cache
 def _make_payload(verb: str) -> Payload:
-    arrival, archive = PACKAGE.joinpath("arrival.py").read_bytes(), _make_archive()
+    arrival, archive = PACKAGE.joinpath("agent", "bootstrap.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # Before anything else, in words that even Python 2 can read.
     too_old = (
@@ -68,7 +68,7 @@ def _make_payload(verb: str) -> Payload:
 
 
 def _make_archive() -> bytes:
-    """As `worker_entry.arrival` unpacks it."""
+    """As `worker_entry.agent.bootstrap` unpacks it."""
     paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz"))
     contents = [path.read_bytes() for path in paths]
     names = [str(Path(PACKAGE.name) / path.relative_to(PACKAGE)) for path in paths]

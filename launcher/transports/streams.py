@@ -6,8 +6,8 @@ import time
 from typing import Protocol
 
 from launcher.transports.base import LinkBroken, LinkError
-from worker_entry.messages import Message, ToController
-from worker_entry.protocol import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import Message, ToController
 
 FIRST_WORD_S = 60.0
 """How long an agent may take to start: an interpreter on a network file system is slow at first."""

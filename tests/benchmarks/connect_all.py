@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.run_dir import make_run_id
+from launcher.run.naming import make_run_id
 from launcher.transports.base import LinkNews, LogMirror
-from launcher.transports.ssh import SshTransport
-from launcher.transports.ssh_config import SshTarget, load_target
-from launcher.transports.ssh_connect import connect
-from worker_entry.messages import Message, Ready
-from worker_entry.orders import VERSION, Goodbye, Hello
+from launcher.transports.ssh.config import SshTarget, load_target
+from launcher.transports.ssh.connect import connect
+from launcher.transports.ssh.transport import SshTransport
+from worker_entry.protocol.messages import Message, Ready
+from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
 ASKING_AT_ONCE = 8
 CONNECTING_AT_ONCE = 32

@@ -18,8 +18,8 @@ from typing import get_args
 from tests.hostile_frames import Frames
 from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
-from worker_entry.messages import ToAgent, ToController
-from worker_entry.protocol import Decoder, ProtocolError
+from worker_entry.protocol.framing import Decoder, ProtocolError
+from worker_entry.protocol.messages import ToAgent, ToController
 
 TASKS = ["worker:0", "worker:1"]
 MEMORY = Path("/dev/shm")

@@ -6,10 +6,10 @@ import selectors
 import sys
 import time
 
-from worker_entry import kernel
-from worker_entry.orders import Preload
-from worker_entry.preloading import Nursery, NurseryError
-from worker_entry.values import Program, TaskOrder
+from worker_entry.agent.forkserver_client import Nursery, NurseryError
+from worker_entry.protocol.orders import Preload
+from worker_entry.protocol.values import Program, TaskOrder
+from worker_entry.system import kernel
 
 kernel.become_subreaper()
 selector = selectors.DefaultSelector()

@@ -1,0 +1,137 @@
+"""The command line; the one place where errors become exit statuses.
+
+Nothing but click is imported until a command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from launcher.cli import cluster, runs
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def main() -> NoReturn:
+    """The `distlaunch` command."""
+    _open_closed_streams()
+    sys.exit(_main(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """A stream that is closed (`distlaunch … >&-`) is /dev/null, and not the next file that somebody opens."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            mode = os.O_WRONLY if descriptor else os.O_RDONLY
+            opened = os.open(os.devnull, mode)  # gets the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r"))
+
+
+def _main(arguments: list[str]) -> int:
+    flags: dict[str, bool] = {}
+    try:
+        status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.Abort:
+        return 130
+    except BrokenPipeError:  # `distlaunch plan … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:  # noqa: BLE001 - each becomes an exit status
+        if flags.get("debug"):
+            import traceback
+
+            traceback.print_exc()
+        return _show_error(error)
+    return status if isinstance(status, int) else 0
+
+
+def _show_error(error: Exception) -> int:
+    """Returns the exit status."""
+    from launcher.errors import EXIT_BUG, DistlaunchError, ShownError, as_ours, error_lines
+
+    error = as_ours(error)
+    if isinstance(error, DistlaunchError):
+        if not isinstance(error, ShownError):
+            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)
+        return error.exit_status
+    click.echo(f"Error: a bug in distlaunch: {error!r} [bug]\n  `distlaunch --debug …` shows where it is", err=True)
+    return EXIT_BUG
+
+
+def _note_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.obj["debug"] = value
+
+
+def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from importlib import metadata
+
+        click.echo(f"distlaunch {metadata.version('distlaunch')}")
+        context.exit()
+
+
+@click.group(context_settings=CONTEXT)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_debug,
+    help="Show a traceback with every error.",
+)
+def cli() -> None:
+    """Start a multi-worker TensorFlow cluster, watch it, and leave nothing behind.
+
+    \b
+    distlaunch local --workers 2              the built-in demo on this machine
+    distlaunch local --workers 2 train.py     your script
+    distlaunch up two_nodes.yaml              a cluster as a spec describes it
+    distlaunch check two_nodes.yaml           whether its nodes are fit for it
+
+    \b
+    Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
+    (start-up timeout, node lost), 70 a bug in distlaunch, 128 + n ended by signal n.
+    """
+
+
+@cli.command()
+@click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
+def schema(what: str) -> None:
+    """Print the JSON Schema of a spec, for editors, of report.json, or of what `check --json` prints."""
+    from launcher.report.models import CheckReport, RunReport
+    from launcher.spec.models import ClusterSpec
+
+    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
+    click.echo(json.dumps(models[what].model_json_schema(), indent=2))
+
+
+for command in (
+    cluster.local,
+    cluster.up,
+    cluster.check,
+    cluster.plan,
+    cluster.compose,
+    runs.down,
+    runs.stacks,
+    runs.profile,
+    runs.clean,
+):
+    cli.add_command(command)

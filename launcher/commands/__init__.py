@@ -1,0 +1,1 @@
+"""What is done to nodes and runs outside of a run: clean, profile, ask a running run for something."""

@@ -1,0 +1,55 @@
+"""`distlaunch clean`: ends what is left on nodes of runs whose controller is gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launcher.commands.requests import find_run
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.run.directory import RunDir
+from launcher.run.naming import runs_directory
+from launcher.spec.loading import load_spec
+from launcher.spec.models import ClusterSpec
+from launcher.transports.node_cleanup import CleanedNode, clean_node
+
+AT_ONCE = 32
+
+
+def clean(what: str) -> Iterator[CleanedNode]:
+    """Cleans the nodes of a run, or of a spec.
+
+    Args:
+        what: a run's folder or name; or a spec file, which stands for all runs of this user from this machine.
+
+    Raises:
+        DistlaunchError: there is no such run or spec, or the run is still under way.
+    """
+    spec, run_ids = _find(what)
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        yield from pool.map(lambda node: clean_node(spec, node, run_ids), spec.nodes)
+
+
+def _find(what: str) -> tuple[ClusterSpec, list[str]]:
+    if Path(what).is_file():
+        return load_spec(Path(what), os.environ), [*_ended_runs(runs_directory(os.environ))]
+    files = find_run(what)
+    run_id, controller = files.read_run()
+    if controller is not None:
+        raise UsageError(f"run {run_id} is still under way (pid {controller.pid})", cure="end it with Ctrl-C")
+    try:
+        return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"cannot read {files.spec}: {error}") from None
+
+
+def _ended_runs(runs: Path) -> Iterator[str]:
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
+        try:
+            run_id, controller = RunDir(folder).read_run()
+        except (RunDirectoryError, UsageError):  # it is no run, or may be under way on another machine
+            continue
+        if controller is None:
+            yield run_id

@@ -1,0 +1,72 @@
+"""Finds a run by its name or folder, and asks its controller for something."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.run.controller import is_alive, send_signal
+from launcher.run.directory import RunDir
+from launcher.run.interrupts import STACKS_SIGNAL
+from launcher.run.naming import absolute, runs_directory
+
+POLL_S = 0.05
+
+
+def find_run(what: str) -> RunDir:
+    """The run of a folder or a name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
+    if not folder.is_dir():
+        raise UsageError(f"there is no run {what}", cure="name a run's folder, as its first line tells it")
+    return RunDir(absolute(folder))
+
+
+def ask_stacks(files: RunDir, within_s: float = 15.0) -> str:
+    """What all tasks of the run are doing, by its distlaunch.
+
+    Raises:
+        UsageError: the run is over, or does not answer.
+    """
+    run_id, controller = files.read_run()
+    before = _written_at(files.stacks)
+    if controller is None or not send_signal(controller, STACKS_SIGNAL):
+        raise UsageError(f"run {run_id} is over")
+    deadline = time.monotonic() + within_s
+    while _written_at(files.stacks) == before:
+        if not is_alive(controller):
+            raise UsageError(f"run {run_id} is over")
+        if time.monotonic() > deadline:
+            raise UsageError(f"run {run_id} does not say within {within_s:g} s what its tasks are doing")
+        time.sleep(POLL_S)
+    return files.stacks.read_text(encoding="utf-8")
+
+
+def ask_to_end(files: RunDir, within_s: float = 120.0) -> bool:
+    """Has the run's distlaunch end it, and waits for the end of that process. Returns whether it was under way.
+
+    Raises:
+        RunDirectoryError: it has not ended within this time.
+        UsageError: it cannot be asked from here.
+    """
+    run_id, controller = files.read_run()
+    if controller is None or not send_signal(controller, signal.SIGTERM):
+        return False
+    deadline = time.monotonic() + within_s
+    while is_alive(controller):
+        if time.monotonic() > deadline:
+            raise RunDirectoryError(
+                f"run {run_id} has not ended within {within_s:g} s", cure=f"look at its terminal, or at {files.root}"
+            )
+        time.sleep(POLL_S)
+    return True
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0

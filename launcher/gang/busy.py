@@ -1,0 +1,56 @@
+"""Which tasks are at work although nothing is heard of a step: they are named, and not stopped for it. Pure.
+
+A task waits that uses no processor time, reads and writes nothing, and sleeps in one of TensorFlow's calls, in a lock
+or in a connection. Every other one is at work.
+"""
+
+from __future__ import annotations
+
+from launcher.gang.stacks import parse_stack, working_frame
+from launcher.gang.state import Gang, Reason
+from launcher.tasks import TaskId, name_tasks
+from worker_entry.protocol.values import Activity
+
+ACTIVE_S = 15.0
+"""Who was at work so recently, by what its node has measured, is."""
+RECHECK_S = 60.0
+"""How long a cluster in which somebody is at work is not asked again."""
+
+
+def find_busy(gang: Gang) -> dict[TaskId, str]:
+    """The training tasks that are at work, by what they have just said, and where that is, as far as it is known."""
+    busy = {}
+    for task in sorted(gang.rules.trainers & gang.started.keys() - gang.exits.keys() - gang.halted.keys()):
+        activity = gang.activity.get(task, Activity())
+        stack = parse_stack(gang.stacks.get(task, ""))
+        frame = working_frame(stack, waits=activity.waits)
+        active = activity.idle_s is not None and activity.idle_s < ACTIVE_S
+        if frame is not None or active:
+            frame = frame or stack.own
+            busy[task] = f"in {frame[2]} at {frame[0]}:{frame[1]}" if frame is not None else "at work"
+    return busy
+
+
+def is_excused(gang: Gang, reason: Reason, busy: dict[TaskId, str]) -> bool:
+    """Whether tasks that are at work keep the cluster from being stopped for this."""
+    if not busy:
+        return False
+    if reason is Reason.STALLED:  # a limit that the user gave is exact; a task that a signal has stopped is waited for
+        return gang.rules.stall_s is None and not gang.halted
+    if reason is Reason.START_TIMEOUT:  # who has opened its port waits for the others, and would do so for ever
+        running = gang.rules.trainers - gang.exits.keys()
+        return busy.keys() == running and not running & gang.listening.keys()
+    return reason is Reason.DRAIN_TIMEOUT
+
+
+def render_busy(gang: Gang) -> str:
+    """`worker:0 has been in on_epoch_end at train.py:40 for 130 s; the others wait`."""
+    places: dict[str, list[TaskId]] = {}
+    for task, place in gang.busy.items():
+        places.setdefault(place, []).append(task)
+    parts = [
+        f"{name_tasks(tasks)} {'has' if len(tasks) == 1 else 'have'} been {place}" for place, tasks in places.items()
+    ]
+    others = gang.rules.trainers - gang.busy.keys() - gang.exits.keys()
+    rest = "" if not others else "; the others wait" if len(others) > 1 else f"; {next(iter(others))} waits"
+    return f"{', '.join(parts)} for {gang.stalled_s:.0f} s{rest}"

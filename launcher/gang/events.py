@@ -1,0 +1,311 @@
+"""What a gang can be told, and what it can ask for. `at` is seconds of the controller's monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from launcher.tasks import TaskId, parse_task_id
+from worker_entry.protocol.messages import (
+    Broken,
+    Empty,
+    Exited,
+    Halted,
+    Inspected,
+    Listening,
+    Message,
+    Prepared,
+    Ready,
+    Refused,
+    Started,
+    Synced,
+    Told,
+)
+from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """The node's agent has answered."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeSynced:
+    """The program's folder is on the node; `fetched` bytes in `files` files were not there before."""
+
+    node: str
+    files: int
+    fetched: int
+
+
+@dataclass(frozen=True)
+class NodePrepared:
+    """The node has checked its programs and holds these ports."""
+
+    node: str
+    ports: Mapping[TaskId, int]
+
+
+@dataclass(frozen=True)
+class NodeInspected:
+    """The node has looked at itself, and has left its mark in the checkpoint directory."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All nodes have been looked at, and nothing keeps the cluster from being started."""
+
+
+@dataclass(frozen=True)
+class NodeRefused:
+    """The node cannot start its tasks, or cannot go on."""
+
+    node: str
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True)
+class NodeLost:
+    """We no longer know what happens on the node."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeEmpty:
+    """No process of the attempt is left on the node."""
+
+    node: str
+    left_behind: int = 0
+    killed: int = 0
+
+
+@dataclass(frozen=True)
+class TaskStarted:
+    task: TaskId
+    pid: int
+    time: float
+
+
+@dataclass(frozen=True)
+class TaskListening:
+    """The task's port is open."""
+
+    task: TaskId
+    time: float
+
+
+@dataclass(frozen=True)
+class LeaderWaits:
+    """The tasks that the cluster's leader has not heard of yet, as it said last; None if it has said nothing."""
+
+    tasks: frozenset[TaskId] | None
+
+
+@dataclass(frozen=True)
+class TaskTold:
+    """How far the task's program has come, as a phrase that goes on from its name, and since when.
+
+    `injected`: the faults of `--chaos` that were done to it. `strategy`: the class of the tf.distribute strategy that
+    it has built. `own_tf_config`: the line by which it sets a TF_CONFIG of its own. `keras`: what was patched, once it
+    trains with Keras.
+    """
+
+    task: TaskId
+    phase: str
+    since: float
+    progress: Progress | None = None
+    injected: tuple[str, ...] = ()
+    strategy: str = ""
+    own_tf_config: str = ""
+    keras: KerasPatch | None = None
+
+    @property
+    def stepping(self) -> Progress | None:
+        """How far it is, if it is in the middle of training and has done a step."""
+        progress = self.progress
+        return progress if progress is not None and progress.training and progress.first_step else None
+
+
+@dataclass(frozen=True)
+class TaskWrote:
+    """The task's log has grown."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class TaskHalted:
+    """A signal has stopped the task, as SIGSTOP does; None: it goes on."""
+
+    task: TaskId
+    signal: int | None
+    time: float
+
+
+@dataclass(frozen=True)
+class TaskExited:
+    task: TaskId
+    exit: TaskExit
+    time: float
+    crash: CrashRecord | None = None
+    finished: float | None = None
+    """When the program came to its end, as far as that is known, whatever its interpreter did afterwards."""
+    evidence: Problem | None = None
+    """What its node adds: a disk that is full, a kernel that was out of memory."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the program failed; an interpreter that fails once the program has come to its end is no matter."""
+        return not self.exit.ok and self.finished is None
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The user (or the system) asks us to end; `signal` by its number."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class StacksAsked:
+    """The user wants to know what all tasks are doing; it changes nothing."""
+
+
+@dataclass(frozen=True)
+class StacksTold:
+    """What all tasks are doing, as faulthandler has it, empty for those that have not said; and whether they work."""
+
+    texts: Mapping[TaskId, str]
+    activity: Mapping[TaskId, Activity] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Nothing happened; time has passed."""
+
+
+Event = (
+    NodeReady
+    | NodeSynced
+    | NodePrepared
+    | NodeInspected
+    | Checked
+    | NodeRefused
+    | NodeLost
+    | NodeEmpty
+    | TaskStarted
+    | TaskListening
+    | LeaderWaits
+    | TaskHalted
+    | TaskTold
+    | TaskWrote
+    | TaskExited
+    | Interrupted
+    | StacksAsked
+    | StacksTold
+    | Tick
+)
+
+
+# --- actions ---
+
+
+@dataclass(frozen=True)
+class SyncNodes:
+    """Offer the program's folder to the nodes that it is sent to."""
+
+
+@dataclass(frozen=True)
+class PrepareNodes:
+    """Ask every node to check its programs and to hold its ports."""
+
+
+@dataclass(frozen=True)
+class CheckNodes:
+    """Have every node dial all others on the ports that they hold."""
+
+
+@dataclass(frozen=True)
+class StartTasks:
+    """Start every task, with these ports."""
+
+    ports: Mapping[TaskId, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """Start this one task again, on the same node and port, while the others go on."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """Have all tasks say what they are doing."""
+
+
+@dataclass(frozen=True)
+class StopNodes:
+    """TERM now, KILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The attempt is over: nothing is left, or what is left cannot be reached."""
+
+
+Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | StartAgain | AskStacks | StopNodes | Finish
+
+
+def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
+    """What a frame of an agent means to the gang; None for frames that mean nothing to it.
+
+    Times become those of the controller's clock, which the node's is ahead of by `clock_offset_s`.
+
+    Raises:
+        ValueError: the frame names a task that cannot be.
+    """
+    match message:
+        case Ready():
+            return NodeReady(node)
+        case Synced(_, files, fetched):
+            return NodeSynced(node, files, fetched)
+        case Prepared(_, ports):
+            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Inspected():
+            return NodeInspected(node)
+        case Refused(problems):
+            return NodeRefused(node, tuple(problems))
+        case Broken(problem):
+            return NodeRefused(node, (problem,))
+        case Started(task, pid, time):
+            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
+        case Listening(task, time):
+            return TaskListening(parse_task_id(task), time - clock_offset_s)
+        case Told(task, status):
+            progress = status.progress
+            if progress is not None:
+                began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
+                progress = replace(progress, began=began, time=at)
+            since = status.since - clock_offset_s
+            more = (tuple(status.injected), status.strategy, status.own_tf_config, status.keras)
+            return TaskTold(parse_task_id(task), status.phase, since, progress, *more)
+        case Halted(task, signum, time):
+            return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
+        case Exited(task, how, time, crash, finished, evidence):
+            if crash is not None:
+                crash = replace(crash, time=crash.time - clock_offset_s)
+            if finished is not None:
+                finished -= clock_offset_s
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
+        case Empty(_, left_behind, killed):
+            return NodeEmpty(node, left_behind, killed)
+    return None

@@ -1,0 +1,74 @@
+"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet others of its peers. Pure.
+
+TensorFlow notices it where two collectives that meet are not alike, and says so to one worker, or to some. Where each
+worker was is known from its crash record, or from its stack, which is asked for before it is stopped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from launcher.gang.events import TaskExited
+from launcher.gang.stacks import find_call
+from launcher.gang.state import Gang
+from launcher.tasks import TaskId, name_tasks
+from worker_entry.protocol.values import Place
+
+SIGNATURE = re.compile(
+    r"Collective instance \d+ expected |Shape mismatch in the collective instance"
+    r"|is joining a group (?:with size|with incompatible device type|that is already full)"
+)
+"""What TensorFlow says of collectives that meet and are not alike."""
+PHRASES = ("Collective instance ", "Shape mismatch in the collective instance", "is joining a group ")
+"""What is in its sentence."""
+
+
+def is_out_of_step(event: TaskExited) -> bool:
+    """Whether the task failed because its peers did something else."""
+    return event.crash is not None and SIGNATURE.search(event.crash.message) is not None
+
+
+def render_split(gang: Gang) -> str:
+    """Who was where: `worker:0 is in evaluate at train.py:31, worker:1 in fit at train.py:29`; empty if unknown."""
+    places, unknown = _find_places(gang)
+    groups = [(tasks, _render_place(place)) for place, tasks in places.items()]
+    if not groups:
+        return ""
+    if len(groups) == 1 and not unknown:
+        return f"all are {groups[0][1]}"
+    if unknown:
+        groups.append((unknown, "somewhere unknown"))
+    (tasks, where), *others = groups
+    first = f"{name_tasks(tasks)} {'is' if len(tasks) == 1 else 'are'} {where}"
+    return ", ".join([first, *(f"{name_tasks(tasks)} {where}" for tasks, where in others)])
+
+
+def find_outsider(gang: Gang) -> TaskId | None:
+    """The only task that was elsewhere, if there are enough of the others to tell."""
+    places, unknown = _find_places(gang)
+    alone = [tasks[0] for tasks in places.values() if len(tasks) == 1]
+    return alone[0] if len(places) == 2 and len(alone) == 1 and not unknown else None
+
+
+def _find_places(gang: Gang) -> tuple[dict[Place, list[TaskId]], list[TaskId]]:
+    """The training tasks by their places, and those whose place is not known."""
+    places: dict[Place, list[TaskId]] = {}
+    unknown = []
+    for task in sorted(gang.rules.trainers):
+        place = _find_place(gang, task)
+        if place is None:
+            unknown.append(task)
+        else:
+            places.setdefault(place, []).append(task)
+    return places, unknown
+
+
+def _find_place(gang: Gang, task: TaskId) -> Place | None:
+    event = gang.exits.get(task)
+    if event is not None and event.crash is not None and event.crash.place is not None:
+        return event.crash.place
+    return find_call(gang.stacks[task]) if task in gang.stacks else None
+
+
+def _render_place(place: Place) -> str:
+    return f"{f'in {place.call} ' if place.call else ''}at {place.file}:{place.line}"

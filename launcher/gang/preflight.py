@@ -1,0 +1,251 @@
+"""What is looked at on the nodes before a start, and what follows from what they answer. Pure.
+
+TensorFlow waits for an hour for a peer that it cannot reach, and does not say which; so every node dials every task
+first, on the very addresses and ports of TF_CONFIG.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.gang.findings import DialReport, Finding
+from launcher.plan.launch_plan import program_of
+from launcher.plan.tf_config import format_address
+from launcher.spec.models import DEMO_MODULE, ClusterSpec, NodeSpec
+from launcher.tasks import TaskId
+from worker_entry.protocol.messages import Dialled, Inspected, Ready
+from worker_entry.protocol.orders import Dial, Inspect
+from worker_entry.protocol.values import DialResult, Target
+
+CLOCK_LIMIT_S = 2.0
+"""Clocks further apart are worth a word: checkpoints and logs of different nodes no longer sort by time."""
+LITTLE_SPACE = 1 << 30
+BUSY_SHARE = 0.1
+"""Part of a GPU's memory in use above which somebody else is at work on it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a node has said so far."""
+
+    ready: Ready
+    clock_offset_s: float = 0.0
+    inspected: Inspected | None = None
+    dialled: Dialled | None = None
+
+
+class Preflight:
+    """The checks of one start. `nonce` is a word that no other run uses.
+
+    `candidates`: the addresses by which the tasks of each node may be reached, by host; without it, those of the spec.
+    """
+
+    def __init__(self, spec: ClusterSpec, nonce: str, candidates: Mapping[str, Sequence[str]] | None = None) -> None:
+        self.nonce = nonce
+        self._candidates = candidates or {node.host: node.candidates for node in spec.nodes}
+        self.answers: dict[str, Answers] = {}
+        self._spec = spec
+        self._marks = {node.host: f"{nonce}-{number}" for number, node in enumerate(spec.nodes)}
+        self._owners = {str(task): node for node, task in spec.placements()}
+
+    def make_inspect(self, node: str) -> Inspect:
+        shared = self._spec.checkpoint_directory or ""
+        return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "")
+
+    def make_dial(self, ports: Mapping[TaskId, int]) -> Dial:
+        """Every candidate address of every task; of a cluster of one, nothing, since nobody will dial it."""
+        placements = list(self._spec.placements())
+        targets = [
+            Target(str(task), host, ports[task])
+            for node, task in placements
+            if task in ports and task.type != "evaluator"
+            for host in self._candidates[node.host]
+        ]
+        shared = self._spec.checkpoint_directory or ""
+        marks = [self._marks[node] for node in self.answers] if shared else []
+        return Dial(targets if len(placements) > 1 else [], self.nonce, shared, marks)
+
+    def note(self, node: str, message: Ready | Inspected | Dialled, clock_offset_s: float) -> None:
+        before = self.answers.get(node)
+        if isinstance(message, Ready):
+            answers = {**self.answers, node: Answers(message)}
+            self.answers = {n.host: answers[n.host] for n in self._spec.nodes if n.host in answers}
+        elif before is not None and isinstance(message, Inspected):
+            self.answers[node] = replace(before, inspected=message, clock_offset_s=clock_offset_s)
+        elif before is not None and isinstance(message, Dialled):
+            self.answers[node] = replace(before, dialled=message, clock_offset_s=clock_offset_s)
+
+    def is_complete(self, nodes: frozenset[str]) -> bool:
+        """Whether all of these nodes have answered everything."""
+        answers = [self.answers.get(node) for node in nodes]
+        return all(a is not None and a.inspected is not None and a.dialled is not None for a in answers)
+
+    # --- what follows ---
+
+    def choose_addresses(self) -> dict[str, str]:
+        """For each node the first of its candidates that every node reaches; the first of all if there is none."""
+        failed = {(str(r.target.task), r.target.host) for _, r in self._results() if r.failure}
+        chosen = {}
+        for node in self._spec.nodes:
+            tasks = [task for task, owner in self._owners.items() if owner is node]
+            candidates = self._candidates[node.host]
+            good = [host for host in candidates if not any((task, host) in failed for task in tasks)]
+            chosen[node.host] = (good or candidates)[0]
+        return chosen
+
+    def render_choices(self) -> list[str]:
+        """A line for each node that had several addresses to choose from."""
+        chosen = self.choose_addresses()
+        return [
+            f"{n.host} is dialled at {chosen[n.host]}" for n in self._spec.nodes if len(self._candidates[n.host]) > 1
+        ]
+
+    def dials(self) -> list[DialReport]:
+        return [
+            DialReport(
+                node=node,
+                task=result.target.task,
+                address=format_address(result.target.host, result.target.port),
+                resolved=result.resolved,
+                failure=result.failure,
+            )
+            for node, result in self._results()
+        ]
+
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong, or may be; errors first."""
+        found = [*self._dial_findings(), *self._differences(), *self._shared_findings()]
+        for node, answers in self.answers.items():
+            found += _node_findings(node, answers)
+        return sorted(found, key=lambda finding: finding.level)
+
+    def _results(self) -> Iterator[tuple[str, DialResult]]:
+        for node, answers in self.answers.items():
+            for result in answers.dialled.results if answers.dialled is not None else ():
+                if result.target.task in self._owners:  # a broken agent is not believed
+                    yield node, result
+
+    def _dial_findings(self) -> Iterator[Finding]:
+        chosen = self.choose_addresses()
+        for node, result in self._results():
+            owner = self._owners[result.target.task]
+            if result.failure and result.target.host == chosen[owner.host]:
+                message, cure = _explain(node, owner, result, f"{self._spec.ports}")
+                yield Finding(level="error", node=node, reference="cannot-reach", message=message, cure=cure)
+
+    def _differences(self) -> Iterator[Finding]:
+        inspected = {node: a.inspected for node, a in self.answers.items() if a.inspected is not None}
+        ready = {node: answers.ready for node, answers in self.answers.items()}
+        yield from _difference("Python", {n: _minor(r.python) for n, r in ready.items()}, "python-differs")
+        yield from _difference(
+            "TensorFlow", {n: r.tensorflow or "none" for n, r in ready.items()}, "tensorflow-differs"
+        )
+        yield from _difference("Keras", {n: i.keras or "none" for n, i in inspected.items()}, "keras-differs")
+        hashes = {node: answers.program_hash[:12] for node, answers in inspected.items() if answers.program_hash}
+        if self._spec.program.module != DEMO_MODULE and len(set(hashes.values())) > 1:
+            yield Finding(
+                level="error",
+                node=next(iter(hashes)),
+                reference="program-differs",
+                message=f"the program is not the same on all nodes: {_group(hashes)}",
+                cure="copy it there, or have `sync:` in the spec do it; --no-check starts it as it is",
+            )
+
+    def _shared_findings(self) -> Iterator[Finding]:
+        folder = self._spec.checkpoint_directory
+        if folder is None:
+            return
+        seen: dict[str, list[str]] = {}  # by the nodes that have left a mark; of one lost meanwhile, nothing is known
+        for node, answers in self.answers.items():
+            problem = answers.inspected.problem if answers.inspected is not None else ""
+            if problem:
+                message = f"checkpoint_directory {folder} cannot be written on {node}: {problem}"
+                yield Finding(level="error", node=node, reference="checkpoint-directory", message=message)
+            elif answers.inspected is not None and answers.dialled is not None:
+                seen[node] = answers.dialled.marks
+        for node, marks in seen.items():
+            unseen = [writer for writer in seen if self._marks[writer] not in marks]
+            if unseen:
+                yield Finding(
+                    level="error",
+                    node=node,
+                    reference="checkpoint-not-shared",
+                    message=f"checkpoint_directory {folder} is not shared: {node} does not see what is written there "
+                    f"on {', '.join(unseen)}",
+                    cure="name a folder on a file system that all nodes have mounted",
+                )
+
+
+def _node_findings(node: str, answers: Answers) -> Iterator[Finding]:
+    def warn(reference: str, message: str, cure: str = "") -> Finding:
+        return Finding(level="warning", node=node, reference=reference, message=message, cure=cure)
+
+    if abs(answers.clock_offset_s) > CLOCK_LIMIT_S:
+        ahead = "ahead of" if answers.clock_offset_s > 0 else "behind"
+        yield warn("clock", f"the clock of {node} is {abs(answers.clock_offset_s):.1f} s {ahead} ours")
+    inspected = answers.inspected
+    if inspected is None:
+        return
+    if inspected.free_bytes < LITTLE_SPACE:
+        yield warn("disk-space", f"{node} has {inspected.free_bytes / 2**20:.0f} MiB left for the run's files")
+    for gpu in inspected.gpus:
+        if gpu.used_mib > BUSY_SHARE * gpu.total_mib:
+            message = f"GPU {gpu.name} of {node} is busy: {gpu.used_mib:,} of {gpu.total_mib:,} MiB are in use"
+            yield warn("gpu-busy", message)
+    if inspected.proxies:
+        yield warn(
+            "proxy",
+            f"{' and '.join(inspected.proxies)} of {node} would send workers' traffic through a proxy; distlaunch "
+            "tells TensorFlow to go around it (no_grpc_proxy)",
+        )
+
+
+def _difference(what: str, versions: Mapping[str, str], reference: str) -> Iterator[Finding]:
+    if len(set(versions.values())) > 1:
+        message = f"{what} differs: {_group(versions)}"
+        yield Finding(level="warning", node=next(iter(versions)), reference=reference, message=message)
+
+
+def _group(values: Mapping[str, str]) -> str:
+    """`2.21.0 on gpu-a, gpu-c; 2.19.0 on gpu-b`."""
+    nodes: dict[str, list[str]] = {}
+    for node, value in values.items():
+        nodes.setdefault(value, []).append(node)
+    return "; ".join(f"{value} on {', '.join(names)}" for value, names in nodes.items())
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+_CAUSES = {
+    "unknown-name": ("the name is not known there", "give the node an `address:` in the spec"),
+    "refused": ("connection refused", "another machine may have that address, or a firewall rejects; try another"),
+    "timed-out": ("no answer", "a firewall may drop it: open ports {ports} between the nodes, or try another address"),
+    "no-route": ("no route", "it is an address of another network: name another `address:`"),
+    "other": ("something else answers there", "another machine has that address: name another `address:`"),
+}
+
+
+def _explain(node: str, owner: NodeSpec, result: DialResult, ports: str) -> tuple[str, str]:
+    """Why a node does not reach a task, and what to do about it."""
+    target = result.target
+    place = format_address(target.host, target.port)
+    where = "itself" if node == owner.host else f"{target.task} on {owner.host}"
+    message = f"{node} cannot reach {where} at {place}"
+    itself = [address for address in result.resolved if _is_loopback(address)]
+    if itself and node != owner.host:
+        cure = f"/etc/hosts of {node} names itself so: correct it, or give {owner.host} an `address:`"
+        return f"{message}: there the name stands for {itself[0]}, {node} itself", cure
+    shown = f" ({', '.join(result.resolved)})" if result.resolved and result.resolved != [target.host] else ""
+    cause, cure = _CAUSES.get(result.failure, (result.failure, ""))
+    return f"{message}{shown}: {cause}", cure.replace("{ports}", ports)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,94 @@
+"""Whether a cluster that has failed is started again, and when. Pure.
+
+A gang restarts as one: the same tasks, fresh ports. What keeps it from doing so for ever is a budget: so many
+restarts, within so much time. What is nobody's fault, a preemption or a port that was taken, costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from launcher.spec.parts import FailureName, RestartSpec
+
+LONGEST_PAUSE_S = 60.0
+LONG_S = 600.0
+"""An attempt that lasted as long was no part of a crash loop: pauses begin anew after it."""
+
+REMEMBERED = 64
+"""Of so many attempts that failed soon one after the other, more make no longer pause."""
+
+FREE = ("preempted", "port-taken")
+"""Failures whose restart is not counted."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun."""
+
+    reference: str
+    started: float
+    ended: float
+    trained: bool
+
+    @property
+    def is_free(self) -> bool:
+        return self.reference in FREE
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start again after a pause; `count` is which restart of those that are counted it is."""
+
+    pause_s: float
+    count: int
+    free: bool
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Leave it at that; `reason` is for the user, and empty where there was nothing to hope for."""
+
+    reason: str = ""
+
+
+def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | GiveUp:
+    """What follows the last of these attempts, all of which have failed.
+
+    Args:
+        spec: what the user allows.
+        endings: of all attempts so far, in their order.
+    """
+    last = endings[-1]
+    if not spec.max_restarts or last.reference not in get_args(FailureName):
+        return GiveUp()
+    if last.reference not in spec.on:
+        return GiveUp(f"not started again: `restart.on` does not name {last.reference}")
+    if last.reference == "task-failed" and not last.trained:
+        return GiveUp("not started again: the program failed before its first training step, and would do so again")
+    since = last.ended - spec.period_s if spec.period_s else float("-inf")
+    spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])
+    if not last.is_free and spent >= spec.max_restarts:
+        within = f" within {spec.period_s:g} s" if spec.period_s else ""
+        return GiveUp(f"not started again: {spent} restart{'s'[: spent > 1]}{within} did not help")
+    return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
+
+
+def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
+    """None before the first restart; then twice as long after each attempt that failed soon."""
+    in_a_row = 0
+    for ending in reversed(endings):
+        if ending.ended - ending.started >= LONG_S:
+            break
+        in_a_row += 1
+    if in_a_row < 2:
+        return 0.0
+    # The exponent is bounded because preemptions are not: 2.0 ** 1024 is no float any more.
+    return min(spec.pause_s * 2.0 ** min(in_a_row - 2, REMEMBERED), max(LONGEST_PAUSE_S, spec.pause_s))
+
+
+def remember(endings: Sequence[Ending]) -> list[Ending]:
+    """Those of the endings on which decisions can still depend: a run that is preempted for ever keeps no more."""
+    recent = len(endings) - REMEMBERED
+    return [ending for number, ending in enumerate(endings) if number >= recent or not ending.is_free]

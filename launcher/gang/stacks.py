@@ -1,0 +1,174 @@
+"""What all tasks of a cluster are doing just now: their Python stacks, with equal ones told together. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.printable import printable
+from launcher.tasks import TaskId, name_tasks
+from worker_entry.protocol.messages import CHILD
+from worker_entry.protocol.values import Activity, Place
+
+SHOWN_THREADS = 2
+"""Threads besides the main one that a task's line names."""
+PATIENCE_S = 5.0
+
+# Bounded: a node that is broken may send a line of a million digits, which is no number, or takes hours to match.
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]{1,32}.{0,300}\(most recent call first\):$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
+_WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "_base.py", "thread.py")
+"""Modules of Python's own in which a thread waits for others."""
+_OURS = re.compile(r"/worker_entry/(?!demo/)(?:\w+/)*\w+\.py$")  # the demo is a program like a user's
+
+_WRAPPERS = ("error_handler",)
+"""Functions that Keras and TensorFlow wrap their public ones in."""
+
+Frame = tuple[str, int, str]
+"""File, line and function."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a task is: its main thread, innermost frame first, and those of its other threads that run its own code."""
+
+    main: tuple[Frame, ...] = ()
+    others: tuple[tuple[Frame, ...], ...] = ()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the program's own code that is running, and not a library's, which may wait for others."""
+        return bool(self.others) or (bool(self.main) and _own_frame(self.main) is self.main[0])
+
+    @property
+    def own(self) -> Frame | None:
+        """The innermost line of the program in its main thread."""
+        return _own_frame(self.main)
+
+
+class StackCollector:
+    """What the tasks have answered since all were asked at `now`, in monotonic seconds."""
+
+    def __init__(self, tasks: Iterable[TaskId], now: float) -> None:
+        self._missing = set(tasks)
+        self._deadline = now + PATIENCE_S
+        self._texts: dict[TaskId, str] = {}
+        self.activity: dict[TaskId, Activity] = {}
+
+    def note(self, task: TaskId, text: str, activity: Activity) -> None:
+        self._texts[task] = text
+        self.activity[task] = activity
+        self._missing.discard(task)
+
+    def texts(self, now: float) -> dict[TaskId, str] | None:
+        """The answers, once all tasks have given theirs, or have had their time: then they are empty."""
+        if self._missing and now < self._deadline:
+            return None
+        return {**dict.fromkeys(self._missing, ""), **self._texts}
+
+
+def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]]:
+    """The tasks that are at the same place, and the place; the largest group first.
+
+    Args:
+        texts: what faulthandler has written of each task; empty if it has written nothing.
+    """
+    groups: dict[Stack, list[TaskId]] = {}
+    for task in sorted(texts):
+        groups.setdefault(parse_stack(texts[task]), []).append(task)
+    return [(tasks, stack) for stack, tasks in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))]
+
+
+def find_call(text: str) -> Place | None:
+    """Where the program's own code is in its main thread, and what public function of a library it has called there."""
+    frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
+    own = _own_frame(frames)
+    if own is None:
+        return None
+    number = frames.index(own)
+    call = frames[number - 1][2] if number else ""
+    return Place(own[0], own[1], call if call.isidentifier() and not call.startswith("_") else None)
+
+
+def render_places(texts: Mapping[TaskId, str]) -> list[str]:
+    """A line for each group of tasks."""
+    return [f"{name_tasks(tasks)} {_place(stack, len(tasks))}" for tasks, stack in group_stacks(texts)]
+
+
+def render_stacks(texts: Mapping[TaskId, str]) -> str:
+    """The same, each with its place's stack below it."""
+    lines = []
+    for place, (_, stack) in zip(render_places(texts), group_stacks(texts), strict=True):
+        lines += [place, *_render_frames(stack.main)]
+        for frames in stack.others:
+            lines += ["    and in another thread", *_render_frames(frames)]
+    return "\n".join(lines)
+
+
+def parse_stack(text: str) -> Stack:
+    """What faulthandler has written last; our own frames are left out."""
+    first, *children = text.split(CHILD)
+    threads = _parse_threads(first)
+    if not threads:
+        return Stack()
+    # A process lists its main thread last, which was its first.
+    others = [*threads[:-1], *(frames for child in children for frames in _parse_threads(child))]
+    return Stack(threads[-1], tuple(sorted(frames for frames in others if _own_frame(frames) is not None)))
+
+
+def _parse_threads(text: str) -> list[tuple[Frame, ...]]:
+    return [_parse_frames(part) for part in _THREAD.split(text)[1:]]
+
+
+def _parse_frames(text: str) -> tuple[Frame, ...]:
+    frames = [(printable(file), int(line), printable(name)) for file, line, name in _FRAME.findall(text)]
+    while frames and (_OURS.search(frames[-1][0]) or frames[-1][0].startswith("<frozen")):
+        frames.pop()
+    return tuple(frames)
+
+
+def _own_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost of the program's own code."""
+    theirs = (frame for frame in frames if not _OURS.search(frame[0]))
+    return next((frame for frame in theirs if not any(part in frame[0] for part in _LIBRARIES)), None)
+
+
+def working_frame(stack: Stack, *, waits: bool) -> Frame | None:
+    """The line of the program that is running now, if one is: not one that waits in a library for somebody else.
+
+    Args:
+        stack: where the task is.
+        waits: whether the kernel says that its main thread waits.
+    """
+    own = stack.own
+    if own is not None and not waits and not any(map(_is_waiting, stack.main[: stack.main.index(own)])):
+        return own
+    # What TensorFlow calls to get the next batch, in a thread of its own; not a thread that the program has started.
+    fed = (frames for frames in stack.others if any("/tensorflow/" in file for file, _, _ in frames))
+    return next((frames[0] for frames in fed if _own_frame(frames) is frames[0]), None)
+
+
+def _is_waiting(frame: Frame) -> bool:
+    parts = frame[0].split("/")
+    return parts[-1] in _WAITING or not {"tensorflow", "keras", "multiprocessing"}.isdisjoint(parts)
+
+
+def _place(stack: Stack, tasks: int) -> str:
+    if not stack.main:
+        return f"{'has' if tasks == 1 else 'have'} no Python stack to show"
+    where = f"{'is' if tasks == 1 else 'are'} {_render_place(stack.main)}"
+    others = [f"; another thread {_render_place(frames)}" for frames in stack.others[:SHOWN_THREADS]]
+    return where + "".join(others)
+
+
+def _render_place(frames: Sequence[Frame]) -> str:
+    inner = frames[0]
+    own = _own_frame(frames) or inner
+    where = f"at {own[0]}:{own[1]} {own[2]}"
+    return where if inner is own else f"{where}, in {inner[2]} of {inner[0].rpartition('/')[2]}"
+
+
+def _render_frames(frames: Sequence[Frame]) -> list[str]:
+    return [f"    {file}:{line} {function}" for file, line, function in frames]

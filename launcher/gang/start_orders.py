@@ -1,0 +1,52 @@
+"""What a node is told about the tasks that it starts, by the plan and the attempt. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.gang.faults import Fault, injections_of
+from launcher.plan.launch_plan import TaskPlan
+from worker_entry.protocol.orders import Start
+from worker_entry.protocol.values import TaskStart
+
+
+def make_start(
+    tasks: Sequence[TaskPlan], *, run_id: str, attempt: int, lease_s: float, faults: Sequence[Fault]
+) -> Start:
+    """The order to start these tasks of one node.
+
+    Args:
+        tasks: as they were planned.
+        run_id: the run's name.
+        attempt: which start of the cluster it is, from 1.
+        lease_s: how long TensorFlow's workers wait for a sign of each other.
+        faults: those that are done to the attempt on purpose.
+    """
+    cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
+    env = {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_ATTEMPT": str(attempt)}
+    return Start(attempt, [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks], cluster)
+
+
+def _make_task_start(
+    task: TaskPlan,
+    cluster: Mapping[str, Sequence[str]],
+    attempt_env: Mapping[str, str],
+    lease_s: float,
+    faults: Sequence[Fault],
+) -> TaskStart:
+    env = {**task.env, **attempt_env}
+    joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees another one
+    if joins:
+        del env["TF_CONFIG"]
+    return TaskStart(
+        task=str(task.task),
+        program=task.program,
+        env=env,
+        unset=["TF_CONFIG"],
+        mend_keras=task.mend_keras,
+        heartbeat_s=lease_s if task.collective else 0.0,
+        progress=task.progress,
+        injections=injections_of(task.task, faults),
+        joins=joins,
+        keep_own_tf_config=task.keep_own_tf_config,
+    )

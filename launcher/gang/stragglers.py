@@ -1,0 +1,65 @@
+"""Which workers keep the others waiting: those that need longer for their own part of a step. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+
+from launcher.gang.events import Event, TaskTold
+from launcher.tasks import TaskId
+
+SAMPLES = 5
+"""So many of the last measures of a task count, each of a second or more."""
+SLOW_RATIO = 1.5
+SLOW_SHARE = 0.1
+"""Of a step's time, by which a task has to be behind the others, for it to matter."""
+SAY_AGAIN_S = 600.0
+
+
+class PaceWatch:
+    """Compares the times that the tasks need for a step, without those in which they wait for each other."""
+
+    def __init__(self) -> None:
+        self._own: dict[TaskId, deque[float]] = {}
+        self._said: dict[TaskId, float] = {}
+
+    def note(self, event: Event, now: float) -> str | None:
+        """A line, when it is news that a task is slow; `now`: monotonic seconds."""
+        if not isinstance(event, TaskTold) or event.progress is None or event.progress.own_s is None:
+            return None
+        samples = self._own.setdefault(event.task, deque(maxlen=SAMPLES))
+        if samples and samples[-1] == event.progress.own_s:
+            return None
+        samples.append(event.progress.own_s)
+        if len(samples) < SAMPLES or now - self._said.get(event.task, -SAY_AGAIN_S) < SAY_AGAIN_S:
+            return None
+        own = {task: statistics.median(times) for task, times in self._own.items() if len(times) == SAMPLES}
+        line = render_slow(event.task, own, event.progress.step_s or 0.0)
+        if line is not None:
+            self._said[event.task] = now
+        return line
+
+
+def render_slow(task: TaskId, own: Mapping[TaskId, float], step_s: float) -> str | None:
+    """`worker:2 takes 1.8 × the median step …`, if it does.
+
+    Args:
+        task: which task to look at.
+        own: seconds that each task needs for its own part of a step.
+        step_s: seconds that a step takes with all waiting.
+    """
+    others = [seconds for name, seconds in own.items() if name != task]
+    if not others:
+        return None
+    usual = statistics.median(others)
+    if own[task] < SLOW_RATIO * usual or own[task] - usual < SLOW_SHARE * step_s or usual <= 0:
+        return None
+    return (
+        f"{task} takes {own[task] / usual:.1f} × the median step: {_duration(own[task])} of its own, "
+        f"the others {_duration(usual)}, and then they wait for it"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"

@@ -1,0 +1,285 @@
+"""From a spec to what every task gets: node, address, port, GPUs, environment, TF_CONFIG. Pure.
+
+Ports are free to change between the plan and the run: a node's agent takes the ones that are free there, and
+`make_plan` is called again with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
+from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
+from launcher.plan.torch_env import make_torch_envs
+from launcher.spec.models import LOOPBACK, ClusterSpec, NodeSpec
+from launcher.spec.redaction import REDACTED, is_secret
+from launcher.spec.strategies import RULES, StrategyRules
+from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
+from worker_entry.protocol.orders import Preload
+from worker_entry.protocol.values import Program, TaskRequest
+
+SERVER_MODULE = "worker_entry.task.server"
+"""What tasks run that serve."""
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One task as it will be started.
+
+    `env` is laid over the node's own environment; the values of the names in `secrets` are never shown.
+    `port` is held for the task even if it never opens it. `directory` is its working directory.
+    """
+
+    task: TaskId
+    node: str
+    directory: str
+    python: str
+    address: str
+    port: int
+    explicit_port: bool
+    program: Program = field(repr=False)
+    tf_config: TfConfig | None
+    env: Mapping[str, str] = field(repr=False)
+    secrets: frozenset[str]
+    mend_keras: bool
+    progress: bool = True
+    collective: bool = True
+    """Whether the task meets the others in every step, so that all wait for each other."""
+
+    opens_port: bool = False
+    """Whether the framework starts a server on the port."""
+    reuse_address: bool = False
+    """Whether the program binds its port with SO_REUSEADDR."""
+    keep_own_tf_config: bool = False
+    """Whether a TF_CONFIG that the program sets counts."""
+    other_addresses: tuple[str, ...] = ()
+    """The others from which the checks will choose, if they have not yet."""
+
+    @property
+    def request(self) -> TaskRequest:
+        """What the task's node is asked to have ready."""
+        port = self.port if self.explicit_port else 0
+        return TaskRequest(str(self.task), self.program, port, reuse_address=self.reuse_address)
+
+    def shown_env(self) -> dict[str, str]:
+        """The environment as it may be shown."""
+        return {name: REDACTED if name in self.secrets else value for name, value in self.env.items()}
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What will be started where. `directory` is the tasks' working directory, but on nodes that it is sent to."""
+
+    name: str
+    strategy: str
+    directory: str
+    tasks: tuple[TaskPlan, ...]
+    rules: StrategyRules = RULES["multi_worker_mirrored"]
+    warnings: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
+    """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
+    unasked: tuple[str, ...] = ()
+    """The nodes whose cores and GPUs are not known yet, in a plan for which others were asked."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(task.node for task in self.tasks))
+
+
+def make_plan(
+    spec: ClusterSpec,
+    *,
+    directory: str,
+    environ: Mapping[str, str],
+    python: str,
+    facts: Mapping[str, NodeFacts] | None = None,
+    ports: Mapping[TaskId, int] | None = None,
+    dialled: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """Makes the plan.
+
+    Args:
+        spec: what the user wants.
+        directory: the working directory where the spec names none.
+        environ: where the values of `env_from` come from.
+        python: the interpreter of local nodes whose spec names none; remote ones use `python3`.
+        facts: what is known of the nodes, by host; nodes that are missing get no share of cores and GPUs.
+        ports: the ports that were taken; without it, the ones that will be if all are free.
+        dialled: the addresses that the checks chose, by host; without it, the first candidates.
+
+    Raises:
+        UsageError: the nodes have not what the spec asks of them.
+    """
+    placements = list(spec.placements())
+    board = [(_find_chief(placements), TENSORBOARD)] if spec.tensorboard else []
+    ports = ports or dict(_expected_ports(spec, [*placements, *board]))
+    chosen = dialled or {}
+    addresses = {task: format_address(chosen.get(node.host, node.dialled), ports[task]) for node, task in placements}
+    rules = spec.rules
+    configs = make_tf_configs(addresses)
+    torch_envs: dict[TaskId, Mapping[str, str]] = {}
+    if spec.framework == "torch":
+        node, first = placements[0]
+        meeting = chosen.get(node.host, node.dialled), ports[first]
+        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], meeting)
+        configs = dict.fromkeys(configs)
+    shares = {}
+    warnings: list[str] = []
+    for node in spec.nodes:
+        tasks = [task for owner, task in placements if owner is node]
+        shares.update(share_resources(node, tasks, rules, (facts or {}).get(node.host), warnings))
+    secrets = {name: environ.get(name, "") for name in spec.env_from}
+    plans = []
+    for node, task in placements:
+        own = _own_env(spec, task, configs[task])
+        env = {**own, **torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
+        plans.append(
+            TaskPlan(
+                task=task,
+                node=node.host,
+                directory=_directory(spec, node, directory),
+                python=_python(node, python),
+                address=addresses[task].rpartition(":")[0],
+                port=ports[task],
+                explicit_port=node.port is not None,
+                program=program_of(spec, task.type),
+                tf_config=configs[task],
+                env=env,
+                secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
+                mend_keras=spec.keras.mend and rules.mends_keras and task.type not in rules.serves,
+                progress=spec.progress and task.type not in rules.serves,
+                collective=rules.collective,
+                opens_port=_opens_port(spec, task, configs[task], len(placements)),
+                reuse_address=spec.framework == "torch",
+                keep_own_tf_config=spec.keep_own_tf_config,
+                other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
+            )
+        )
+    for node, task in board:
+        plans.append(_plan_board(spec, node, ports[task], _directory(spec, node, directory), python))
+    return LaunchPlan(
+        name=spec.name,
+        strategy=spec.strategy if spec.framework == "tensorflow" else spec.framework,
+        rules=rules,
+        directory=_directory(spec, None, directory),
+        tasks=tuple(plans),
+        warnings=tuple(warnings),
+        preload=_preloaded(spec),
+        unasked=tuple(node.host for node in spec.nodes if facts and node.host not in facts),
+    )
+
+
+def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
+    leader = find_leader(task for _, task in placements)
+    return next(node for node, task in placements if task == leader)
+
+
+def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, python: str) -> TaskPlan:
+    """TensorBoard, for this machine alone: it asks nobody who he is."""
+    words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
+    return TaskPlan(
+        task=TENSORBOARD,
+        node=node.host,
+        directory=directory,
+        python=_python(node, python),
+        address=LOOPBACK,
+        port=port,
+        explicit_port=False,
+        program=Program("module", "tensorboard.main", words),
+        tf_config=None,
+        env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
+        secrets=frozenset(),
+        mend_keras=False,
+        progress=False,
+        collective=False,
+        reuse_address=True,
+    )
+
+
+def _python(node: NodeSpec, default: str) -> str:
+    return node.python or (default if node.is_local else "python3")
+
+
+def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:
+    if spec.program.command is not None or spec.preload is False:
+        return None
+    return () if spec.preload is True else tuple(spec.preload)
+
+
+def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
+    """What a node has to import before its tasks can be forked there; None: nothing.
+
+    Args:
+        plan: made with the node's facts.
+        node: its host.
+        keep: whether another attempt may follow, or a task come back alone.
+    """
+    tasks = [task for task in plan.tasks if task.node == node and not task.task.is_side]
+    if plan.preload is None or not tasks:
+        return None
+    common = set.intersection(*(set(task.env.items()) for task in tasks))
+    return Preload(tasks[0].program, dict(common), ["TF_CONFIG"], list(plan.preload), keep)
+
+
+def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
+    if spec.sync is None:
+        return spec.working_directory or default
+    return str(Path(default, spec.sync.path)) if node is None or node.is_local else spec.sync.to
+
+
+def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, TaskId]]) -> Iterator[tuple[TaskId, int]]:
+    following = {node.host: node.port or spec.ports.first for node in spec.nodes}
+    for node, task in placements:
+        yield task, following[node.host]
+        following[node.host] += 1
+
+
+def program_of(spec: ClusterSpec, task_type: TaskType | SideType | None = None) -> Program:
+    """What the tasks of a type run; without one, what the user has written."""
+    if task_type in spec.rules.serves:
+        return Program("module", SERVER_MODULE)
+    program = spec.program
+    if program.command is not None:
+        return Program("command", program.command[0], list(program.command[1:]))
+    if program.module is not None:
+        return Program("module", program.module, list(program.args))
+    assert program.script is not None
+    return Program("script", program.script, list(program.args))
+
+
+def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
+    env = {
+        "DISTLAUNCH_TASK": str(task),
+        # Output reaches the log as it is written, also when the task is killed.
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.framework == "tensorflow":
+        env["DISTLAUNCH_STRATEGY"] = spec.strategy
+        # All of TensorFlow's words go into the log; the console folds them.
+        env["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    if spec.devices is not None:
+        env["DISTLAUNCH_DEVICES"] = str(spec.devices)
+    if spec.communication != "auto":
+        env["DISTLAUNCH_COMMUNICATION"] = spec.communication
+    if spec.cross_device is not None:
+        env["DISTLAUNCH_CROSS_DEVICE"] = spec.cross_device
+    env.update(spec.rules.env)
+    if spec.logs is not None:
+        env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.file_name}"
+    if spec.checkpoint_directory is not None:
+        env["DISTLAUNCH_CHECKPOINT_DIR"] = spec.checkpoint_directory
+    if config is not None:
+        # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it, too.
+        env["TF_GRPC_REUSE_PORT"] = "true"
+        env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
+    return env
+
+
+def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: int) -> bool:
+    """With TensorFlow every task of a cluster but the evaluator; with PyTorch the one of rank 0, where all meet."""
+    if spec.framework == "torch":
+        return size > 1 and task == TaskId("worker", 0)
+    return config is not None and task.type != "evaluator"

@@ -1,0 +1,62 @@
+"""Names of a run's files. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.tasks import TaskId
+from worker_entry.protocol.file_names import AttemptFiles
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of the run whose folder is `root`."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        """Who controls the run."""
+        return self.root / "run.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+    @property
+    def stacks(self) -> Path:
+        return self.root / "stacks.txt"
+
+    @property
+    def agent_errors(self) -> Path:
+        """stderr of this machine's agent."""
+        return self.root / "agent.stderr"
+
+    @property
+    def model(self) -> Path:
+        """Where the demo saves its model."""
+        return self.root / "model"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What programs save to go on from; the same for all attempts."""
+        return self.root / "checkpoints"
+
+    def log(self, attempt: int, task: TaskId) -> Path:
+        return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
+
+    def relative(self, path: Path) -> str:
+        return str(path.relative_to(self.root))

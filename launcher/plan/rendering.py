@@ -1,0 +1,106 @@
+"""The plan as data, as commands, and for people, and the spec as data; secrets are never in them. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan
+from launcher.plan.tf_config import format_address
+from launcher.spec.models import ClusterSpec
+from launcher.spec.redaction import hide_env, hide_words
+
+
+def render_json(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan for `--json` and for the run's files, without secrets."""
+    return {
+        "name": plan.name,
+        "strategy": plan.strategy,
+        "directory": plan.directory,
+        "warnings": list(plan.warnings),
+        "tasks": [
+            {
+                "task": str(task.task),
+                "node": task.node,
+                "python": task.python,
+                "address": task.address,
+                "port": task.port,
+                "program": {
+                    "kind": task.program.kind,
+                    "target": hide_words([task.program.target])[0],
+                    "args": hide_words(task.program.args),
+                },
+                "tf_config": task.tf_config,
+                "env": task.shown_env(),
+                "command": render_by_hand(task),
+            }
+            for task in plan.tasks
+        ],
+    }
+
+
+def render_spec(spec: ClusterSpec) -> str:
+    """The spec for the run's files, without secrets; still a spec."""
+    program = spec.program
+    words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
+    shown = spec.changed(
+        env=hide_env(spec.env),
+        nodes=[node.changed(env=hide_env(node.env)) for node in spec.nodes],
+        program=program.changed(**words),
+    )
+    return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
+
+
+def render_by_hand(task: TaskPlan) -> str:
+    """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
+
+    A Python program needs distlaunch installed there, which mends Keras for it; so does a command, for the Pythons that
+    it starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
+    """
+    settings = [
+        f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
+        for name, value in task.env.items()
+    ]
+    program = task.program
+    if program.kind == "command" and not task.mend_keras:
+        command = shlex.join(hide_words([program.target, *program.args]))
+    else:
+        flags = [] if task.mend_keras else ["--no-keras-mend"]
+        target = [*{"module": ["-m"], "command": ["--"]}.get(program.kind, []), program.target]
+        words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *hide_words(program.args)])
+        command = f"{_quote_path(task.python)} {words}"
+    return f"cd {_quote_path(task.directory)} && env -u TF_CONFIG {' '.join(settings)} {command}"
+
+
+def _quote_path(path: str) -> str:
+    """For the node's shell, which knows what `~` is there."""
+    if path == "~":
+        return path
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
+
+
+def render_text(plan: LaunchPlan) -> str:
+    """The plan for people: a block for each task."""
+    tasks, nodes = len(plan.tasks), len(plan.nodes)
+    size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
+    lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
+    lines += [f"Warning: {warning}" for warning in plan.warnings]
+    if plan.unasked:
+        lines.append(f"Not asked yet for their cores and GPUs, which tasks share: {', '.join(plan.unasked)}")
+    for task in plan.tasks:
+        notes = [] if task.explicit_port else ["or the next free port"]
+        if task.other_addresses:
+            notes.append(f"or {', '.join(task.other_addresses)}, if not all nodes reach this")
+        note = f" ({'; '.join(notes)})" if notes else ""
+        config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
+        env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}
+        lines += [
+            "",
+            f"{task.task} on {task.node}",
+            f"  address    {format_address(task.address, task.port)}{note}",
+            f"  TF_CONFIG  {config}",
+            *(f"  {'env' if i == 0 else '':<9}  {name}={value}" for i, (name, value) in enumerate(sorted(env.items()))),
+            f"  by hand    {render_by_hand(task)}",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""How the tasks of a node share its cores and GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launcher.errors import TooFewGpusError
+from launcher.spec.models import NodeSpec
+from launcher.spec.strategies import StrategyRules
+from launcher.tasks import TaskId
+
+NO_GPU = "-1"
+"""CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node has said of itself; `cores` those that tasks may use, `gpus` as CUDA_VISIBLE_DEVICES names them."""
+
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+
+def share_resources(
+    node: NodeSpec,
+    tasks: Sequence[TaskId],
+    rules: StrategyRules,
+    facts: NodeFacts | None,
+    warnings: list[str],
+) -> dict[TaskId, dict[str, str]]:
+    """The environment that gives each task of a node its part of the cores, and those that compute of the GPUs."""
+    shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
+    if facts is not None and len(tasks) > 1:
+        threads = max(1, facts.cores // len(tasks))
+        for share in shares.values():
+            share["OMP_NUM_THREADS"] = share["TF_NUM_INTRAOP_THREADS"] = str(threads)
+            # One inter-op thread can deadlock collectives.
+            share["TF_NUM_INTEROP_THREADS"] = str(max(2, threads))
+    found = facts.gpus if facts is not None else ()
+    gpus = tuple(node.gpus) if node.gpus is not None else found
+    trainers = [task for task in tasks if task.type in rules.computes]
+    wanted = (node.gpus_per_worker or 0) * len(trainers)
+    if facts is not None and wanted > len(gpus):
+        raise TooFewGpusError(
+            f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
+            cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
+        )
+    absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
+    if absent:
+        warnings.append(f"{node.host} has no GPU {', '.join(absent)}: TensorFlow would train on the CPU instead")
+    if not gpus and node.gpus is None:
+        return shares
+    if not rules.shares_gpus:
+        for share in shares.values():
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or NO_GPU
+        return shares
+    if trainers and len(trainers) > len(gpus) > 0:
+        warnings.append(
+            f"{len(trainers)} workers share {len(gpus)} GPU{'s'[: len(gpus) > 1]} on {node.host}: memory grows as "
+            "needed; with NCCL two workers must not share a GPU"
+        )
+        for index, task in enumerate(trainers):
+            shares[task]["CUDA_VISIBLE_DEVICES"] = gpus[index % len(gpus)]
+            shares[task]["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+        rest: tuple[str, ...] = ()
+    else:
+        size = node.gpus_per_worker or len(gpus) // max(1, len(trainers))
+        for index, task in enumerate(trainers):
+            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or NO_GPU
+        rest = gpus[size * len(trainers) :]
+    for task in tasks:
+        if task not in trainers:  # what is left over when each trainer has its share
+            shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or NO_GPU
+    return shares

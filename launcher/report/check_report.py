@@ -1,0 +1,121 @@
+"""What the checks came to, as a report and as text for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.gang.findings import Finding
+from launcher.gang.preflight import Answers, Preflight
+from launcher.gang.state import Gang, Reason
+from launcher.report.models import CheckReport, NodeReport
+from launcher.spec.models import ClusterSpec
+
+COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
+
+
+def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> CheckReport:
+    """The report of finished checks; `gang` knows which nodes could not be used."""
+    addresses = preflight.choose_addresses()
+    unusable = {*gang.lost, *(refusal.node for refusal in gang.refusals)}
+    missing = _silent(preflight, gang) if gang.reason is Reason.START_TIMEOUT else frozenset[str]()
+    findings = [*_unusable(gang), *(_render_silence(node, gang) for node in sorted(missing)), *preflight.findings()]
+    return CheckReport(
+        name=spec.name,
+        good=not any(finding.level == "error" for finding in findings),
+        nodes=[
+            _node_report(
+                node.host,
+                preflight.answers.get(node.host),
+                addresses[node.host],
+                usable=node.host not in unusable | missing,
+            )
+            for node in spec.nodes
+        ],
+        dials=preflight.dials(),
+        findings=findings,
+    )
+
+
+def _unusable(gang: Gang) -> Iterator[Finding]:
+    refused = {refusal.node for refusal in gang.refusals}
+    for node, reason in gang.lost.items():
+        if node in refused:  # it has said why, before it ended
+            continue
+        reference = "node-lost" if node in gang.ready else "node-unreachable"
+        yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
+    for refusal in gang.refusals:
+        for problem in refusal.problems:
+            where = problem.task or refusal.node
+            yield Finding(
+                level="error",
+                node=refusal.node,
+                reference=problem.reference,
+                message=f"{where}: {problem.message}",
+                cure=problem.cure,
+            )
+
+
+def _silent(preflight: Preflight, gang: Gang) -> frozenset[str]:
+    return gang.silent or frozenset(node for node in gang.awaited if not preflight.is_complete(frozenset({node})))
+
+
+def _render_silence(node: str, gang: Gang) -> Finding:
+    message = f"no answer from {node} within {gang.rules.start_s:g} s"
+    return Finding(level="error", node=node, reference="start-timeout", message=message)
+
+
+def _node_report(node: str, answers: Answers | None, address: str, *, usable: bool) -> NodeReport:
+    if answers is None:
+        return NodeReport(node=node, usable=False)
+    ready, inspected = answers.ready, answers.inspected
+    used = {gpu.name: f" ({gpu.used_mib} of {gpu.total_mib} MiB in use)" for gpu in inspected.gpus} if inspected else {}
+    return NodeReport(
+        node=node,
+        usable=usable,
+        hostname=ready.hostname,
+        address=address,
+        executable=ready.executable,
+        python=ready.python,
+        tensorflow=ready.tensorflow,
+        keras=inspected.keras if inspected else None,
+        cores=ready.cores,
+        gpus=[f"{name}{used.get(name, '')}" for name in ready.gpus],
+        free_bytes=inspected.free_bytes if inspected else None,
+        clock_offset_s=answers.clock_offset_s,
+        directory=inspected.directory if inspected else None,
+        program_hash=inspected.program_hash if inspected else None,
+    )
+
+
+def make_rows(report: CheckReport) -> list[tuple[str, ...]]:
+    """A row of COLUMNS for each node."""
+    return [_row(node) for node in report.nodes]
+
+
+def _row(node: NodeReport) -> tuple[str, ...]:
+    if node.hostname is None:
+        return (node.node, "cannot be used", *[""] * (len(COLUMNS) - 2))
+    return (
+        node.node,
+        node.address or "",
+        node.python or "",
+        node.tensorflow or "none",
+        node.keras or ("none" if node.directory else ""),
+        str(node.cores),
+        str(len(node.gpus)),
+        "" if node.free_bytes is None else f"{node.free_bytes / 2**30:.1f} GiB",
+        "" if node.clock_offset_s is None else f"{node.clock_offset_s:+.3f} s",
+    )
+
+
+def render_findings(report: CheckReport) -> list[str]:
+    """What follows the table: the dials in one line, then everything found with its cure."""
+    lines = []
+    if report.dials:
+        good = sum(not dial.failure for dial in report.dials)
+        lines.append(f"{good} of {len(report.dials)} dials of every task's address from every node were answered")
+    for finding in report.findings:
+        lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
+        lines += [f"  {finding.cure}"] if finding.cure else []
+    lines.append(f"{report.name}: {'good' if report.good else 'cannot be started so'}")
+    return lines

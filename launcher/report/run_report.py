@@ -1,0 +1,331 @@
+"""From finished attempts to their report, and from reports to the last lines on the console. Pure."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from launcher.errors import (
+    EXIT_BUG,
+    EXIT_INFRASTRUCTURE,
+    EXIT_USAGE,
+    DistlaunchError,
+    InterruptionError,
+    as_ours,
+    error_lines,
+)
+from launcher.gang.events import TaskExited, TaskTold
+from launcher.gang.state import Gang
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan
+from launcher.plan.tf_config import format_address
+from launcher.report.models import (
+    AttemptReport,
+    CrashReport,
+    FaultReport,
+    LeftOutAttempts,
+    ProgressReport,
+    RunReport,
+    TaskReport,
+)
+from launcher.tasks import TaskId
+from launcher.verdict.causes import was_stopped
+from launcher.verdict.judge import exit_status, outcome
+from launcher.verdict.models import OutcomeName, Verdict
+from worker_entry.protocol.messages import Ready
+from worker_entry.protocol.values import CrashRecord, TaskExit
+
+FIRST_KEPT = 20
+RECENT_KEPT = 79
+"""Attempts before the last that the report has; of those in between it has how many ended how."""
+REFERENCES_KEPT = 50
+"""Nodes name some of them, and a broken one may never name the same twice."""
+SHOWN_ATTEMPTS = 20
+"""Attempts before the last that the summary has a line for."""
+TAIL_LINES = 10
+"""Lines of the log of a failed task that its error shows."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the cluster that is over.
+
+    `started` and `ended` are Unix seconds; `logs` are relative to the run's directory.
+    """
+
+    number: int
+    gang: Gang
+    plan: LaunchPlan
+    verdict: Verdict
+    started: float
+    ended: float
+    logs: Mapping[TaskId, str]
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What has ended a run outside of its attempts."""
+
+    verdict: Verdict
+    exit_status: int
+    outcome: OutcomeName = "failed"
+
+
+def end_by_error(error: Exception) -> RunEnd:
+    """That distlaunch cannot go on."""
+    error = as_ours(error)
+    if isinstance(error, InterruptionError):
+        return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
+    if isinstance(error, DistlaunchError):
+        verdict = Verdict(
+            reference=error.reference, message=error.message, evidence=list(error.evidence), cure=error.cure
+        )
+        return RunEnd(verdict, error.exit_status)
+    return RunEnd(Verdict(reference="bug", message=f"a bug in distlaunch: {error!r}"), EXIT_BUG)
+
+
+def end_by_signal(signum: int) -> RunEnd:
+    """That the user has ended the pause after an attempt."""
+    message = f"interrupted by {TaskExit(signal=signum)} before the next attempt"
+    return RunEnd(Verdict(reference="interrupted", message=message), 128 + signum, "interrupted")
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What is kept of the attempts before the last: a run that is started again for ever keeps no more."""
+
+    first: tuple[AttemptReport, ...] = ()
+    recent: tuple[AttemptReport, ...] = ()
+    left_out: LeftOutAttempts | None = None
+
+    def add(self, attempt: Attempt) -> Earlier:
+        """With this one, too, which came after them."""
+        report = _attempt_report(attempt, _left_after(attempt.gang))
+        if len(self.first) < FIRST_KEPT:
+            return replace(self, first=(*self.first, report))
+        if len(self.recent) < RECENT_KEPT:
+            return replace(self, recent=(*self.recent, report))
+        gone, *recent = self.recent
+        references = Counter(self.left_out.references if self.left_out is not None else ())
+        known = gone.verdict.reference in references or len(references) < REFERENCES_KEPT
+        references[gone.verdict.reference if known else "other"] += 1
+        left_out = LeftOutAttempts(first=FIRST_KEPT + 1, last=gone.attempt, references=references)
+        return Earlier(self.first, (*recent, report), left_out)
+
+
+def make_run_report(
+    attempts: Sequence[Attempt],
+    *,
+    earlier: Earlier = Earlier(),
+    run_id: str,
+    name: str,
+    directory: str,
+    started: float,
+    ended: float,
+    left: Mapping[str, int | None],
+    versions: Mapping[str, str],
+    end: RunEnd | None = None,
+    chaos: Sequence[FaultReport] = (),
+) -> RunReport:
+    """The report of a run that is over.
+
+    Args:
+        attempts: the last, and those before it that are not among `earlier`, in their order.
+        earlier: the ones before these.
+        run_id: the run's name.
+        name: that of its cluster.
+        directory: where its files are.
+        started: when it began, in Unix seconds.
+        ended: when nothing was left of it, agents included.
+        left: how many processes are left on each node at the end, None where that is unknown.
+        versions: of what took part.
+        end: what has ended it, if that was not the last attempt.
+        chaos: what was done on purpose.
+    """
+    if end is None:
+        last = attempts[-1]
+        end = RunEnd(last.verdict, exit_status(last.gang, last.verdict), outcome(last.gang))
+    after_start = bool(earlier.first) or any(attempt.gang.started for attempt in attempts)
+    for attempt in attempts[:-1]:
+        earlier = earlier.add(attempt)
+    reports = [*earlier.first, *earlier.recent, *(_attempt_report(attempt, left) for attempt in attempts[-1:])]
+    return RunReport(
+        run_id=run_id,
+        name=name,
+        outcome=end.outcome,
+        # "Nothing was started" is what EXIT_USAGE says.
+        exit_status=EXIT_INFRASTRUCTURE if after_start and end.exit_status == EXIT_USAGE else end.exit_status,
+        versions=dict(versions),
+        directory=directory,
+        started=started,
+        ended=ended,
+        verdict=end.verdict,
+        attempts=reports,
+        left_out=earlier.left_out,
+        chaos=list(chaos),
+    )
+
+
+def _left_after(gang: Gang) -> dict[str, int | None]:
+    """What an agent that goes on has said of the end of an attempt."""
+    return {node: 0 if node in gang.empty or node not in gang.ready else None for node in gang.rules.nodes}
+
+
+def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> AttemptReport:
+    gang = attempt.gang
+    opened = [event.time for event in gang.listening.values()]
+    return AttemptReport(
+        attempt=attempt.number,
+        started=attempt.started,
+        ended=attempt.ended,
+        cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
+        tasks=[_task_report(gang, task, attempt.logs[task.task]) for task in attempt.plan.tasks],
+        verdict=attempt.verdict,
+        processes_left=None if None in left.values() else sum(filter(None, left.values())),
+        unverified=[node for node, count in left.items() if count is None],
+        left_behind=sum(event.left_behind for event in gang.empty.values()),
+        killed=sum(event.killed for event in gang.empty.values()),
+    )
+
+
+def make_versions(nodes: Iterable[Ready]) -> dict[str, str]:
+    """What took part in a run."""
+    versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
+    for ready in nodes:
+        if ready.tensorflow is not None:
+            versions.setdefault("tensorflow", ready.tensorflow)
+    return versions
+
+
+def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
+    started = gang.started.get(plan.task)
+    opened = gang.listening.get(plan.task)
+    ended: TaskExited | None = gang.exits.get(plan.task)
+    how = ended.exit if ended is not None else TaskExit()
+    return TaskReport(
+        task=str(plan.task),
+        node=plan.node,
+        address=format_address(plan.address, plan.port),
+        pid=started.pid if started else None,
+        started=started.time if started else None,
+        port_opened=opened.time if opened else None,
+        ended=ended.time if ended else None,
+        exit_code=how.code,
+        exit_signal=how.signal,
+        core_dumped=how.core_dumped,
+        finished=ended is not None and not ended.failed,
+        stopped_by_us=ended is not None and was_stopped(gang, ended),
+        crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
+        progress=_progress_report(gang.told.get(plan.task)),
+        log=log,
+    )
+
+
+def _progress_report(told: TaskTold | None) -> ProgressReport | None:
+    progress = told.progress if told is not None else None
+    if progress is None or not progress.first_step:
+        return None
+    return ProgressReport(
+        epoch=progress.epoch,
+        first_epoch=progress.first_epoch,
+        step=progress.step,
+        first_step=progress.first_step,
+        began=progress.began,
+        step_s=progress.step_s,
+        own_s=progress.own_s,
+        metrics=progress.metrics,
+    )
+
+
+def _crash_report(crash: CrashRecord) -> CrashReport:
+    return CrashReport(
+        time=crash.time,
+        exception=crash.exception,
+        message=crash.message,
+        file=crash.file,
+        line=crash.line,
+        thread=crash.thread,
+    )
+
+
+def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
+    """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
+    evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
+    lines = error_lines(verdict.message, verdict.reference, evidence, verdict.cure)
+    return "\n".join(lines)
+
+
+def render_summary(report: RunReport, *, written: bool = True) -> str:
+    """The last lines of a run: each task's end, the outcome, the time, the files.
+
+    Args:
+        report: of a run that has made an attempt.
+        written: whether the report is among the files.
+    """
+    attempt = report.attempts[-1]
+    lines = []
+    if any(task.started is not None for task in attempt.tasks):
+        width = max(len(task.task) for task in attempt.tasks)
+        lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
+    lines += _render_left(report)
+    if len(report.attempts) > 1:
+        lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
+        lines += _render_earlier(report)
+    lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
+    took = f"{report.ended - report.started:.1f} s"
+    if report.outcome == "succeeded":
+        lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
+        lines += [f"  {line}" for line in attempt.verdict.evidence]
+    else:
+        lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
+    lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
+    return "\n".join(lines)
+
+
+def _render_earlier(report: RunReport) -> list[str]:
+    """A line for each attempt but the last; of very many, one for all those in the middle."""
+    lines = [f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]]
+    if len(lines) <= SHOWN_ATTEMPTS:
+        return lines
+    half = SHOWN_ATTEMPTS // 2
+    references = Counter(each.verdict.reference for each in report.attempts[half : -half - 1])
+    references.update(report.left_out.references if report.left_out is not None else {})
+    counts = ", ".join(f"{count:,} {reference}" for reference, count in references.most_common())
+    return [*lines[:half], f"    … {references.total():,} more: {counts}", *lines[-half:]]
+
+
+def _render_left(report: RunReport) -> list[str]:
+    attempt = report.attempts[-1]
+    nodes = {task.node for each in report.attempts for task in each.tasks}
+    unverified = attempt.unverified
+    verified = len(nodes - {*unverified})
+    where = "this machine" if nodes == {"local"} else f"{verified} node{'s'[: verified > 1]}"
+    if not unverified:
+        count = attempt.processes_left
+        return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]
+    lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}"] if verified else []
+    lines.append(f"  not known what is left on {', '.join(unverified)}; once it can be reached:")
+    return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
+
+
+def _render_cleaning(attempt: AttemptReport) -> str:
+    if not attempt.left_behind:
+        return ""
+    if attempt.left_behind == 1:
+        return " (1 process that had outlived its task was ended)"
+    return f" ({attempt.left_behind} processes that had outlived their task were ended)"
+
+
+def _render_end(task: TaskReport) -> str:
+    if task.started is None:
+        return "not started"
+    if task.ended is None:
+        return "its end was not seen"
+    how = str(TaskExit(task.exit_code, task.exit_signal, task.core_dumped))
+    if not task.stopped_by_us:
+        return how
+    raised = task.crash is not None and task.crash.thread is None and task.crash.exception != "SystemExit"
+    return f"{f'raised {task.crash.exception}; ' if task.crash and raised else ''}{how}, stopped by distlaunch"

@@ -1,0 +1,142 @@
+"""Performs what the gang decides: orders to the nodes, by the plan as far as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.gang.events import (
+    Action,
+    AskStacks,
+    Checked,
+    CheckNodes,
+    Event,
+    NodeRefused,
+    PrepareNodes,
+    StartAgain,
+    StartTasks,
+    StopNodes,
+    SyncNodes,
+)
+from launcher.gang.faults import Fault
+from launcher.gang.start_orders import make_start
+from launcher.gang.state import Gang, Phase
+from launcher.plan.launch_plan import TaskPlan, make_preload
+from launcher.plan.rendering import render_json
+from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.stack_requests import StackRequests
+from worker_entry.protocol.orders import Prepare, Start, Stop
+from worker_entry.protocol.values import Problem
+
+
+class Actions:
+    """Those of the `attempt`-th attempt. `plan` is what was started, `dialled` the addresses that the checks chose."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        setup: AttemptSetup,
+        attempt: int,
+        faults: Sequence[Fault],
+        stacks: StackRequests,
+    ) -> None:
+        self._context = context
+        self._links = context.links
+        self._planner = setup.planner
+        self._preflight = setup.preflight
+        self._attempt = attempt
+        self._faults = faults
+        self._stacks = stacks
+        self._checked = False
+        self.plan = setup.planner.plan({})
+        self.dialled = setup.dialled
+
+    def tasks_of(self, node: str) -> Iterator[TaskPlan]:
+        """The planned tasks of a node."""
+        return (task for task in self.plan.tasks if task.node == node)
+
+    def perform(self, action: Action, gang: Gang) -> None:
+        """Sends what the action asks for."""
+        match action:
+            case SyncNodes():
+                assert self._context.bundle is not None
+                for node in gang.rules.syncs & gang.awaited:
+                    self._links.send(node, self._context.bundle.offer)
+            case PrepareNodes():
+                self._prepare(gang)
+            case CheckNodes():
+                assert self._preflight is not None
+                for node in gang.awaited:
+                    self._links.send(node, self._preflight.make_dial(gang.ports))
+            case StartTasks(ports):
+                self.plan = self._planner.plan(self._links.facts(), ports, self.dialled)
+                self.write_plan()
+                for node in gang.rules.nodes:
+                    self._links.send(node, self._make_start([*self.tasks_of(node)]))
+                for task in self.plan.tasks:
+                    if not task.task.is_side:  # its output is of no use to anybody
+                        self._context.console.follow(task.task, self._context.files.log(self._attempt, task.task))
+            case StartAgain(task):
+                self._faults = [fault for fault in self._faults if fault.task != task]
+                [planned] = (plan for plan in self.plan.tasks if plan.task == task)
+                self._links.send(planned.node, self._make_start([planned]))
+            case AskStacks():
+                self._stacks.ask(gang)
+            case StopNodes(grace_s):
+                if gang.signal is not None:
+                    self._links.hurry()
+                for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                    self._links.send(node, Stop(grace_s))
+
+    def preload(self, node: str) -> None:
+        """Has the node begin with what takes longest, while the others are still on their way."""
+        restart = self._context.spec.restart
+        plan = self._planner.plan(self._links.facts())
+        again = restart.max_restarts > 0 or (restart.max_worker_restarts > 0 and bool(plan.rules.returns))
+        preload = make_preload(plan, node, keep=again)
+        if preload is not None and not self._context.only_checks:
+            self._links.send(node, preload)
+
+    def end_checks(self, gang: Gang) -> None:
+        """Once all nodes have answered, the gang is told what came of it."""
+        checks = self._preflight
+        if checks is None or gang.phase is not Phase.CHECKING or self._checked or not checks.is_complete(gang.awaited):
+            return
+        self._checked = True
+        self.dialled = checks.choose_addresses()
+        for choice in checks.render_choices():
+            self._context.console.note(choice)
+        errors: list[Event] = []
+        for finding in () if self._context.only_checks else checks.findings():
+            if finding.level == "warning":
+                self._context.console.warn(finding.message)
+            else:
+                problem = Problem(finding.reference, finding.message, finding.cure)
+                errors.append(NodeRefused(finding.node, (problem,)))
+        for event in errors or [Checked()]:
+            self._links.put(event)
+
+    def write_plan(self) -> None:
+        """Writes plan.json, which shows what is started as far as it is known."""
+        self._context.files.write_json(self._context.files.plan, render_json(self.plan))
+
+    def _prepare(self, gang: Gang) -> None:
+        self.plan = self._planner.plan(self._links.facts())
+        for warning in self.plan.warnings if self._attempt == 1 else ():
+            self._context.console.warn(warning)
+        checks = self._preflight if gang.rules.checks else None
+        ports = self._context.spec.ports
+        for node in gang.awaited:
+            requests = [task.request for task in self.tasks_of(node)]
+            nonce = checks.nonce if checks is not None else ""
+            self._links.send(node, Prepare(self._attempt, requests, ports.first, ports.last, nonce))
+            if checks is not None:
+                self._links.send(node, checks.make_inspect(node))
+
+    def _make_start(self, tasks: Sequence[TaskPlan]) -> Start:
+        return make_start(
+            tasks,
+            run_id=self._context.run_id,
+            attempt=self._attempt,
+            lease_s=self._context.spec.timeouts.lease_s,
+            faults=self._faults,
+        )

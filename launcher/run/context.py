@@ -1,0 +1,46 @@
+"""What the parts of a run share: frozen values, and the way to its nodes and to the console."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.console.writer import Console
+from launcher.gang.preflight import Preflight
+from launcher.plan.planner import Planner
+from launcher.run.directory import RunDir
+from launcher.run.node_links import NodeLinks
+from launcher.run.sync import Bundle
+from launcher.spec.models import ClusterSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What all attempts of a run share."""
+
+    run_id: str
+    spec: ClusterSpec
+    """As the user wrote it, spare nodes included."""
+    files: RunDir
+    links: NodeLinks
+    console: Console
+    bundle: Bundle | None = None
+    """The program's folder, if it is sent to the nodes."""
+    only_checks: bool = False
+    """Whether the nodes are checked and nothing is started."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds of a clock that never jumps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSetup:
+    """The nodes that take part in an attempt, and how they are checked."""
+
+    planner: Planner
+    preflight: Preflight | None
+    """The checks before the start; None if the nodes are not checked."""
+    notes: Sequence[str] = ()
+    """What the user is told about the choice of nodes."""
+    dialled: Mapping[str, str] = field(default_factory=dict)
+    """The addresses that an earlier check has chosen, by node."""

@@ -1,0 +1,212 @@
+"""Puts a run together: its folder, its transports, its console; and runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.console.writer import Console, open_console
+from launcher.errors import InterruptionError, RunDirectoryError, ShownError
+from launcher.gang.faults import Fault
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.planner import Planner, place
+from launcher.plan.rendering import render_spec
+from launcher.plan.resources import NodeFacts
+from launcher.report.check_report import make_check_report
+from launcher.report.models import CheckReport, RunReport
+from launcher.report.run_report import end_by_error, make_run_report, make_versions
+from launcher.run.context import RunContext
+from launcher.run.directory import RunDir
+from launcher.run.interrupts import Interruption, Interrupts
+from launcher.run.naming import current_directory, make_run_id, runs_directory
+from launcher.run.node_links import NodeLinks
+from launcher.run.supervisor import Supervisor
+from launcher.run.sync import make_bundle
+from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.transports.node_cleanup import clean_node
+from launcher.transports.targets import Ways, find_addresses, find_ways, make_transport
+from worker_entry.system import clock, kernel
+
+
+def run(
+    spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool, faults: Sequence[Fault] = ()
+) -> RunReport:
+    """Runs the cluster to its end.
+
+    Args:
+        spec: what to run.
+        run_dir: where the run's files go; without it, a new folder in the user's state directory.
+        verbose: whether the console shows TensorFlow's chatter.
+        checks: whether the nodes are checked before the start.
+        faults: what is done to it on purpose.
+
+    Raises:
+        DistlaunchError: it could not be started; nothing is left running.
+        ShownError: it was started, and an error has ended it; the report is written.
+    """
+    clock.share()
+    current_directory()  # where the tasks of this machine run; an error before there is anything
+    ways = find_ways(spec)
+    run_id = make_run_id(spec.name)
+    interrupts = Interrupts()
+    interrupts.install()  # before anybody can see the run, and ask it something by a signal
+    try:
+        files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
+        with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
+            console = open_console([task for _, task in spec.placements()], verbose=verbose)
+            try:
+                supervisor = _prepare(spec, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+                return supervisor.run()
+            finally:
+                interrupts.deliver_to(lambda _: console.hurry())
+                console.close()
+    finally:
+        interrupts.mute()
+
+
+@contextlib.contextmanager
+def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
+    """A run that could not be started has a report as well, if it can be written."""
+    started = clock.now()
+    try:
+        yield
+    except ShownError:
+        raise
+    except (Exception, Interruption) as caught:
+        error = InterruptionError(caught.signum) if isinstance(caught, Interruption) else caught
+        report = make_run_report(
+            (),
+            run_id=run_id,
+            name=name,
+            directory=str(files.root),
+            started=started,
+            ended=clock.now(),
+            left={},
+            versions=make_versions(()),
+            end=end_by_error(error),
+        )
+        with contextlib.suppress(RunDirectoryError):
+            files.write_json(files.report, report.model_dump(mode="json"))
+        if error is caught:
+            raise
+        raise error from None
+
+
+def _prepare(
+    spec: ClusterSpec,
+    run_id: str,
+    files: RunDir,
+    ways: Ways,
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    checks: bool,
+    faults: Sequence[Fault],
+) -> Supervisor:
+    """All that comes before the first node is reached; it takes long if a large folder is to be sent."""
+    planner = _make_planner(spec, ways, files)
+    spec, first = planner.spec, planner.at_first()
+    files.write_text(files.spec, render_spec(spec))
+    tasks = [task for _, task in spec.placements()]
+    tasked = first.spec.nodes
+    count = len(tasked)
+    where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
+    console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
+    _make_folders(spec, files)
+    return _make_supervisor(planner, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+
+
+def check(spec: ClusterSpec) -> CheckReport:
+    """Looks at the nodes as a run would before its start, and starts nothing.
+
+    Raises:
+        DistlaunchError: it could not be done, or was interrupted; nothing is left running.
+    """
+    ways = find_ways(spec)
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+            files = RunDir(Path(folder))
+            planner = _make_planner(spec, ways, files)
+            first = planner.at_first()
+            _make_folders(planner.spec, files)
+            console = open_console([], verbose=False)
+            try:
+                run_id = make_run_id(spec.name)
+                supervisor = _make_supervisor(
+                    planner, run_id, files, ways, console, interrupts, checks=True, only_checks=True
+                )
+                gang, preflight = supervisor.check()
+            finally:
+                interrupts.deliver_to(lambda _: console.hurry())
+                console.close()
+    except Interruption as interruption:
+        raise InterruptionError(interruption.signum) from None
+    finally:
+        interrupts.restore()
+    if gang.signal is not None:
+        raise InterruptionError(gang.signal)
+    return make_check_report(first.spec, preflight, gang)
+
+
+def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
+    """The plan that a run of the spec would start with, as far as it is known without asking other machines.
+
+    The folder of a run that is not made yet is shown as `<run>`, unless the user names it.
+
+    Raises:
+        UsageError: there is no way to a node, or it has not what the spec asks of it.
+    """
+    files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
+    here = {LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}
+    return _make_planner(spec, find_ways(spec), files).at_first().plan(here)
+
+
+def _make_planner(spec: ClusterSpec, ways: Ways, files: RunDir) -> Planner:
+    """With all that comes from this process filled in."""
+    return Planner(place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, ways))
+
+
+def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
+    """Those of the run's that its tasks expect to be there."""
+    if str(files.checkpoints) in (spec.checkpoint_directory, *spec.program.args):
+        files.make_checkpoints()
+
+
+def _make_supervisor(
+    planner: Planner,
+    run_id: str,
+    files: RunDir,
+    targets: Ways,
+    console: Console,
+    interrupts: Interrupts,
+    *,
+    checks: bool,
+    only_checks: bool = False,
+    faults: Sequence[Fault] = (),
+) -> Supervisor:
+    spec = planner.spec
+
+    def recover(host: str, meeting: str) -> bool:
+        return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
+
+    bundle = None
+    if spec.sync is not None:
+        with interrupts.raising():  # it may take minutes; other libraries may make another error of an interruption
+            bundle = make_bundle(spec.sync, current_directory())
+    transports = {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
+    context = RunContext(
+        run_id=run_id,
+        spec=spec,
+        files=files,
+        links=NodeLinks(transports, run_id, files, spec.timeouts.lease_s),
+        console=console,
+        bundle=bundle,
+        only_checks=only_checks,
+    )
+    return Supervisor(context, planner, recover, interrupts, checks=checks, faults=faults)

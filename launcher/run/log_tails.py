@@ -1,0 +1,48 @@
+"""Reads the beginnings and the ends of task logs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.console.log_lines import LogLines
+from worker_entry.system.file_holes import last_data
+
+HEAD_BYTES = 1 << 20
+"""How much of a log's beginning is read while the cluster forms."""
+TAIL_BYTES = 16 << 10
+"""How much of a log's end is read for its last lines."""
+
+_ZEROS = re.compile(rb"\0{16,}")
+"""What is left where a program has truncated its log to a greater length."""
+
+
+def read_head(path: Path) -> bytes:
+    """The beginning of a log; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def find_size(path: Path) -> int:
+    """Bytes that a log has; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
+    """The last lines of a file that say something, of TensorFlow's only if not `fold`; nothing if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            begin, end = last_data(file.fileno())
+            file.seek(max(begin, end - TAIL_BYTES))
+            data = file.read(min(end - begin, TAIL_BYTES))
+    except OSError:
+        return []
+    log = LogLines(fold=fold)
+    lines = [*log.feed(_ZEROS.sub(b"", data.strip(b"\0"))), *log.close()]
+    return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]

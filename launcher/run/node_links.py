@@ -1,0 +1,167 @@
+"""The links to all nodes of a run, and the one queue into which everything goes that happens to it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from launcher.errors import ProcessLimitError, as_ours
+from launcher.gang.events import Event
+from launcher.plan.resources import NodeFacts
+from launcher.run.directory import RunDir
+from launcher.tasks import TaskId, parse_task_id
+from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
+from launcher.transports.in_parallel import map_at_once
+from launcher.transports.incoming import Arrived, Inlet, Placement
+from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.messages import Message, Ready
+from worker_entry.protocol.orders import VERSION, Goodbye, Hello
+
+NODE_FILES = "~/.local/state/distlaunch/nodes"
+"""Where an agent on another machine keeps a run's logs, in the home folder there."""
+CLOSING_AT_ONCE = 64
+HURRIED_SILENCE_S = 5.0
+"""How long an agent may be silent when the run is to end: more than twice as long as it takes to answer a beat."""
+LOOK_S = 0.25
+
+Happening = tuple[str, Message | LinkNews] | Event
+"""What a node has said, or what we have found ourselves."""
+
+
+class NodeLinks:
+    """At most one link to each node; `transports` has the way to each of them."""
+
+    def __init__(self, transports: Mapping[str, Transport], run_id: str, run_dir: RunDir, lease_s: float) -> None:
+        self.ready: dict[str, Ready] = {}
+        """What the nodes that have answered have said of themselves."""
+        self._transports = transports
+        self._run_id = run_id
+        self._run_dir = run_dir
+        self._lease_s = lease_s
+        self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
+        self._links: dict[str, Link] = {}
+        self._left: dict[str, int | None] = {}
+        """What is left on nodes that were lost."""
+        self.fences: dict[str, float] = {}
+        """When the tasks of nodes that were lost have ended for certain, in monotonic seconds."""
+        self._inlets: dict[str, Inlet] = {}
+        """Those of the links; what comes through an older one is not for us."""
+        self._placement = Placement()
+        self._queue: queue.SimpleQueue[Arrived | Happening] = queue.SimpleQueue()
+        self._hurries = threading.Event()
+        self._closed = threading.Event()
+
+    @property
+    def far(self) -> frozenset[str]:
+        """The nodes that do not share our files."""
+        return frozenset(node for node, way in self._transports.items() if not way.shares_files)
+
+    def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
+        """From now on, each node speaks for these tasks, of this attempt and of no other."""
+        self._placement = Placement.of(attempt, nodes)
+        self._mirror.begin(attempt)
+
+    def connect(self, node: str, directory: str) -> None:
+        """Begins to start the node's agent, whose tasks run in `directory`; what comes of it is put into the queue."""
+        transport = self._transports[node]
+        self._close_inlet(node)
+        inlet = self._inlets[node] = Inlet(node, lambda: self._placement, self._mirror, self._queue.put)
+        try:
+            link = transport.connect(node, inlet.deliver, inlet, self._lease_s)
+        except (OSError, ProcessLimitError) as error:
+            self.put((node, LinkClosed(_render_failure(error))))
+            return
+        self._links[node] = link
+        link.send(
+            Hello(
+                version=VERSION,
+                run_id=self._run_id,
+                directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
+                cwd=directory,
+                lease_s=self._lease_s,
+                stream_logs=not transport.shares_files,
+            )
+        )
+
+    def forget(self, nodes: Collection[str]) -> None:
+        """Closes the links to nodes that were lost; what they may yet say is not heard any more."""
+        gone = {node: self._links.pop(node) for node in nodes if node in self._links}
+        for node in nodes:
+            self.ready.pop(node, None)
+            self._close_inlet(node)
+        left = dict(zip(gone, map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
+        self._left.update(left)
+        for node, link in gone.items():
+            if left[node] is None:
+                self.fences[node] = link.heard + self._lease_s + MARGIN_S
+            else:
+                self.fences.pop(node, None)
+
+    def _close_inlet(self, node: str) -> None:
+        inlet = self._inlets.pop(node, None)
+        if inlet is not None:
+            inlet.close()
+
+    def put(self, happening: Happening) -> None:
+        self._queue.put(happening)
+
+    def next(self, timeout_s: float) -> Happening | None:
+        """What comes next; None if nothing does in time."""
+        try:
+            arrived = self._queue.get(timeout=max(timeout_s, 0.0))
+            while isinstance(arrived, Arrived):
+                arrived.inlet.release(arrived)
+                if arrived.inlet is self._inlets.get(arrived.inlet.node) and not arrived.is_late:
+                    if isinstance(arrived.message, Ready):
+                        self.ready[arrived.inlet.node] = arrived.message
+                    return arrived.inlet.node, arrived.message
+                arrived = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        return arrived
+
+    def send(self, node: str, message: Message, body: bytes = b"") -> None:
+        if node in self._links:
+            self._links[node].send(message, body)
+
+    def hurry(self) -> None:
+        """The run is to end: an agent that hangs, or cannot be reached, is not waited for until its lease is over."""
+        if not self._hurries.is_set():
+            self._hurries.set()
+            threading.Thread(target=self._drop_silent, name="hurry", daemon=True).start()
+
+    def _drop_silent(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            for link in list(self._links.values()):
+                link.drop_if_silent(HURRIED_SILENCE_S)
+
+    def clock_offset_s(self, node: str) -> float:
+        return self._links[node].clock_offset_s if node in self._links else 0.0
+
+    def facts(self) -> dict[str, NodeFacts]:
+        return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self.ready.items()}
+
+    def close(self) -> dict[str, int | None]:
+        """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
+        self.hurry()
+        for node, link in self._links.items():
+            self._close_inlet(node)
+            link.send(Goodbye())
+        # This machine last: closing its link ends all that is left below us, ways to other machines included.
+        here = [node for node in self._links if self._transports[node].shares_files]
+        others = [node for node in self._links if node not in here]
+        ends = map_at_once(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
+        left = dict(zip(others, ends, strict=True))
+        left |= {node: self._links[node].close() for node in here}
+        self._closed.set()
+        self._mirror.close()
+        return self._left | left
+
+
+def _render_failure(error: OSError | ProcessLimitError) -> str:
+    meant = as_ours(error)
+    if isinstance(meant, OSError):
+        return f"cannot start {meant.filename or 'the agent'}: {meant.strerror}"
+    return meant.sentence if isinstance(meant, ProcessLimitError) else str(meant)

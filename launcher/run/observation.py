@@ -1,0 +1,72 @@
+"""From what the nodes and the user send to the events that the gang decides on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from launcher.gang.events import Event, Interrupted, NodeLost, Tick, from_message
+from launcher.gang.preflight import Preflight
+from launcher.run.context import RunContext
+from launcher.run.stack_requests import StackRequests
+from launcher.spec.models import LOCAL
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
+
+
+class Observer:
+    """Reads the queue of a run's links during one attempt, whose checks and stack requests get their answers here."""
+
+    def __init__(self, context: RunContext, preflight: Preflight | None, stacks: StackRequests) -> None:
+        self._context = context
+        self._preflight = preflight
+        self._stacks = stacks
+        self._unread = False
+
+    def next_events(self, timeout_s: float) -> Iterator[Event]:
+        """What comes next; a Tick if nothing does in time."""
+        happening = self._context.links.next(timeout_s)
+        if happening is None:
+            yield from self._overdue()
+            return
+        if not isinstance(happening, tuple):
+            yield happening
+            return
+        node, message = happening
+        console = self._context.console
+        match message:
+            case LinkClosed(reason):
+                yield NodeLost(node, reason)
+            case LinkDropped(reason):
+                wait_s = self._context.spec.timeouts.lease_s
+                console.warn(f"node {node}: {reason}; its tasks go on, looking for a way back for {wait_s:g} s")
+            case LinkResumed(after_s):
+                console.note(f"node {node}: connected again after {after_s:.1f} s; nothing was lost")
+            case LinkNote(text):
+                console.warn(text)
+            case _:
+                yield from self._translate(node, message)
+
+    def _translate(self, node: str, message: Message) -> Iterator[Event]:
+        links = self._context.links
+        offset_s = links.clock_offset_s(node)
+        if self._preflight is not None and isinstance(message, (Ready, Inspected, Dialled)):
+            self._preflight.note(node, message, offset_s)
+        try:
+            if isinstance(message, Fetch) and self._context.bundle is not None:
+                links.send(node, *self._context.bundle.read_piece(message))
+            if isinstance(message, Noted):
+                self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
+            if isinstance(message, Stacks):
+                self._stacks.note(message)
+            event = from_message(node, message, offset_s)
+        except ValueError as error:
+            event = NodeLost(node, f"the agent sent {error}")
+        if event is not None:
+            yield event
+
+    def _overdue(self) -> Iterator[Event]:
+        if self._context.console.broken and not self._unread:  # `distlaunch … | head`
+            self._unread = True
+            yield Interrupted(signal.SIGPIPE)
+        yield Tick()

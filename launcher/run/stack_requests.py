@@ -1,0 +1,52 @@
+"""Asks all tasks of an attempt for their Python stacks, and hands the answers on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.gang.events import StacksTold
+from launcher.gang.stacks import StackCollector, render_stacks
+from launcher.gang.state import Gang
+from launcher.run.context import RunContext
+from launcher.tasks import parse_task_id
+from worker_entry.protocol.messages import Stacks
+from worker_entry.protocol.orders import ShowStacks
+
+
+class StackRequests:
+    """At most one request at a time."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._collector: StackCollector | None = None
+        self._shows = False
+
+    def ask(self, gang: Gang, *, show: bool = False) -> None:
+        """Asks all tasks that run, unless they are being asked already; with `show`, the answers are printed."""
+        self._shows = self._shows or show
+        if self._collector is None:
+            self._collector = StackCollector(gang.started.keys() - gang.exits.keys(), self._context.monotonic())
+            for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                self._context.links.send(node, ShowStacks())
+
+    def note(self, message: Stacks) -> None:
+        """
+        Raises:
+            ValueError: the task's name is none.
+        """
+        if self._collector is not None:
+            self._collector.note(parse_task_id(message.task), message.text, message.activity)
+
+    def take(self) -> Iterator[StacksTold]:
+        """The answers, once all tasks have given theirs or have had their time."""
+        texts = self._collector.texts(self._context.monotonic()) if self._collector is not None else None
+        if self._collector is None or texts is None:
+            return
+        activity, self._collector = self._collector.activity, None
+        text = render_stacks(texts)
+        if problem := self._context.files.write_stacks(f"{text}\n"):
+            self._context.console.warn(problem)
+        if self._shows:
+            self._context.console.note(text or "no task is running")
+        self._shows = False
+        yield StacksTold(texts, activity)

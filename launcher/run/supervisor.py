@@ -1,0 +1,295 @@
+"""One run: attempt after attempt, as long as `restarts` says so, then the report."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from launcher.console.messages import render_restart
+from launcher.errors import RunDirectoryError, ShownError, error_lines
+from launcher.gang.events import Interrupted, StacksAsked
+from launcher.gang.faults import Fault, needed, pending
+from launcher.gang.preflight import Preflight
+from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, remember
+from launcher.gang.state import Gang
+from launcher.plan.planner import Planner
+from launcher.report.fault_report import report_faults
+from launcher.report.models import RunReport
+from launcher.report.run_report import (
+    TAIL_LINES,
+    Attempt,
+    Earlier,
+    RunEnd,
+    end_by_error,
+    end_by_signal,
+    make_run_report,
+    make_versions,
+    render_error,
+    render_summary,
+)
+from launcher.run.attempt_loop import IDLE_S, AttemptLoop
+from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.log_tails import last_lines
+from launcher.run.recovery import Recover, Returning
+from launcher.tasks import parse_task_id
+from launcher.transports.base import LinkClosed
+from launcher.verdict.judge import judge, outcome
+from worker_entry.system import clock
+
+JUDGED_LINES = 60
+"""Of the end of a failed task's log: what it died of is told there, if anywhere."""
+
+
+class Supervisor:
+    """One run, by the spec's rules of `restart`.
+
+    Args:
+        context: what the attempts share.
+        planner: plans for all nodes of the spec.
+        recover: whether a lost node can be used again.
+        interrupts: the signals of the user.
+        checks: whether the nodes are checked before the first start.
+        faults: what is injected on purpose.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        planner: Planner,
+        recover: Recover,
+        interrupts: Interrupts,
+        *,
+        checks: bool,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self._faults = faults
+        self._recover = recover
+        self._interrupts = interrupts
+        self._interrupted: int | None = None
+        """The signal by which the user has ended a pause."""
+        self._context = context
+        self._planner = planner
+        self._checks = checks
+        self._links = context.links
+        self._console = context.console
+        self._restart = context.spec.restart
+        self._lost: dict[str, str] = {}
+        """The nodes that were lost, and the meeting places of their agents."""
+        self._last: Attempt | None = None
+        """The last attempt that is over; of those before it no more is kept than what is needed yet."""
+        self._began = clock.now()
+        self._earlier = Earlier()
+        self._endings: list[Ending] = []
+        self._gangs: dict[int, Gang] = {}
+        """The attempts that tell what became of the faults."""
+
+    def run(self) -> RunReport:
+        """Runs the cluster to its end; returns once nothing is left of it and the report is written.
+
+        Raises:
+            DistlaunchError: it could not be started; nothing is left running.
+            ShownError: it was started, and an error has ended it; the report is written.
+        """
+        self._interrupts.deliver_to(self._note_signal)
+        error: Exception | None = None
+        try:
+            chosen = self._select_nodes()
+            while chosen is not None and self._interrupted is None:
+                chosen = self._run_attempt(chosen)
+                chosen, restart = self._choose_next(chosen)
+                if restart is not None:
+                    self._pause(restart.pause_s)
+        except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
+            error = caught
+        left = self._links.close()
+        end = end_by_signal(self._interrupted) if self._interrupted is not None else None
+        if error is None:
+            return self._report(left, end)
+        if self._last is None or not (self._last.number > 1 or self._last.gang.started):
+            raise error
+        self._console.end_logs()
+        self._console.error(render_error(end_by_error(error).verdict))
+        report = self._report(left, end_by_error(error))
+        raise ShownError(report.verdict.message, report.exit_status) from error
+
+    def _note_signal(self, signum: int) -> None:
+        self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
+
+    def check(self) -> tuple[Gang, Preflight]:
+        """Checks the nodes, and starts nothing; returns what they answered."""
+        self._interrupts.deliver_to(self._note_signal)
+        chosen = self._select_nodes()
+        assert chosen is not None
+        assert chosen.preflight is not None
+        try:
+            gang, _ = AttemptLoop(self._context, chosen, 1).run()
+        finally:
+            self._links.close()
+        return gang, chosen.preflight
+
+    def _select_nodes(self) -> AttemptSetup | None:
+        """The nodes without those that were lost; None when too few are left."""
+        selected = self._planner.cast(self._lost)
+        if selected is None:
+            return None
+        planner, notes = selected
+        checks = Preflight(planner.spec, secrets.token_hex(8), planner.candidates) if self._checks else None
+        return AttemptSetup(planner=planner, preflight=checks, notes=notes)
+
+    def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
+        """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
+        if self._last is not None:
+            self._earlier = self._earlier.add(self._last)
+        started, files = clock.now(), self._context.files
+        number = self._last.number + 1 if self._last is not None else 1
+        faults = pending(self._faults, self._gangs.values())
+        loop = AttemptLoop(self._context, chosen, number, faults)
+        logs = {task: files.log(number, task) for task in loop.gang.rules.tasks}
+        shown = {task: files.relative(path) for task, path in logs.items()}
+        try:
+            gang, following = loop.run()
+        except Exception as error:
+            verdict = end_by_error(error).verdict
+            self._last = Attempt(number, loop.gang, loop.plan, verdict, started, clock.now(), shown)
+            raise
+        verdict = judge(
+            gang,
+            loop.plan,
+            {task: str(path) for task, path in logs.items()},
+            tails={
+                task: last_lines(logs[task], JUDGED_LINES, fold=False)
+                for task, event in gang.exits.items()
+                if event.failed
+            },
+            agents_said=last_lines(files.agent_errors, 3),
+            stacks=str(files.stacks),
+        )
+        self._console.end_logs()
+        if outcome(gang) == "failed":
+            log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
+            tail = last_lines(log, TAIL_LINES) if log is not None else []
+            self._console.error(render_error(verdict, tail))
+        self._last = Attempt(number, gang, loop.plan, verdict, started, clock.now(), shown)
+        self._endings = remember([*self._endings, _ending(self._last)])
+        self._gangs = needed(self._faults, {**self._gangs, number: gang})
+        return following
+
+    def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
+        """The nodes of the next attempt, and what to wait for; None if there is none."""
+        last = self._last
+        assert last is not None
+        if outcome(last.gang) != "failed":
+            return None, None
+        decision = decide_restart(self._restart, self._endings)
+        again: AttemptSetup | None = None
+        if isinstance(decision, Restart):
+            again = self._replace_lost(last.gang) if last.gang.lost else chosen
+            if again is None and self._restart.return_s:
+                again = self._await_return()
+            if again is not None:
+                self._fence()
+            else:
+                decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
+        if isinstance(decision, GiveUp):
+            if decision.reason and self._interrupted is None:
+                self._console.note(decision.reason)
+            return None, None
+        self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
+        return again, decision
+
+    def _replace_lost(self, gang: Gang) -> AttemptSetup | None:
+        ready = self._links.ready
+        self._lost |= {node: (ready[node].meeting or "") if node in ready else "" for node in gang.lost}
+        self._links.forget(gang.lost.keys())
+        chosen = self._select_nodes()
+        for note in chosen.notes if chosen is not None else ():
+            self._console.note(note)
+        return chosen
+
+    def _fence(self) -> None:
+        """Waits until the tasks of lost nodes have ended for certain: two chiefs would write one checkpoint."""
+        fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
+        wait_s = max(fences.values(), default=0.0) - self._context.monotonic()
+        if wait_s > 0:
+            names = ", ".join(sorted(fences))
+            self._console.note(
+                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have ended for certain"
+            )
+            self._pause(wait_s)
+
+    def _await_return(self) -> AttemptSetup | None:
+        """The nodes with those that have come back; None when that takes too long, or is interrupted."""
+        limit_s = self._restart.return_s
+        names = ", ".join(sorted(self._lost))
+        self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
+        started = self._context.monotonic()
+        returning, chosen = Returning(self._lost, self._recover), None
+        while chosen is None and self._interrupted is None and self._context.monotonic() < started + limit_s:
+            self._pause(IDLE_S)
+            self._lost = {node: meeting for node, meeting in self._lost.items() if node not in returning.back}
+            chosen = self._select_nodes()
+        returning.close()
+        if chosen is not None:
+            self._console.note(
+                f"{', '.join(sorted(returning.back))}: back after {self._context.monotonic() - started:.1f} s"
+            )
+        return chosen
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, unless the user ends that."""
+        until = self._context.monotonic() + seconds
+        closed = []
+        while (left_s := until - self._context.monotonic()) > 0:
+            happening = self._links.next(min(left_s, IDLE_S))
+            if isinstance(happening, Interrupted):
+                self._interrupted = happening.signal
+                return
+            if isinstance(happening, tuple) and isinstance(happening[1], LinkClosed):
+                closed.append(happening)
+        for happening in closed:
+            self._links.put(happening)  # the node is lost to the next attempt
+
+    def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
+        assert self._last is not None
+        files = self._context.files
+        report = make_run_report(
+            [self._last],
+            earlier=self._earlier,
+            run_id=self._context.run_id,
+            name=self._last.plan.name,
+            directory=str(files.root),
+            started=self._began,
+            ended=clock.now(),
+            left=left,
+            versions=make_versions(self._links.ready.values()),
+            end=end,
+            chaos=report_faults(self._faults, self._gangs),
+        )
+        written = True
+        try:
+            files.write_json(files.report, report.model_dump(mode="json"))
+        except RunDirectoryError as error:  # what has become of the run does not change by that
+            lines = error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
+            self._console.error("\n".join(lines))
+            written = False
+        self._console.note(render_summary(report, written=written))
+        return report
+
+
+def _ending(attempt: Attempt) -> Ending:
+    """What `restarts` wants to know of it."""
+    reference = attempt.verdict.reference
+    if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
+        reference = "node-lost"
+    return Ending(reference, attempt.started, attempt.ended, _trained(attempt))
+
+
+def _trained(attempt: Attempt) -> bool:
+    """Whether training had begun, as far as that is known."""
+    told = [told.progress for told in attempt.gang.told.values() if told.progress is not None]
+    if told:
+        return any(progress.first_step for progress in told)
+    # A program that tells of no steps may do them once the cluster is up; a command may at any time.
+    foreign = all(task.program.kind == "command" for task in attempt.plan.tasks)
+    return foreign or attempt.gang.rules.forming <= attempt.gang.listening.keys()

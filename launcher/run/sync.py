@@ -1,0 +1,137 @@
+"""The program's folder as it is sent to other machines: which files, checked before anything is started."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pathspec
+
+from launcher.errors import UsageError
+from launcher.spec.parts import SyncSpec
+from worker_entry.protocol.messages import Fetch
+from worker_entry.protocol.orders import Offer, Piece
+from worker_entry.protocol.values import FileEntry
+
+ALWAYS_LEFT_OUT = (".git/", "__pycache__/", "*.pyc")
+FILES_LIMIT = 50_000
+"""More is a folder that was not meant."""
+SHOWN_LIMIT = 10
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What is sent: the folder `root` and its files, sorted by path."""
+
+    root: Path
+    to: str
+    entries: tuple[FileEntry, ...]
+
+    @property
+    def offer(self) -> Offer:
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            digest.update(repr(entry).encode("utf-8", "surrogatepass"))
+        return Offer(self.to, digest.hexdigest(), list(self.entries))
+
+    def read_piece(self, fetch: Fetch) -> tuple[Piece, bytes]:
+        """The bytes that a node asks for; fewer if the file has shrunk, none if it is gone: the node sees that.
+
+        Raises:
+            ValueError: what it asks for was not offered.
+        """
+        if not 0 <= fetch.index < len(self.entries) or not 0 <= fetch.size <= 1 << 20 or fetch.offset < 0:
+            raise ValueError("a Fetch of what was not offered")
+        try:
+            with (self.root / self.entries[fetch.index].path).open("rb") as file:
+                data = os.pread(file.fileno(), fetch.size, fetch.offset)
+        except OSError:
+            data = b""
+        return Piece(fetch.index, fetch.offset, len(data)), data
+
+
+def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
+    """Looks at the folder, relative to `base`, and hashes its files.
+
+    Raises:
+        UsageError: it cannot be sent; all reasons at once.
+    """
+    root = (base / Path(sync.path).expanduser()).resolve()
+    if not root.is_dir():
+        raise UsageError(f"sync.path {root} is no folder")
+    left_out = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_LEFT_OUT, *sync.exclude])
+    entries: list[FileEntry] = []
+    problems: list[str] = []
+    for path in sorted(set(_list_files(root))):
+        if left_out.match_file(path):
+            continue
+        try:
+            entry = _make_entry(root, path)
+        except OSError as error:
+            problems.append(f"{path!r} cannot be read: {error.strerror}")
+        except ValueError as error:
+            problems.append(f"{path!r} {error}")
+        else:
+            entries += [entry] if entry is not None else []
+    if len(entries) > FILES_LIMIT:
+        problems.append(f"{len(entries):,} files; the limit is {FILES_LIMIT:,}")
+    if problems:
+        more = [f"and {len(problems) - SHOWN_LIMIT} more"] if len(problems) > SHOWN_LIMIT else []
+        raise UsageError(
+            f"the folder {root} cannot be sent",
+            evidence=[*problems[:SHOWN_LIMIT], *more],
+            cure="leave them out with `sync.exclude`, which takes patterns as .gitignore does",
+        )
+    return Bundle(root, sync.to, tuple(entries))
+
+
+def _list_files(root: Path) -> Iterator[str]:
+    """All files below the folder, with what git ignores left out where git is at work."""
+    if shutil.which("git") is not None:
+        command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        if listed.returncode == 0:
+            for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+                inner = root / name
+                if inner.is_dir() and not inner.is_symlink():  # a repository within this one
+                    yield from (f"{name.rstrip('/')}/{path}" for path in _list_files(inner))
+                else:
+                    yield name
+            return
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        folders[:] = [name for name in folders if name not in (".git", *links)]
+        for name in (*names, *links):
+            yield os.path.relpath(Path(folder) / name, root)
+
+
+def _make_entry(root: Path, path: str) -> FileEntry | None:
+    """The file as it is now; None if there is none any more.
+
+    Raises:
+        ValueError: it is nothing that can be sent; the text says why.
+    """
+    place = root / path
+    try:
+        facts = place.lstat()
+    except FileNotFoundError:  # git still knows it
+        return None
+    if stat.S_ISLNK(facts.st_mode):
+        target = str(place.readlink())
+        end = os.path.normpath(place.parent / target)
+        if Path(target).is_absolute() or not Path(end).is_relative_to(root):
+            raise ValueError(f"is a link out of the folder, to {target}")
+        return FileEntry(path, link=target)
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError("is neither a file nor a link")
+    with place.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return FileEntry(path, facts.st_size, digest.hexdigest(), bool(facts.st_mode & stat.S_IXUSR))

@@ -1,0 +1,133 @@
+"""`distlaunch local`: a command line turned into the spec of a cluster on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import ValidationError
+
+from launcher.errors import UsageError
+from launcher.spec.fields import PortRange
+from launcher.spec.mistakes import explain_option, refuse_options
+from launcher.spec.models import LOCAL, ClusterSpec, NodeSpec
+from launcher.spec.overrides import Override, override
+from launcher.spec.parts import ProgramSpec
+from launcher.spec.strategies import RULES, Framework, StrategyName, find_role_problem
+from launcher.tasks import TaskType
+from worker_entry.system import kernel
+
+WORKERS_PER_CORE = 4
+"""More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
+WORKERS_ALWAYS = 8
+WORKERS = 2
+"""Unless the user says how many."""
+
+PORTS = PortRange(first=20000, last=29999)
+
+
+def check_workers(workers: int) -> None:
+    """Refuses a number of workers that this machine cannot carry.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    cores = kernel.cores()
+    limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
+    if workers > limit:
+        raise UsageError(
+            f"{workers:,} workers are too many for {cores} core{'s'[: cores > 1]}; the limit is {limit}",
+            cure="ask for fewer with --workers, or start them all the same with --oversubscribe",
+        )
+
+
+def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> ProgramSpec | None:
+    """What to run: a command if `--` came before it, else a Python module or script; None for the demo.
+
+    Raises:
+        UsageError: `-m` or `--` without a name, or words that cannot be passed on.
+    """
+    for word in words:
+        _check_text(word)
+    if not words:
+        if is_module or is_command:
+            raise UsageError(f"{'-m' if is_module else '--'} needs the name of a program after it")
+        return None
+    if not words[0]:
+        raise UsageError("the name of the program is empty")
+    if is_command and not is_module:
+        return ProgramSpec(command=list(words))
+    if is_module:
+        return ProgramSpec(module=words[0], args=list(words[1:]))
+    return ProgramSpec(script=words[0], args=list(words[1:]))
+
+
+def _check_text(word: str) -> None:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the argument {word!r} is not UTF-8", cure="rename the file, or pass it otherwise") from None
+
+
+def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, evaluator: bool) -> dict[TaskType, int]:
+    """How many tasks of each type a strategy has here.
+
+    Raises:
+        UsageError: it cannot have so many.
+    """
+    alone = RULES[strategy].alone
+    if alone and workers not in (None, 1):
+        raise UsageError(
+            f"{strategy} is one process with all of its devices, not {workers} workers",
+            cure="leave --workers out; --devices emulates several devices",
+        )
+    if ps is not None and strategy != "parameter_server":
+        raise UsageError(f"{strategy} has no parameter servers", cure="leave --ps out, or take parameter_server")
+    tasks: dict[TaskType, int] = {"worker": workers or (1 if alone else WORKERS)}
+    if strategy == "parameter_server":
+        tasks |= {"chief": 1, "ps": ps or 1}
+    if evaluator:
+        tasks["evaluator"] = 1
+    problem = find_role_problem(strategy, tasks)
+    if problem is not None:
+        raise UsageError(problem[1])
+    return tasks
+
+
+def make_spec(
+    *,
+    tasks: dict[TaskType, int],
+    strategy: StrategyName,
+    framework: Framework,
+    devices: int | None,
+    program: ProgramSpec | None,
+    python: str | None,
+    gpus_per_worker: int | None,
+) -> ClusterSpec:
+    """The spec that the command line stands for.
+
+    Raises:
+        UsageError: there is no valid spec for it; every option at fault is named.
+    """
+    if python is not None:
+        _check_text(python)
+    if python == "":
+        raise UsageError("--python is empty", cure="name an interpreter, or leave it out")
+    if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
+        raise UsageError(
+            "PyTorch has neither strategies nor a demo here", cure="name a program, and leave the rest to --workers"
+        )
+    given: dict[str, Any] = {} if program is None else {"program": program}
+    given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
+    try:
+        spec = ClusterSpec(
+            name=f"local-{sum(tasks.values())}", nodes=[NodeSpec(host=LOCAL, tasks=tasks)], ports=PORTS, **given
+        )
+    except ValidationError as error:
+        raise refuse_options(explain_option("--workers", error)) from None
+    return override(
+        spec,
+        Override("--python", ("nodes", 0, "python"), python),
+        Override("--gpus-per-worker", ("nodes", 0, "gpus_per_worker"), gpus_per_worker),
+        Override("--devices", ("devices",), devices),
+    )

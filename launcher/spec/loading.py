@@ -1,0 +1,95 @@
+"""Reads a cluster spec from YAML; every mistake is told with its line and column, all of them at once.
+
+Scalars arrive as the text that was written (see `marked_yaml`); the models' types say what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic_core import ValidationError
+
+from launcher.errors import SpecError
+from launcher.spec.mistakes import SHOWN_LIMIT, find_problems
+from launcher.spec.models import ClusterSpec
+from launcher.spec.yaml_positions import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
+
+
+def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> ClusterSpec:
+    """Reads and checks a spec file.
+
+    Args:
+        path: the file.
+        environ: if given, every variable of `env_from` must be there.
+
+    Raises:
+        SpecError: the file cannot be read, or something in it is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise SpecError(f"cannot read the spec {path}: {error.strerror}", cure="check the path") from None
+    try:
+        return parse_spec(data, environ)
+    except MistakesError as error:
+        first = sorted(error.mistakes, key=lambda m: m.mark)[:SHOWN_LIMIT]
+        lines = [mistake.render(str(path)) for mistake in first]
+        if (more := len(error.mistakes) - len(lines)) > 0:
+            lines.append(f"{path}: and {more:,} more")
+        count = "a mistake" if len(error.mistakes) == 1 else f"{len(error.mistakes):,} mistakes"
+        raise SpecError(f"the spec has {count}; nothing was started", evidence=lines) from None
+
+
+def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> ClusterSpec:
+    """The same for the file's bytes; raises an error that `load_spec` renders."""
+    values, marks, mistakes = parse_yaml(data)
+    if not isinstance(values, dict):
+        what = "a list" if isinstance(values, list) else "a single value"
+        raise MistakesError(
+            [*mistakes, Mistake(Mark(1, 1), (), f"expected fields like `nodes:` at the top, got {what}")]
+        )
+    try:
+        spec = ClusterSpec.model_validate(values)
+    except ValidationError as error:
+        mistakes += _mistakes(error, marks)
+        mistakes += _contradictions_in_the_rest(error, values, marks)
+    names = values.get("env_from")
+    if environ is not None and isinstance(names, list):
+        told = {mistake.path for mistake in mistakes}
+        mistakes += [
+            Mistake(marks.find(place), place, f"{name} is not set in this environment; export it first")
+            for place, name in ((("env_from", i), name) for i, name in enumerate(names))
+            if place not in told and isinstance(name, str) and name not in environ
+        ]
+    if mistakes:
+        raise MistakesError(mistakes)
+    return spec
+
+
+def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
+    for problem in find_problems(error):
+        around = problem.path[:-1] if problem.is_missing else problem.path
+        yield Mistake(marks.find(around, key=problem.is_key), problem.path, problem.message)
+
+
+def _contradictions_in_the_rest(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
+    """What contradicts itself in the fields that have no mistake, unless it hangs on those that have one."""
+    if any(not detail["loc"] for detail in error.errors()):  # that is what was found
+        return []
+    paths = [problem.path for problem in find_problems(error)]
+    if any(path[0] == "nodes" and (len(path) < 3 or path[2] in ("host", "tasks")) for path in paths):
+        return []
+    rest = {**values, "nodes": [dict(node) for node in values["nodes"]]}
+    for path in paths:
+        if path[0] == "nodes":
+            rest["nodes"][path[1]].pop(path[2], None)
+        else:
+            rest.pop(path[0], None)
+    try:
+        ClusterSpec.model_validate(rest)
+    except ValidationError as second:
+        return [*_mistakes(second, marks)]
+    return []

@@ -1,0 +1,189 @@
+"""What pydantic finds wrong with a spec, in words for its user: where, what, and what to write instead. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from launcher.errors import UsageError
+from launcher.spec.fields import MANY, ONE
+from launcher.spec.models import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path, render_path
+from launcher.spec.parts import ProgramSpec
+from launcher.spec.redaction import hide_text
+from launcher.tasks import TASK_TYPES
+
+SHOWN_LIMIT = 20
+"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a spec. `is_key`: the name of the field at `path` is, and not its value."""
+
+    path: Path
+    message: str
+    is_key: bool = False
+    is_missing: bool = False
+
+
+def find_problems(error: ValidationError) -> Iterator[Problem]:
+    """All that a spec, or a part of one, was refused for."""
+    for detail in error.errors():
+        if detail["type"] == "contradictions":
+            for path, message in detail["ctx"]["problems"]:
+                is_key = path[-1] in TASK_TYPES or path[-1] in (*OWN_VARIABLES, *TORCH_VARIABLES)
+                yield Problem(path, message, is_key=is_key)
+            continue
+        path, is_key = _place(detail)
+        if detail["type"] == "missing":
+            yield Problem(path, f"is missing; add `{path[-1]}:`", is_missing=True)
+        else:
+            yield Problem(path, _explain(detail, path, is_key=is_key), is_key=is_key)
+
+
+def explain_option(option: str, error: ValidationError, path: Path = ()) -> list[str]:
+    """The same for a value that an option of the command line has put at `path`: a line for each problem."""
+    return [
+        f"{option}: {problem.message}"
+        # A part that is refused by itself does not know the way to it.
+        if problem.path and problem.path == path[-len(problem.path) :]
+        else f"{option}: {render_path(problem.path)}: {problem.message}"
+        for problem in find_problems(error)
+    ]
+
+
+def refuse_options(lines: list[str]) -> UsageError:
+    """The error for options with which there is no valid spec."""
+    if len(lines) == 1:
+        return UsageError(lines[0])
+    shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
+    return UsageError(f"the command line has {len(lines):,} mistakes; nothing was started", evidence=shown)
+
+
+def _place(detail: ErrorDetails) -> tuple[Path, bool]:
+    """The path of what is wrong, and whether it is the key rather than the value."""
+    path = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
+    if detail["type"] == "extra_forbidden":
+        return path, True
+    if path[-1:] == ("[key]",):  # pydantic's mark for a key of a dict
+        return path[:-1], True
+    return path, False
+
+
+_EXPECTED = {
+    "int_parsing": "expected a whole number",
+    "int_parsing_size": "expected a whole number that fits in 64 bits",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number of seconds",
+    "float_type": "expected a number of seconds",
+    "finite_number": "expected a finite number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected text",
+    "string_too_long": "expected fewer characters",
+    "list_type": "expected a list like",
+    "dict_type": "expected fields like",
+    "model_type": "expected fields like",
+    "model_attributes_type": "expected fields like",
+}
+
+
+_EXAMPLES = {
+    "nodes": "[{host: gpu-a}, {host: gpu-b}]",
+    "tasks": "{worker: 2}",
+    "gpus": "[0, 1]",
+    "env": "{NCCL_DEBUG: WARN}",
+    "env_from": "[WANDB_API_KEY]",
+    "program": "{script: train.py}",
+    "command": "[./train, --epochs, 3]",
+    "args": "[--epochs, 3]",
+    "keras": "{mend: false}",
+    "restart": "{max_restarts: 0}",
+    "timeouts": "{start_s: 600}",
+}
+"""What to write for the fields that are no single value."""
+
+
+def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
+    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    shown = _show(given)
+    if kind == "extra_forbidden":
+        return f"unknown field{_suggest(str(path[-1]), _known_fields(path[:-1]))}"
+    if kind == "literal_error" and is_key:
+        return f"unknown task type{_suggest(str(path[-1]), TASK_TYPES)}"
+    if kind == "literal_error":
+        field = next(str(part) for part in reversed(path) if isinstance(part, str))
+        choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
+        return f"unknown {'failure' if field == 'on' else field} {shown}{_suggest(str(given), choices)}"
+    if kind == "string_pattern_mismatch":
+        return _explain_pattern(path, given, is_key=is_key)
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = "at least" if kind == "greater_than_equal" else "at most"
+        return f"expected {bound} {context['ge' if bound == 'at least' else 'le']:g}, got {shown}"
+    if kind == "at_most":
+        return f"expected at most {context['limit']}, got {shown}: {context['reason']}"
+    if kind == "too_short":
+        return f"is empty; name at least one{'' if path == ('nodes',) else ', or leave the field out'}"
+    if path == ("preload",) and kind in _EXPECTED:
+        return f"expected true, false or a list of modules like `[numpy]`, got {shown}"
+    if kind in _EXPECTED:
+        example = ""
+        if _EXPECTED[kind].endswith("like"):
+            example = f" `{'{host: gpu-a}' if len(path) == 2 and path[0] == 'nodes' else _EXAMPLES[str(path[-1])]}`"
+        return f"{_EXPECTED[kind]}{example}, got {shown}"
+    message = detail["msg"]
+    return message[:1].lower() + message[1:]
+
+
+def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
+    shown = _show(given)
+    if "\0" in given:
+        return "a null character cannot be passed to a program; remove it"
+    if is_key or path[0] == "env_from":
+        return f"{shown} cannot name an environment variable; use letters, digits and _"
+    if not given:
+        return "is empty; fill it in" + ("" if path[-1] == "host" else ", or leave the field out")
+    if path == ("name",):
+        return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
+    if path[0] == "preload":
+        return f"{shown} cannot name a module; write it as `import` does, like `numpy` or `my_package.data`"
+    if "gpus" in path:
+        return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
+    if path == ("checkpoint_directory",):
+        return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
+    if path[-1] in ("user", "proxy_jump", "hostname"):
+        return f"{shown} cannot be the value of `{path[-1]}`; write it as `ssh` takes it"
+    return f"{shown} is no host name or address; write it without a scheme, spaces or a path"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "fields" if isinstance(value, dict) else "a list"
+    if value == "":
+        return "nothing"
+    text = repr(hide_text(value if isinstance(value, str) else str(value)))
+    return text if len(text) <= 60 else f"{text[:57]}…'"
+
+
+def _suggest(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name[:80].lower(), known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    return f"; known {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+
+
+def _known_fields(path: Path) -> tuple[str, ...]:
+    model: type[BaseModel] = ClusterSpec
+    if path[:1] == ("nodes",):
+        model = NodeSpec
+    elif path:
+        field = ClusterSpec.model_fields[str(path[0])]
+        model = field.annotation if isinstance(field.annotation, type) else ProgramSpec
+    return tuple(model.model_fields)

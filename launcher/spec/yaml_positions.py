@@ -1,0 +1,223 @@
+"""YAML → plain values, and the place of each in the file.
+
+Scalars are kept as the text that was written. That leaves out YAML's guesses (`no` is false, `1:30` is ninety), and
+with them its merge keys (`<<`) and tags.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from launcher.spec.models import Path, render_path
+
+SIZE_LIMIT = 256 << 10
+"""Bytes of a spec file."""
+FIELD_LIMIT = 80
+"""Characters that are shown of the name of a field."""
+VALUES_LIMIT = 100_000
+"""Values of a spec with its aliases expanded; a few lines of nested anchors can stand for billions."""
+
+
+class Mark(NamedTuple):
+    """A place in the file, counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing that is wrong with a spec file."""
+
+    mark: Mark
+    path: Path
+    message: str
+
+    def render(self, file: str) -> str:
+        path = (
+            f"{part[:FIELD_LIMIT]}…" if isinstance(part, str) and part[FIELD_LIMIT:] else part for part in self.path
+        )
+        field = f" {render_path(tuple(path))}" if self.path else ""
+        line = f"{file}:{self.mark.line}:{self.mark.column}{field}: {self.message}"
+        # What the file holds must not steer the terminal.
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= FIELD_LIMIT else f"{name[:FIELD_LIMIT]}…"
+
+
+class MistakesError(Exception):
+    """The file is wrong, in all of these places."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__(mistakes)
+        self.mistakes = mistakes
+
+
+class Marks:
+    """Where each key and each value of the file stands."""
+
+    def __init__(self) -> None:
+        self.keys: dict[Path, Mark] = {}
+        self.values: dict[Path, Mark] = {}
+
+    def find(self, path: Path, *, key: bool = False) -> Mark:
+        """The place of the value (or of its key), or of the innermost thing around it that is in the file."""
+        if key and path in self.keys:
+            return self.keys[path]
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.values:
+                return self.values[path[:end]]
+        return Mark(1, 1)
+
+
+def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
+    """The file's values as dicts, lists and text, the place of each, and what can be told beside other mistakes.
+
+    Raises:
+        MistakesError: the rest of the file makes no sense with this mistake.
+    """
+    if len(data) > SIZE_LIMIT:
+        raise _only(Mark(1, 1), f"the file is larger than {SIZE_LIMIT >> 10} KiB; is it a spec?")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode()
+        mark = _mark_at(before, len(before))
+        raise _only(mark, f"byte {data[error.start]:#04x} is not UTF-8; save the file as UTF-8") from None
+    reader = _Reader()
+    try:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        values = None if root is None else reader.read(root, (), ())
+    except yaml.MarkedYAMLError as error:
+        raise MistakesError([_syntax_mistake(error)]) from None
+    except yaml.reader.ReaderError as error:
+        message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML; remove it"
+        raise _only(_mark_at(text, error.position), message) from None
+    except RecursionError:
+        raise _only(Mark(1, 1), "the values are nested too deeply; no spec needs that") from None
+    except (ValueError, OverflowError):  # PyYAML converts numbers in escapes and directives unchecked
+        place = re.search(r"\\U(?!000|0010)|^%YAML", text, re.MULTILINE)
+        message = "a number is out of range; write the character itself, or leave the %YAML line out"
+        raise _only(_mark_at(text, place.start() if place else 0), message) from None
+    if root is None:
+        raise _only(Mark(1, 1), "the file is empty; a spec needs at least `nodes: [{host: local}]`")
+    return values, reader.marks, reader.mistakes
+
+
+def _only(mark: Mark, message: str) -> MistakesError:
+    """The error for a file with which one cannot go on."""
+    return MistakesError([Mistake(mark, (), message)])
+
+
+def _mark_at(text: str, position: int) -> Mark:
+    return Mark(text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position))
+
+
+_SYNTAX = (
+    (r"found character '\\t'", "a tab; YAML indents with spaces only: write spaces"),
+    (r"found character ('.+') that cannot start", r"a value cannot begin with \1; put it in quotes"),
+    (r"another document", "a second document begins here; a spec is one document: remove the `---`"),
+    (r"undefined alias '(.+)'", r"there is no anchor `&\1` above; define it, or put the value in quotes"),
+    (r"mapping values are not", "a `:` that does not fit here; indent one level alike, quote values that hold `: `"),
+    (r"sequence entries are not", "a `- ` that does not fit here; begin each item of a list on its own line"),
+    (
+        r"expected <block end>",
+        "this does not fit what is above; indent one level alike, write `''` for a quote in quotes",
+    ),
+    (r"expected ',' or '(.)'", r"a bracket is not closed; write `,` or `\1` here"),
+    (r"unexpected end of stream", "a quote is opened and never closed; close it"),
+    (r"unknown escape character '(.)'", r"`\\\1` means nothing in double quotes; write single quotes, or `\\\\\1`"),
+    (r"could not find expected ':'", "expected `name: value`; write a `:` and a space after the name"),
+    (r"expected alphabetic or numeric", "`*` and `&` begin the name of an anchor; put the value in quotes"),
+    (r"second occurrence", "an anchor of this name is above already; choose another name"),
+    (r"expected the node content", "expected a value; write one, or put this in quotes"),
+)
+"""What PyYAML says (a regular expression), and what we say for it."""
+
+
+def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
+    mark = error.problem_mark or error.context_mark
+    problem = error.problem or error.context or "not YAML"
+    if "end of stream" in problem and error.context_mark is not None:
+        mark = error.context_mark  # where it was opened
+    place = Mark(mark.line + 1, mark.column + 1) if mark is not None else Mark(1, 1)
+    for pattern, message in _SYNTAX:
+        match = re.search(pattern, problem)
+        if match is not None:
+            return Mistake(place, (), match.expand(message))
+    return Mistake(place, (), f"not YAML: {problem}{f' ({error.context})' if error.context else ''}")
+
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class _Reader:
+    """Turns YAML's nodes into dicts, lists and text."""
+
+    def __init__(self) -> None:
+        self.marks = Marks()
+        self.mistakes: list[Mistake] = []
+        self._count = 0
+
+    def read(self, node: yaml.Node, path: Path, around: tuple[yaml.Node, ...]) -> Any:
+        mark = _mark(node)
+        self.marks.values[path] = mark
+        self._count += 1
+        if any(node is outer for outer in around):
+            raise MistakesError([Mistake(mark, path, "an anchor that contains itself; write the value out")])
+        if self._count > VALUES_LIMIT:
+            message = f"more than {VALUES_LIMIT} values with its aliases (*name) expanded; write less of them"
+            raise MistakesError([Mistake(mark, path, message)])
+        if node.tag not in _PLAIN_TAGS:
+            shown = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.mistakes.append(Mistake(mark, path, f"the tag {shown} means nothing in a spec; remove it"))
+        if isinstance(node, yaml.MappingNode):
+            return self._read_mapping(node, path, (*around, node))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, (*path, i), (*around, node)) for i, child in enumerate(node.value)]
+        return self._read_text(node, path)
+
+    def _read_text(self, node: yaml.Node, path: Path) -> str:
+        text: str = node.value
+        if not _SURROGATE.search(text):
+            return text
+        try:  # JSON writes a character beyond U+FFFF as two escapes
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            message = r"an escape like \ud800 is half a character; write the character itself"
+            self.mistakes.append(Mistake(_mark(node), path, message))
+            return _SURROGATE.sub("x", text)
+
+    def _read_mapping(self, node: yaml.Node, path: Path, around: tuple[yaml.Node, ...]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            mark = _mark(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.mistakes.append(Mistake(mark, path, "a name of a field has to be a word; write `name: value`"))
+                continue
+            key = self._read_text(key_node, path)
+            child = (*path, key)
+            if key in values:
+                first = self.marks.keys[child].line
+                self.mistakes.append(Mistake(mark, child, f"is given twice, first in line {first}; remove one"))
+                continue
+            if key == "<<":
+                message = "merge keys are not supported; write the fields out, or use an alias for a whole value"
+                self.mistakes.append(Mistake(mark, child, message))
+                continue
+            self.marks.keys[child] = mark
+            values[key] = self.read(value_node, child, around)
+        return values
+
+
+def _mark(node: yaml.Node) -> Mark:
+    return Mark(node.start_mark.line + 1, node.start_mark.column + 1)

@@ -1,0 +1,328 @@
+"""Frames over a stream of bytes that may break and be replaced, without one of them lost or doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from launcher.errors import DistlaunchError, as_ours
+from launcher.transports import streams
+from launcher.transports.base import (
+    Deliver,
+    LinkBroken,
+    LinkClosed,
+    LinkDropped,
+    LinkError,
+    LinkResumed,
+    LogSink,
+)
+from launcher.transports.reconnect import WayBack
+from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
+from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat
+from worker_entry.protocol.resend_buffer import Outbox, is_counted
+from worker_entry.system import clock
+
+BEAT_S = 2.0
+SILENCE_S = 10.0
+"""Silence of an agent after which its stream counts as broken: it answers every beat."""
+PASSING_LIMIT = 16
+"""Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
+CLOCK_SAMPLES = 30
+"""Answered beats, of which the fastest tells the time."""
+
+
+class Frames:
+    """Frames over a stream: one thread opens it, reads and delivers, another writes what is to be sent.
+
+    Args:
+        node: named in what is delivered.
+        open_stream: starts the agent; it may take its time, and raises LinkError when there is no way to the node.
+        reopen: finds the way back to the running agent, within so many seconds; without it, a broken stream is the
+            end of the link.
+        deliver: hears of everything, but log bytes, which go to `mirror`.
+        mirror: see there.
+        lease_s: how long the agent waits for us.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        open_stream: Callable[[], Stream],
+        deliver: Deliver,
+        mirror: LogSink,
+        *,
+        lease_s: float,
+        reopen: Callable[[float], Stream] | None = None,
+    ) -> None:
+        self.began = False
+        """Whether the agent has said its first word."""
+        self.ended = False
+        """Whether the agent's end was seen."""
+        self.meeting: str | None = None
+        """Where the agent can be come back to, once it has said so."""
+        self._node = node
+        self._open_stream = open_stream
+        self._way_back = WayBack(reopen)
+        self._deliver = deliver
+        self._mirror = mirror
+        self._lease_s = lease_s
+        self._beat_s = min(BEAT_S, lease_s / 5)
+        self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
+        self._outbox = Outbox()
+        self._written = 0
+        self._passing: deque[bytes] = deque()
+        """Frames that are not counted: whoever wants them asks again."""
+        self._stream: Stream | None = None
+        self._finishing = False
+        self._beat_at_once = False
+        self._beat_due = time.monotonic() + self._beat_s
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._heard = self._lost_at = time.monotonic()
+        self._stamp: float | None = None
+        """That of the last answer to a beat."""
+        self._dropped: str | None = None
+        self._attempt = 0
+        self._offsets: dict[str, int] = {}
+        self._clock: deque[tuple[float, float]] = deque(maxlen=CLOCK_SAMPLES)
+        self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
+        self._reader.start()
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        frame = encode(message, body)
+        with self._changed:
+            if is_counted(message):
+                self._outbox.add(frame)
+            elif len(self._passing) < PASSING_LIMIT:  # a node that asks for more than it reads does without
+                self._passing.append(frame)
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Closes our side once everything is written; an agent that cannot be come back to reads that as our end."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits until the agent's side has ended, or was given up; returns whether it is so."""
+        return self._over.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """No way back is looked for any more."""
+        self._way_back.give_up()
+        with self._changed:
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        if stream is not None:
+            stream.abandon()
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        """Gives up an agent of which nothing was heard for so long, without waiting for its lease."""
+        silent_s = time.monotonic() - self._heard
+        if self.began and silent_s > limit_s and not self._over.is_set():
+            self.give_up()
+            self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while yet
+
+    @property
+    def heard(self) -> float:
+        """When the agent was last heard of, in monotonic seconds."""
+        return self._heard
+
+    @property
+    def given_up(self) -> bool:
+        return self._way_back.given_up
+
+    @property
+    def clock_offset_s(self) -> float:
+        """The node's clock minus ours, by the beat that was answered fastest; 0 until one was."""
+        return min(self._clock, default=(0.0, 0.0))[1]
+
+    # --- writing ---
+
+    def _write(self, stream: Stream) -> None:
+        with contextlib.suppress(OSError):  # the reader sees the end as well, and says so
+            while (data := self._next(stream)) is not None:
+                stream.write(data)
+            stream.finish()
+
+    def _next(self, stream: Stream) -> bytes | None:
+        with self._changed:
+            # By the clock, and not after so much silence: without beats, the frames of a busy link would all be kept.
+            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
+            if self._stream is not stream:
+                return None
+            if time.monotonic() >= self._beat_due and not self._finishing:
+                return self._beat()
+            if self._written < self._outbox.last:
+                frames = self._outbox.after(self._written)
+                self._written = self._outbox.last
+                return b"".join(frames)
+            if self._passing:
+                return self._passing.popleft()
+            if self._finishing:
+                return None
+            return self._beat()
+
+    def _beat(self) -> bytes:
+        self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
+        return encode(Beat(clock.now(), self._outbox.received, stamp=self._stamp))
+
+    def _has_news(self, stream: Stream) -> bool:
+        waiting = self._written < self._outbox.last or bool(self._passing)
+        return self._stream is not stream or waiting or self._finishing or self._beat_at_once
+
+    # --- reading ---
+
+    def _run(self) -> None:
+        try:
+            reason = self._follow()
+        except (LinkError, LinkBroken) as error:
+            reason = str(error)
+        except (ProtocolError, ValueError, OverflowError) as error:
+            reason = f"the agent sent {error}{' [protocol-error]' * self.began}"
+        except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
+            meant = as_ours(error)
+            reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        """The end of the link, told once."""
+        with self._changed:
+            if self._over.is_set():
+                return
+            self._over.set()
+            stream, self._stream = self._stream, None
+            self._changed.notify_all()
+        if stream is not None and not self.ended:  # of what comes from there nothing more is read
+            stream.abandon()
+        self._deliver(self._node, LinkClosed(reason))
+
+    def _follow(self) -> str:
+        """Reads until the agent has ended, over one stream after the other; returns how it ended."""
+        stream, data = self._begin()
+        while True:
+            self._heard = time.monotonic()
+            try:
+                self._read(stream, data)
+            except LinkBroken as broken:
+                stream.abandon()
+                stream, data = self._come_back(broken)
+            else:
+                self.ended = True
+                return stream.how_ended()
+
+    def _begin(self) -> tuple[Stream, bytes]:
+        try:
+            stream = self._open_stream()
+        except LinkError:
+            self.ended = True  # nothing of ours ever came to the node
+            raise
+        self._start_writing(stream)
+        try:
+            data = skip_noise(stream, streams.FIRST_WORD_S)
+        except NoAgentError:
+            self.ended = True
+            raise
+        self._heard = time.monotonic()
+        self.began = True
+        return stream, data
+
+    def _start_writing(self, stream: Stream) -> None:
+        with self._changed:
+            self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
+        try:
+            threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+        except RuntimeError:  # no more threads are allowed; the agent need not wait for what nobody writes
+            stream.finish()
+            raise
+
+    def _read(self, stream: Stream, data: bytes) -> None:
+        decoder = Decoder(ToController)
+        while True:
+            for message, body in decoder.feed(data):
+                if self._over.is_set():  # nobody listens any more
+                    raise LinkError("given up")
+                if is_counted(message):
+                    self._outbox.received += 1
+                self._take(stream, message, body)
+            data = stream.read(1 << 18, self._silence_s)
+            if not data:
+                return
+            self._heard = time.monotonic()
+
+    def _take(self, stream: Stream, message: Message, body: bytes) -> None:
+        match message:
+            case Log():
+                try:
+                    if not self._mirror.write(message, body):
+                        return
+                except OSError as error:
+                    raise LinkError(f"its log cannot be written: {error.strerror}") from None
+                if message.attempt != self._attempt:
+                    self._attempt, self._offsets = message.attempt, {}
+                self._offsets[message.task] = message.offset + len(body)
+            case Beat():
+                self._note_beat(message)
+            case Attached(received):
+                if self._stream is stream:  # each of them would begin another writer
+                    raise ProtocolError("Attached, which answers nothing")
+                self._resume(stream, received)
+            case Broken(problem) if problem.reference == AGENT_GONE:
+                self.ended = True
+                raise LinkError(f"{problem.message} ({self._dropped})")
+            case _:
+                if isinstance(message, Ready):
+                    if message.version != VERSION:
+                        raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
+                    self.meeting = message.meeting
+                    self._ask_time()
+                self._deliver(self._node, message)
+
+    def _note_beat(self, beat: Beat) -> None:
+        if beat.echo is not None:
+            now = clock.now()
+            self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
+        with self._changed:
+            self._stamp = beat.stamp if beat.stamp is not None else self._stamp
+            self._outbox.confirm(beat.received)
+
+    def _ask_time(self) -> None:
+        with self._changed:
+            self._beat_at_once = True
+            self._changed.notify_all()
+
+    # --- coming back ---
+
+    def _come_back(self, broken: LinkBroken) -> tuple[Stream, bytes]:
+        """A new stream to the same agent, and the first bytes from it.
+
+        Raises:
+            LinkError: there is none, or none in time.
+        """
+        if not self._way_back.exists or self.meeting is None:
+            raise LinkError(str(broken))
+        with self._changed:
+            self._stream = None
+            self._passing.clear()
+            self._changed.notify_all()
+        if self._dropped is None:
+            self._dropped, self._lost_at = str(broken), self._heard
+            if not self._finishing:
+                self._deliver(self._node, LinkDropped(self._dropped))
+        attach = Attach(VERSION, self.meeting, self._outbox.received, self._attempt, self._offsets)
+        return self._way_back.find(broken, attach, self._heard + self._lease_s, self._lease_s)
+
+    def _resume(self, stream: Stream, received: int) -> None:
+        after_s, self._dropped = time.monotonic() - self._lost_at, None
+        with self._changed:
+            self._outbox.confirm(received)
+            self._written = received
+        self._start_writing(stream)
+        self._ask_time()
+        if not self._finishing:
+            self._deliver(self._node, LinkResumed(after_s))

@@ -1,0 +1,196 @@
+"""How the user's own ssh set-up reaches a host: what `ssh HOST` would do, as values.
+
+OpenSSH itself is asked (`ssh -G`), where it is installed: it alone knows all of Include, Match and the system's files.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import paramiko
+
+from launcher.transports.base import LinkError
+from worker_entry.system import kernel
+
+NONE = ("none", "")
+ANSWER_S = 30.0
+"""How long `ssh -G` may take; it only reads files, and runs what `Match exec` names."""
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """Where and how to connect. `host` is what the spec says; `hostname` and `port` are what is dialled."""
+
+    host: str
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[Path, ...]
+    identities_only: bool
+    identity_agent: str | None
+    """The socket of the ssh-agent to ask, where it is not the one of SSH_AUTH_SOCK; empty for none."""
+    known_hosts: tuple[Path, ...]
+    host_key_alias: str | None
+    proxy_command: str | None
+
+    @property
+    def key_name(self) -> str:
+        """The name under which known_hosts files have the host's key."""
+        name = self.host_key_alias or self.hostname
+        return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be so whatever the configuration says; None leaves it to that."""
+
+    user: str | None = None
+    hostname: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    known_hosts_file: str | None = None
+    proxy_jump: str | None = None
+
+    def options(self) -> list[str]:
+        """As options of `ssh`, which go before its configuration."""
+        given = {
+            "User": self.user,
+            "HostName": self.hostname,
+            "Port": self.port,
+            "IdentityFile": self.identity_file,
+            # An agent with many keys would use up the attempts that sshd allows, before this one's turn.
+            "IdentitiesOnly": None if self.identity_file is None else "yes",
+            "ProxyJump": self.proxy_jump,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+
+def load_target(host: str, wishes: Wishes | None = None) -> SshTarget:
+    """The effective configuration of a host.
+
+    Raises:
+        LinkError: the configuration cannot be read.
+    """
+    wishes = wishes or Wishes()
+    target = _load_configured(host, wishes.options())
+    if wishes.known_hosts_file is None:
+        return target
+    # Not by an option: OpenSSH prints several names without saying where one with a space in it ends.
+    return replace(target, known_hosts=(_path(wishes.known_hosts_file, target.hostname, target.user),))
+
+
+def _load_configured(host: str, options: Sequence[str]) -> SshTarget:
+    if shutil.which("ssh") is not None:
+        return parse_target(host, _ask_openssh(host, options))
+    path = Path.home() / ".ssh" / "config"
+    try:
+        config = paramiko.SSHConfig.from_path(str(path)) if path.exists() else paramiko.SSHConfig()
+        values = config.lookup(host.rpartition("@")[2])
+    except (OSError, paramiko.ConfigParseError) as error:
+        raise LinkError(f"cannot read {path}: {error}") from None
+    lines = [option.replace("=", " ", 1) for option in options]
+    lines += [f"user {host.rpartition('@')[0]}"] if "@" in host else []
+    for key, value in values.items():
+        lines += [f"{key} {item}" for item in ([value] if isinstance(value, str) else value)]
+    return parse_target(host, "\n".join(lines))
+
+
+def _ask_openssh(host: str, options: Iterable[str]) -> str:
+    command = ["ssh", "-G", *(word for option in options for word in ("-o", option)), "--", host]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:
+        raise LinkError(f"`ssh -G` cannot be started: {error.strerror}") from None
+    with process:
+        try:
+            output, errors = process.communicate(timeout=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            for below in kernel.descendants(process.pid):
+                kernel.send_signal(below, signal.SIGKILL)
+            process.kill()
+            raise LinkError(
+                f"`ssh -G {host}` does not answer within {ANSWER_S:g} s; a `Match exec` of its configuration may hang"
+            ) from None
+    if process.returncode != 0:
+        raise LinkError(f"ssh does not accept its configuration: {errors.decode(errors='replace').strip()}")
+    try:
+        return output.decode()
+    except UnicodeDecodeError as error:
+        line = output.splitlines()[output[: error.start].count(b"\n")].decode(errors="backslashreplace")
+        raise LinkError(f"ssh's configuration of this host is not UTF-8: {line}") from None
+
+
+def parse_target(host: str, text: str) -> SshTarget:
+    """What `ssh -G` printed → SshTarget.
+
+    Raises:
+        LinkError: it makes no sense.
+    """
+    values: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(" ")
+        if value:
+            values.setdefault(key.lower(), []).append(value)
+
+    def first(key: str, default: str = "") -> str:
+        return values.get(key, [default])[0]
+
+    hostname = first("hostname", host.rpartition("@")[2])
+    port = _port(first("port", "22"))
+    user = first("user") or getpass.getuser()
+    # Names without quotes, whatever is in them.
+    files = f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}".split()
+    return SshTarget(
+        host=host,
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity_files=tuple(_path(name, hostname, user) for name in values.get("identityfile", [])),
+        identities_only=first("identitiesonly") == "yes",
+        identity_agent=_agent(first("identityagent", "SSH_AUTH_SOCK"), hostname, user),
+        known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
+        host_key_alias=first("hostkeyalias") or None,
+        proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
+    )
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise LinkError(f"ssh's configuration of this host has Port {text}, which is no port")
+    return int(text)
+
+
+def _agent(name: str, hostname: str, user: str) -> str | None:
+    if name == "SSH_AUTH_SOCK":
+        return None
+    if name in NONE:
+        return ""
+    if name.startswith("$"):
+        return os.environ.get(name[1:].strip("{}"), "")
+    return str(_path(name, hostname, user))
+
+
+def _path(name: str, hostname: str, user: str) -> Path:
+    expanded = name.replace("%d", str(Path.home())).replace("%h", hostname).replace("%r", user)
+    return Path(expanded).expanduser()
+
+
+def _proxy_command(command: str, jump: str, hostname: str, port: int, user: str) -> str | None:
+    if command not in NONE:
+        return command.replace("%h", hostname).replace("%p", str(port)).replace("%r", user).replace("%%", "%")
+    if jump not in NONE:
+        *before, last = jump.split(",")
+        through = ["-J", ",".join(before)] if before else []
+        name, _, jump_port = last.removeprefix("ssh://").rpartition(":") if last.count(":") == 1 else (last, "", "")
+        at = ["-p", jump_port] if jump_port else []
+        inner = f"[{hostname}]:{port}"
+        return shlex.join(["ssh", "-o", "BatchMode=yes", *through, *at, "-W", inner, "--", name or last])
+    return None

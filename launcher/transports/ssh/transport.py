@@ -1,0 +1,239 @@
+"""Starts the agent of another machine over SSH: one connection, one command, and frames over its stdin and stdout.
+
+Everything about the way there is the user's own ssh set-up (`ssh_config`); host keys are checked as OpenSSH does in
+batch mode (`known_hosts`), before anything is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import paramiko
+
+from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogSink
+from launcher.transports.payload import make_payload
+from launcher.transports.resumable_link import Frames
+from launcher.transports.ssh.config import SshTarget
+from launcher.transports.ssh.connect import AUTH_S, Connection, connect, place_of
+from launcher.transports.streams import ask
+from worker_entry.protocol.messages import Cleaned, Message
+from worker_entry.protocol.orders import VERSION, Clean
+from worker_entry.protocol.values import TaskExit
+
+BANNER_S = 60.0
+END_WAIT_S = 15.0
+"""How long an agent that was asked to end may take: its grace for the tasks, and the way there and back."""
+LAST_TRY_S = 5.0
+"""How long a node may take to be reached once more, when its agent is not heard any more."""
+END_BY_GUARDIAN_S = 25.0
+"""How long it may then take until nothing is left there."""
+ATTEMPTS = 5
+"""Connections tried where sshd drops them because it is busy (its MaxStartups)."""
+
+_connecting = threading.BoundedSemaphore(32)
+
+
+class SshTransport:
+    """A machine that has sshd and Python. `python` is its interpreter, looked up on its PATH.
+
+    With `accept_new`, the key of a host that known_hosts does not have is believed.
+    """
+
+    shares_files = False
+
+    def __init__(self, target: SshTarget, python: str, *, accept_new: bool = False) -> None:
+        self._target = target
+        self._python = python
+        self._accept_new = accept_new
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> SshLink:
+        return SshLink(node, self._target, self._python, deliver, mirror, lease_s, accept_new=self._accept_new)
+
+
+class SshLink:
+    """The way to a node, from the first attempt to connect on; connections are made by the link's own thread."""
+
+    def __init__(
+        self,
+        node: str,
+        target: SshTarget,
+        python: str,
+        deliver: Deliver,
+        mirror: LogSink,
+        lease_s: float,
+        *,
+        accept_new: bool,
+    ) -> None:
+        self._target = target
+        self._python = python
+        self._accept_new = accept_new
+        self._note = lambda text: deliver(node, LinkNote(text))
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._began = False
+        self._frames = Frames(
+            node,
+            lambda: self._open("node", BANNER_S, ATTEMPTS),
+            deliver,
+            mirror,
+            lease_s=lease_s,
+            reopen=lambda within_s: self._open("attach", within_s, 1),
+        )
+
+    @property
+    def heard(self) -> float:
+        return self._frames.heard
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._frames.clock_offset_s
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self._frames.send(message, body)
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        self._frames.drop_if_silent(limit_s)
+
+    def close(self) -> int | None:
+        with self._lock:
+            self._closing.set()
+            if not self._began:
+                return 0  # nothing of ours ever came to the node
+        if not self._frames.began:
+            self._frames.give_up()  # what starts there yet finds that nobody has a word for it, and ends
+            return 0
+        self._frames.finish()
+        if not self._frames.join(END_WAIT_S):
+            self._frames.give_up()
+        return 0 if self._frames.ended or self._end_by_guardian() else None
+
+    def _end_by_guardian(self) -> bool:
+        """Ends an agent that we cannot talk to, over a connection of its own; returns whether nothing is left."""
+        if self._frames.meeting is None:
+            return False
+        try:
+            stream = open_stream(self._target, self._python, "clean", within_s=LAST_TRY_S, attempts=1)
+            answer = ask(stream, Clean(VERSION, [], self._frames.meeting), END_BY_GUARDIAN_S)
+        except LinkError:
+            return False
+        return isinstance(answer, Cleaned) and not answer.left
+
+    def _open(self, verb: str, within_s: float, attempts: int) -> ChannelStream:
+        return open_stream(
+            self._target,
+            self._python,
+            verb,
+            within_s=within_s,
+            attempts=attempts,
+            cancelled=self._closing,
+            begin=self._begin,
+            accept_new=self._note if self._accept_new else None,
+        )
+
+    def _begin(self) -> None:
+        """From here on there may be something of ours on the node, which `close` has to wait for."""
+        with self._lock:
+            if self._closing.is_set() and not self._began:
+                raise LinkError("the run ended before the connection stood")
+            self._began = True
+
+
+class ChannelStream:
+    """One connection with its one command."""
+
+    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+        self._connection = connection
+        self._channel = channel
+
+    def read(self, size: int, patience_s: float) -> bytes:
+        self._channel.settimeout(patience_s)
+        try:
+            data = self._channel.recv(size)
+        except TimeoutError:
+            raise LinkBroken(f"nothing came for {patience_s:.0f} s") from None
+        # The command's end is that of the guardian, which ends when nothing is left below it. Only it has a status:
+        # a broken connection has none.
+        if not data and not (self._channel.status_event.wait(END_WAIT_S) and self._channel.exit_status >= 0):
+            raise LinkBroken("the connection broke")
+        return data
+
+    def write(self, data: bytes) -> None:
+        with _broken_as_os_error():
+            self._channel.sendall(data)
+
+    def finish(self) -> None:
+        with _broken_as_os_error():
+            self._channel.shutdown_write()
+
+    def abandon(self) -> None:
+        self._connection.close()
+
+    def how_ended(self) -> str:
+        self.abandon()
+        status = self._channel.exit_status
+        return f"the agent was ended by {TaskExit(signal=status - 128)}" if status > 128 else "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return self._channel.exit_status
+
+
+@contextlib.contextmanager
+def _broken_as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, paramiko.SSHException) as error:  # how paramiko says that the connection is gone
+        raise OSError(f"the connection broke: {error}") from None
+
+
+def open_stream(
+    target: SshTarget,
+    python: str,
+    verb: str,
+    *,
+    within_s: float = BANNER_S,
+    attempts: int = ATTEMPTS,
+    cancelled: threading.Event | None = None,
+    begin: Callable[[], None] = lambda: None,
+    accept_new: Callable[[str], None] | None = None,
+) -> ChannelStream:
+    """Starts worker_entry on a machine, as what `verb` says.
+
+    Args:
+        target: where.
+        python: its interpreter.
+        verb: of `worker_entry.__main__`.
+        within_s: no step takes longer.
+        attempts: how often a busy sshd is asked.
+        cancelled: set when nobody wants it any more.
+        begin: called when the connection stands, before anything is started; it may raise LinkError.
+        accept_new: as of `connect`.
+
+    Raises:
+        LinkError: there is no way.
+    """
+    payload = make_payload(verb)
+    with _connecting:
+        connection = connect(
+            target,
+            cancelled=cancelled or threading.Event(),
+            within_s=within_s,
+            attempts=attempts,
+            accept_new=accept_new,
+        )
+        try:
+            begin()
+            channel = connection.transport.open_session(timeout=min(AUTH_S, within_s))
+            channel.set_combine_stderr(True)
+            channel.exec_command(payload.command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            connection.close()
+            raise LinkError(f"{place_of(target)} starts no command: {str(error) or 'it hung up'}") from None
+        except LinkError:
+            connection.close()
+            raise
+    stream = ChannelStream(connection, channel)
+    with contextlib.suppress(OSError):  # whoever hung up may have said why; the reader finds it
+        stream.write(payload.first_bytes(python))
+    return stream

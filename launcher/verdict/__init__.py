@@ -1,0 +1,4 @@
+"""Why an attempt ended.
+
+In: the last state of the attempt, and the ends of its logs. Out: one `Verdict`: a sentence, its evidence, a hint. Pure.
+"""

@@ -1,0 +1,182 @@
+"""Which task broke an attempt, and how. Pure: from the gang's last state and the ends of logs to one cause.
+
+The first death that is *seen* need not be the cause: an interpreter takes about a second to shut down, in which its
+peers can fail and end before it. So the cause is the earliest failure by the moment of its exception, and failures
+that show only that a peer went away come last.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.gang.decide import SAVED_STATUS
+from launcher.gang.events import TaskExited
+from launcher.gang.out_of_step import is_out_of_step
+from launcher.gang.state import Gang
+from launcher.tasks import TaskId
+from launcher.verdict.exception_text import without_wrappers
+from launcher.verdict.known_failures import find_known
+from worker_entry.protocol.values import TaskExit
+
+COLLATERAL_EXCEPTIONS = (
+    "UnavailableError",
+    "AbortedError",
+    "CancelledError",
+    "InternalError",
+    "DeadlineExceededError",
+)
+COLLATERAL_SIGNATURES = (
+    "Socket closed",
+    "Connection reset by peer",
+    "failed to connect to all addresses",
+    "stopped sending heartbeats",
+    "different incarnation",
+    "cluster check alive failed",
+    "The tasks have crashed",
+    "/replica:0/task:",
+)
+"""How TensorFlow says that a peer is gone; it has no exception of its own for that."""
+_TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_TORCH_SIGNATURES = (
+    "Connection closed by peer",
+    "gloo/transport/tcp",
+    "a remote process exiting prematurely",
+    "Did the remote server shutdown or crash",
+)
+"""The same for PyTorch."""
+_COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
+    (COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES),
+    (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
+)
+
+_PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)
+"""PreemptionCheckpointHandler exits with 143 on some machines."""
+
+_COLLATERAL_NAMES = (*COLLATERAL_EXCEPTIONS, "UNAVAILABLE", "ABORTED", "INTERNAL")
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+_TERM_STATUS = 128 + signal.SIGTERM
+"""The exit status of a program that handles SIGTERM as a shell does."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What broke an attempt: the end of a task, its class by its stable name, and what is known beyond the end."""
+
+    exited: TaskExited
+    reference: str
+    detail: str = ""
+    cure: str = ""
+
+
+def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
+    """The failure that all others follow from, if a training task failed.
+
+    Args:
+        gang: the last state of the attempt.
+        tails: the last lines of the logs of tasks that failed.
+    """
+    failures = [e for e in gang.exits.values() if gang.fails(e) and failed_by_itself(gang, e)]
+    if not failures:
+        return None
+    first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
+    if not is_collateral(first, tails):
+        return classify(first, tails.get(first.task, ()))
+    early = ended_before(gang, first)
+    if early:
+        return Cause(
+            min(early, key=lambda e: (ended_time(e), e.task)),
+            "ended-early",
+            "before the others had finished",
+            "all workers must run the same number of steps: when one ends early, the others fail",
+        )
+    halted = [h for h in gang.halted.values() if h.task in gang.rules.trainers and h.time < failure_time(first)]
+    if halted:
+        halt = min(halted, key=lambda h: (h.time, h.task))
+        exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
+        return Cause(exited, "stalled", "and did not continue", "SIGCONT continues a stopped process: `kill -CONT PID`")
+    return classify(first, tails.get(first.task, ()))
+
+
+def was_stopped(gang: Gang, event: TaskExited) -> bool:
+    """Whether the task was running when we began to stop, and ended as a task does that is stopped.
+
+    It may have raised before that: an interpreter that shuts down still runs.
+    """
+    if event.task not in gang.stopped:
+        return False
+    return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
+
+
+def failed_by_itself(gang: Gang, event: TaskExited) -> bool:
+    """Whether the end is the task's own doing: it raised, or did not end as a task does that is stopped."""
+    crash = event.crash
+    if crash is None or crash.thread is not None:
+        return not was_stopped(gang, event)
+    heeded = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own handler of TERM
+    return not (heeded and was_stopped(gang, event))
+
+
+def failure_time(event: TaskExited) -> float:
+    """When the task failed, in Unix seconds: the raise, if it was one of the main thread's."""
+    return event.crash.time if event.crash is not None and event.crash.thread is None else ended_time(event)
+
+
+def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> bool:
+    """Whether the failure shows only that a peer went away."""
+    crash = event.crash
+    if crash is not None and crash.thread is None:
+        if is_out_of_step(event):
+            return False
+        message = without_wrappers(crash.message)
+        return any(
+            crash.exception in exceptions and signature in message
+            for exceptions, signatures in _COLLATERAL
+            for signature in signatures
+        )
+    # Not Python's word, but that of TensorFlow, which aborts, or of a program that we did not run in our interpreter.
+    if event.exit.signal not in (None, signal.SIGABRT) or event.evidence is not None:
+        return False
+    return any(
+        any(name in line for name in _COLLATERAL_NAMES)
+        and any(signature in line for signature in COLLATERAL_SIGNATURES)
+        for line in map(without_wrappers, tails.get(event.task, ()))
+    )
+
+
+def ended_before(gang: Gang, failed: TaskExited) -> list[TaskExited]:
+    """The training tasks that had ended well by then."""
+    ended = [event for event in gang.exits.values() if not event.failed and event.task in gang.rules.trainers]
+    return [event for event in ended if ended_time(event) < failure_time(failed)]
+
+
+def ended_time(event: TaskExited) -> float:
+    """When the task's program came to its end; its interpreter takes longer."""
+    return event.time if event.finished is None else event.finished
+
+
+def _is_preemption(how: TaskExit) -> bool:
+    return how.code in _PREEMPTED_STATUSES or how.signal == signal.SIGTERM
+
+
+def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
+    """The class of a task's own failure, whatever became of the others."""
+    crash = event.crash
+    raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
+    preempted = not raised and _is_preemption(event.exit)
+    # That a disk is full may be a coincidence; who says that it was preempted knows.
+    if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
+        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.cure)
+    if preempted:
+        return Cause(event, "preempted")
+    texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
+    known = find_known(texts)
+    if known is not None:
+        return Cause(event, known.reference, cure=known.cure)
+    if raised:  # whatever ended its interpreter afterwards: us, mostly
+        return Cause(event, "task-failed")
+    if event.exit.signal == signal.SIGKILL:
+        cure = "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
+        return Cause(event, "task-killed", cure=cure)
+    return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")

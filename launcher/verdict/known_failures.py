@@ -1,0 +1,122 @@
+"""Failures that are recognised by what an exception or the end of a log says: the class of each, and its hint. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launcher.gang.out_of_step import SIGNATURE
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """`pattern` is looked for in a line, `reference` is the failure's class, `cure` what to do about it."""
+
+    pattern: re.Pattern[str]
+    reference: str
+    cure: str
+
+
+def find_known(texts: Iterable[str]) -> KnownFailure | None:
+    """The first in the table that one of the texts shows.
+
+    Args:
+        texts: an exception with its message, or the lines of a log.
+    """
+    texts = list(texts)
+    return next((known for known in _KNOWN if any(known.pattern.search(text) for text in texts)), None)
+
+
+_SAME_CALLS = (
+    "all workers must make the same calls (fit, evaluate, predict, save, …), with the same number of steps and "
+    "the same shapes: do not put such a call under an `if` for one worker, and give all as many batches"
+)
+
+_KNOWN = tuple(
+    KnownFailure(re.compile(pattern), reference, cure)
+    for pattern, reference, cure in (
+        (
+            r"Could not start gRPC server|Only one usage of each socket address|Address already in use",
+            "port-taken",
+            "another process took the port; without `port:` in the spec, distlaunch holds a free one until it is used",
+        ),
+        (
+            SIGNATURE.pattern,
+            "out-of-step",
+            _SAME_CALLS,
+        ),
+        (r"No space left on device", "disk-full", "free disk space on that node"),
+        (
+            r"No module named '(tensorflow|keras)'",
+            "task-failed",
+            "install TensorFlow for this Python, or name the one that has it with --python (`python:` in a spec)",
+        ),
+        (
+            r"^ModuleNotFoundError: ",
+            "task-failed",
+            "install the module for the Python that the tasks use, or set PYTHONPATH",
+        ),
+        (
+            r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0 for input with 0 dimensions",
+            "version-mismatch",
+            "model.fit of Keras 3 fails on several workers unless distlaunch patches it: remove --no-keras-mend",
+        ),
+        (
+            r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
+            "task-failed",
+            "remove --no-keras-mend, without which model.fit of Keras 3 fails here, or set TF_USE_LEGACY_KERAS=1",
+        ),
+        (
+            r"Collective ops must be configured at program startup",
+            "task-failed",
+            "create MultiWorkerMirroredStrategy before any other operation of TensorFlow",
+        ),
+        (
+            r"compiled using NumPy 1\.x cannot be run in|multiarray failed to import|numpy\.dtype size changed",
+            "version-mismatch",
+            "TensorFlow, or another module, was built for a different NumPy: install `numpy<2`, or newer builds",
+        ),
+        (
+            r"Descriptors cannot be created directly",
+            "version-mismatch",
+            "protobuf is too new for this TensorFlow: install the version that TensorFlow requires",
+        ),
+        (
+            r"Loaded runtime CuDNN library: \S+ but source was compiled with",
+            "version-mismatch",
+            "cuDNN is older than this TensorFlow requires: `pip install 'tensorflow[and-cuda]'` installs the right one",
+        ),
+        (
+            r"CUDA driver version is insufficient for CUDA runtime version",
+            "version-mismatch",
+            "the node's NVIDIA driver is too old for this CUDA: update the driver",
+        ),
+        (
+            r"no kernel image is available for execution on the device|cudaErrorNoKernelImageForDevice",
+            "version-mismatch",
+            "this TensorFlow was not built for this GPU: install a build that supports it",
+        ),
+        (
+            r"undefined symbol: |GLIBC(?:XX)?_[\d.]+' not found",
+            "version-mismatch",
+            "libraries of different builds do not fit: reinstall TensorFlow and its extensions in matching versions",
+        ),
+        (
+            r"was compiled to use \S+ instructions, but these aren't available",
+            "version-mismatch",
+            "this TensorFlow was built for a newer processor than this node has: install another build",
+        ),
+        (
+            r"Keras 3 only supports V3 `\.keras` files",
+            "version-mismatch",
+            "the file was saved by Keras 2: load it with tf_keras (TF_USE_LEGACY_KERAS=1), or save it with Keras 3",
+        ),
+        (
+            r"ResourceExhaustedError|OOM when allocating tensor|^MemoryError",
+            "out-of-memory",
+            "reduce the batch size, or use a device with more memory",
+        ),
+    )
+)
+"""Searched in this order."""

@@ -1,0 +1,136 @@
+"""The verdict on a task that failed: which one, how, with which exception, and what became of the others. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+
+from launcher.gang.decide import SAVED_STATUS
+from launcher.gang.events import TaskExited
+from launcher.gang.out_of_step import PHRASES, find_outsider, render_split
+from launcher.gang.stalls import render_steps
+from launcher.gang.state import Gang
+from launcher.plan.launch_plan import TaskPlan
+from launcher.tasks import TaskId, name_tasks
+from launcher.verdict.causes import (
+    COLLATERAL_SIGNATURES,
+    Cause,
+    ended_before,
+    ended_time,
+    failed_by_itself,
+    failure_time,
+    find_cause,
+    is_collateral,
+    was_stopped,
+)
+from launcher.verdict.exception_text import find_sentence
+from launcher.verdict.models import Verdict
+from worker_entry.protocol.values import CrashRecord
+
+SHOWN_LIMIT = 8
+"""Tasks that a verdict names one by one."""
+
+_HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: it "}
+
+
+def judge_failure(
+    gang: Gang,
+    plans: Mapping[TaskId, TaskPlan],
+    logs: Mapping[TaskId, str],
+    tails: Mapping[TaskId, Sequence[str]],
+) -> Verdict:
+    """The verdict on an attempt that a training task has failed; the arguments are those of `verdict.judge`."""
+    cause = find_cause(gang, tails)
+    assert cause is not None
+    exited = cause.exited
+    if cause.reference == "out-of-step" and exited.crash is not None:
+        return _judge_split(gang, cause, exited.crash, logs)
+    evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
+    evidence += _followers(gang, cause, tails)
+    evidence.append(f"log: {logs[exited.task]}")
+    ran = max(failure_time(exited) - gang.started[exited.task].time, 0.0)
+    joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
+    return Verdict(
+        reference=cause.reference,
+        message=f"{exited.task} on {plans[exited.task].node} {_render_end(cause)} after {ran:.1f} s"
+        f"{joint if cause.detail else ''}{cause.detail}",
+        task=str(exited.task),
+        evidence=evidence,
+        cure=cause.cure,
+    )
+
+
+def _judge_split(gang: Gang, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
+    """The verdict on workers that no longer do the same, of which the cause is only the first that noticed it."""
+    trainers = sorted(gang.rules.trainers)
+    names = " and ".join(map(str, trainers)) if len(trainers) == 2 else name_tasks(trainers)
+    outsider = find_outsider(gang)
+    split = render_split(gang)
+    steps = render_steps(gang)
+    stopped = [e.task for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
+    return Verdict(
+        reference=cause.reference,
+        message=f"{names} no longer do the same{f': {split}' if split else ''}",
+        task=None if outsider is None else str(outsider),
+        evidence=[
+            f"{cause.exited.task} noticed it: {find_sentence(crash.message, PHRASES)}",
+            *([steps] if steps else []),
+            *([f"stopped by distlaunch: {name_tasks(stopped)}"] if stopped else []),
+            f"log: {logs[outsider or cause.exited.task]}",
+        ],
+        cure=cause.cure,
+    )
+
+
+def _render_end(cause: Cause) -> str:
+    how, crash = cause.exited.exit, cause.exited.crash
+    if crash is not None and crash.thread is None and how.signal in (signal.SIGTERM, signal.SIGKILL):
+        return "failed"  # and was stopped while its interpreter shut down
+    if cause.reference == "stalled":
+        return f"was stopped by {how}"
+    first = _HOW.get(cause.reference, "")
+    if how.signal is not None:
+        return f"{first}was ended by {how}"
+    return f"{first}{'ended' if how.ok else 'exited'} with status {how.code}"
+
+
+def _render_crash(crash: CrashRecord) -> str:
+    place = f"   {crash.file}:{crash.line}" if crash.file else ""
+    text = find_sentence(crash.message, COLLATERAL_SIGNATURES).removeprefix(f"{crash.exception}: ")
+    shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
+    thread = f" (in the thread {crash.thread})" if crash.thread is not None else ""
+    return f"{': '.join(filter(None, shown))}{thread}{place}"
+
+
+def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:
+    """Why another task failed; goes on from the moment."""
+    if is_collateral(event, tails):
+        return " because of it"
+    if event.exit.code == SAVED_STATUS:
+        return " for the same reason"
+    if event.crash is not None and event.crash.thread is None:
+        return f": {_render_crash(event.crash)}"
+    return f" with {event.exit}"
+
+
+def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
+    """What became of the other tasks."""
+    lines = []
+    when = failure_time(cause.exited)
+    for event in sorted(gang.exits.values(), key=failure_time):
+        if event is cause.exited or not event.failed or not failed_by_itself(gang, event):
+            continue
+        later = failure_time(event) - when
+        why = f" {later:.1f} s later{_render_follower(event, tails)}" if later >= 0 else ", too"
+        lines.append(f"{event.task} failed{why}")
+    if len(lines) > SHOWN_LIMIT:
+        lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
+    early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
+    if early:
+        first = when - min(map(ended_time, early))
+        lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
+    stopped = [e for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
+    if stopped:
+        lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
+    lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]
+    return lines

@@ -1,0 +1,132 @@
+"""Whether tasks are at work: by the processor time that they use, the bytes that they read and write, and their logs.
+
+A task that waits for others in a collective uses next to nothing, however long it waits. One that exports a model or
+evaluates does not take a step for a while, either, but it is at work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from worker_entry.agent.task_process import StartedTask
+from worker_entry.protocol.values import Activity
+from worker_entry.system import kernel
+
+SAMPLE_S = 5.0
+"""How often it is looked at."""
+BUSY_SHARE = 0.1
+"""Of one core: who uses as much is at work. A worker that waits in a collective uses a fiftieth."""
+BUSY_BYTES_S = 16 << 10
+"""Bytes a second that are read and written; heartbeats are a few hundred."""
+SHORTEST_S = 0.25
+"""Processor time is counted in hundredths of a second: over less, it says nothing."""
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_WAITS = (
+    *(
+        "futex",
+        "pipe_",
+        "anon_pipe",
+        "unix_",
+        "sk_",
+        "tcp_",
+        "inet_",
+        "poll",
+        "do_poll",
+        "do_select",
+        "ep_",
+        "do_epoll",
+    ),
+    *("do_wait", "wait_"),
+)
+"""How functions of the kernel are called in which a thread waits for a lock, for another process or for a child."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    time: float
+    cpu_s: float
+    bytes: int
+    log: int
+
+
+class ActivityWatch:
+    """Remembers when each task was last at work."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, _Sample] = {}
+        self._active: dict[str, float] = {}
+        self._due = 0.0
+
+    def look(self, tasks: Mapping[str, StartedTask], now: float) -> None:
+        """Looks at the tasks' own processes, if it is time to; `now`: monotonic seconds."""
+        if now >= self._due:
+            self._due = now + SAMPLE_S
+            self._compare({name: _sample(task, [task.pid], now) for name, task in tasks.items() if task.running})
+
+    def begin(self, tasks: Mapping[str, StartedTask]) -> None:
+        """A closer look begins, at all processes of the tasks; `report` ends it."""
+        self._samples = _sample_trees(tasks)
+
+    def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
+        """What each of the tasks is about, by all that has been seen."""
+        if not kernel.LINUX:
+            return {name: Activity() for name in tasks}
+        self._compare(_sample_trees(tasks))
+        self._samples = {}  # of whole trees, which those of single processes cannot be compared with
+        now = time.monotonic()
+        return {
+            name: Activity(now - self._active[name] if name in self._active else None, _waits(task.pid))
+            for name, task in tasks.items()
+        }
+
+    def _compare(self, samples: Mapping[str, _Sample]) -> None:
+        for name, sample in samples.items():
+            before = self._samples.get(name)
+            if before is None:
+                self._active.setdefault(name, sample.time)
+                continue
+            passed_s = sample.time - before.time
+            if passed_s < SHORTEST_S:
+                continue
+            used = sample.cpu_s - before.cpu_s > BUSY_SHARE * passed_s
+            moved = sample.bytes - before.bytes > BUSY_BYTES_S * passed_s
+            if used or moved or sample.log != before.log:
+                self._active[name] = sample.time
+        self._samples = dict(samples)
+
+
+def _sample_trees(tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:
+    now = time.monotonic()
+    running = {name: task for name, task in tasks.items() if task.running}
+    below = {name: [process.pid for process in kernel.descendants(task.pid)] for name, task in running.items()}
+    return {name: _sample(task, [task.pid, *below[name]], now) for name, task in running.items()}
+
+
+def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
+    used = [_read_use(pid) for pid in pids]
+    return _Sample(now, sum(cpu_s for cpu_s, _ in used), sum(size for _, size in used), task.log_size())
+
+
+def _read_use(pid: int) -> tuple[float, int]:
+    """Seconds of processor time, of children that have ended as well, and bytes read and written; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            fields = stream.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/io", "rb") as stream:
+            io = dict(line.split(b": ") for line in stream.read().splitlines())
+        return sum(map(int, fields[11:15])) * _TICK_S, int(io[b"rchar"]) + int(io[b"wchar"])
+    except (OSError, ValueError, KeyError):
+        return 0.0, 0
+
+
+def _waits(pid: int) -> bool:
+    """Whether the process' main thread sleeps until a lock, another process or a child lets it go on."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
+            return stream.read().startswith(_WAITS)
+    except (OSError, ValueError):
+        return False

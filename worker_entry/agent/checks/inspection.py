@@ -1,0 +1,132 @@
+"""What there is on a node, as far as a run wants to know before it starts. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Optional
+
+from worker_entry.program.finding import find_command, installed_version
+from worker_entry.protocol.messages import Inspected, Ready
+from worker_entry.protocol.orders import VERSION, Inspect
+from worker_entry.protocol.values import GpuUse, Program
+from worker_entry.system import clock, kernel
+
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables that gRPC heeds, the strongest first."""
+FILES_LIMIT = 2000
+"""Files of a module that are hashed at the most."""
+
+
+def introduce(meeting: Optional[str]) -> Ready:
+    """The agent's first words; `meeting` is where it can be found again."""
+    return Ready(
+        version=VERSION,
+        pid=os.getpid(),
+        hostname=kernel.hostname(),
+        python=sys.version.split()[0],
+        executable=sys.executable,
+        time=clock.now(),
+        cores=kernel.cores(),
+        gpus=kernel.gpus(),
+        tensorflow=installed_version("tensorflow"),
+        meeting=meeting,
+    )
+
+
+def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
+    """Looks at the node. `cwd` is where the program will run, `directory` where the run's files go."""
+    import shutil
+
+    return Inspected(
+        keras=installed_version("keras"),
+        gpus=list(_gpu_uses()),
+        free_bytes=shutil.disk_usage(directory).free,
+        directory=cwd,
+        program_hash=_hash_program(order.program, cwd),
+        proxies=[name for name in PROXIES if os.environ.get(name)],
+        problem=_leave_mark(order.shared, order.mark) if order.mark else "",
+    )
+
+
+def mark_path(shared: str, mark: str) -> str:
+    return os.path.join(os.path.expanduser(shared), f".distlaunch-{mark}")
+
+
+def _leave_mark(shared: str, mark: str) -> str:
+    try:
+        os.close(os.open(mark_path(shared, mark), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def _hash_program(program: Program, cwd: str) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    try:
+        for name, path in _program_files(program, cwd):
+            digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
+            with open(path, "rb") as stream:
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+    except OSError:  # Prepare has said so
+        return ""
+    return digest.hexdigest() if digest.digest() != hashlib.sha256().digest() else ""
+
+
+def _program_files(program: Program, cwd: str) -> Iterator[tuple[str, str]]:
+    """Names and paths of the program's own code.
+
+    Modules that are installed for an interpreter have versions instead, and what is found on PATH (`python`, `bash`) is
+    the node's own, which may well differ.
+    """
+    if program.kind == "command":
+        path = find_command(program.target, dict(os.environ), cwd) if os.sep in program.target else None
+        if path is not None:
+            yield "", path
+        return
+    if program.kind == "script":
+        path = os.path.join(cwd, program.target)
+        if os.path.isfile(path):
+            yield "", path
+        else:
+            yield from _python_files(path)
+        return
+    top = os.path.join(cwd, program.target.partition(".")[0])
+    if os.path.isfile(f"{top}.py"):
+        yield "", f"{top}.py"
+    else:
+        yield from _python_files(top)
+
+
+def _python_files(folder: str) -> Iterator[tuple[str, str]]:
+    count = 0
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py") and count < FILES_LIMIT:
+                count += 1
+                path = os.path.join(root, name)
+                yield os.path.relpath(path, folder), path
+
+
+def _gpu_uses() -> Iterator[GpuUse]:
+    import subprocess
+
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"],  # noqa: S607 - as the driver installed it
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and all(field.isdigit() for field in fields[1:]):
+            yield GpuUse(fields[0], int(fields[1]), int(fields[2]))

@@ -1,0 +1,67 @@
+"""Ends what is left on this machine of runs that have no controller any more: their agents, and orphans of their tasks.
+
+A process is known to be a task's, or started by one, by DISTLAUNCH_RUN_ID in its environment, which only we set, and
+which names one run. Nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection
+
+from worker_entry.agent.reattach import end_agents, find_agents
+from worker_entry.agent.reattachment import receive
+from worker_entry.protocol.framing import MARKER, encode
+from worker_entry.protocol.messages import Broken, Cleaned
+from worker_entry.protocol.orders import VERSION, Clean
+from worker_entry.protocol.values import Problem
+from worker_entry.system import kernel
+
+AGENT_END_S = 15.0
+GRACE_S = 2.0
+"""Between TERM and KILL."""
+KILL_S = 5.0
+"""How long what was killed may take to be gone."""
+
+
+def main() -> int:
+    """Reads Clean from stdin and answers it."""
+    order = receive()
+    stdout = sys.stdout.fileno()
+    os.write(stdout, MARKER)
+    if not isinstance(order, Clean) or order.version != VERSION:
+        os.write(stdout, encode(Broken(Problem("protocol-error", "it was not sent Clean of this version"))))
+        return 1
+    if order.meeting is None:
+        os.write(stdout, encode(clean(order.run_ids)))
+        return 0
+    if not end_agents([order.meeting], AGENT_END_S):
+        os.write(stdout, encode(Broken(Problem("agent-alive", "its agent does not end"))))
+        return 1
+    os.write(stdout, encode(Cleaned(0, [])))
+    return 0
+
+
+def clean(run_ids: Collection[str]) -> Cleaned:
+    """Ends everything of these runs."""
+    agents = find_agents(run_ids)
+    ended = len(agents) if end_agents(agents, AGENT_END_S) else 0
+    seen: set[int] = set()
+    started = time.monotonic()
+    while left := kernel.with_variable("DISTLAUNCH_RUN_ID", run_ids):
+        after_s = time.monotonic() - started
+        if after_s > GRACE_S + KILL_S:
+            break
+        for process in left:
+            if process.pid not in seen or after_s > GRACE_S:
+                signum = signal.SIGKILL if after_s > GRACE_S else signal.SIGTERM
+                kernel.send_signal(process, signum)
+                if signum == signal.SIGTERM:
+                    kernel.send_signal(process, signal.SIGCONT)
+            seen.add(process.pid)
+        time.sleep(0.02)
+    pids = [process.pid for process in left]
+    return Cleaned(ended + len(seen - {*pids}), pids)

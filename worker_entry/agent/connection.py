@@ -1,0 +1,185 @@
+"""An agent's end of the way to its controller, which may break and be replaced by another."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Optional, Union
+
+from worker_entry.agent.lease import Lease
+from worker_entry.agent.reattach import NOT_NEEDED, Newcomer, release
+from worker_entry.protocol.framing import MARKER, Decoder, encode
+from worker_entry.protocol.messages import Attached, Message
+from worker_entry.protocol.orders import Beat
+from worker_entry.protocol.resend_buffer import Outbox, is_counted
+from worker_entry.system import clock
+
+OUTPUT_LIMIT = 256 << 10
+"""Unsent bytes above which logs wait on disk."""
+WRITTEN_AT_ONCE = 16
+"""Headers and bodies, which are not copied together."""
+
+
+class Connection:
+    """Frames over two descriptors. Counted frames are kept until the controller has confirmed them.
+
+    `on_input` is called when there is something to `read`, `on_break` when nobody reads what we write any more.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        on_input: Callable[[], None],
+        on_break: Callable[[], None],
+        lease: Lease,
+    ) -> None:
+        self._lease = lease
+        self._unanswered: Optional[Beat] = None
+        self.outbox = Outbox()
+        self.is_open = False
+        self._selector = selector
+        self._on_input = on_input
+        self._on_break = on_break
+        self._stdin = -1
+        self._stdout = -1
+        self._call: Optional[socket.socket] = None
+        self._decoder = Decoder()
+        self._output: deque[Union[bytes, memoryview]] = deque()
+        self.pending = 0
+        """Bytes that have not been written yet."""
+
+    def open(self, stdin: int, stdout: int) -> None:
+        """The first way, by which the agent was started; 0 and 1 are not used any more from here on."""
+        ways = os.dup(stdin), os.dup(stdout)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, stdin)
+        os.dup2(devnull, stdout)
+        os.close(devnull)
+        self._use(*ways)
+        self._put(MARKER)
+
+    def replace(self, newcomer: Newcomer) -> None:
+        """Another way: what the controller does not have yet is sent again.
+
+        Raises:
+            ProtocolError: it wants what there is not; the old way is left as it was.
+        """
+        missing = self.outbox.after(newcomer.attach.received)
+        self.outbox.confirm(newcomer.attach.received)
+        self.close()
+        self._call = newcomer.call
+        self._use(newcomer.stdin, newcomer.stdout)
+        self._put(MARKER)
+        self.send(Attached(self.outbox.received))
+        for frame in missing:
+            self._put(frame)
+
+    def _use(self, stdin: int, stdout: int) -> None:
+        for descriptor in (stdin, stdout):
+            os.set_blocking(descriptor, False)
+        self._stdin, self._stdout = stdin, stdout
+        self._decoder = Decoder()
+        self.is_open = True
+        self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
+
+    def close(self) -> None:
+        """Gives the way up; counted frames are kept for the next one."""
+        self._close(NOT_NEEDED)
+
+    def end(self) -> None:
+        """The agent ends: a newcomer then waits for the guardian, to end with the same status."""
+        self._close(b"")
+
+    def _close(self, word: bytes) -> None:
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._selector.unregister(self._stdin)
+        self._stop_writing()
+        self._output.clear()
+        self.pending = 0
+        os.close(self._stdin)
+        os.close(self._stdout)
+        if self._call is not None:
+            release(self._call, word)
+            self._call = None
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        header = encode(message)
+        if is_counted(message):
+            self.outbox.add(header + body)
+        if self.is_open:
+            self._put(header)
+            if body:
+                self._put(body)
+
+    def _put(self, data: bytes) -> None:
+        self._output.append(data)
+        self.pending += len(data)
+
+    def read(self) -> Optional[Iterator[tuple[Message, bytes]]]:
+        """The messages that have arrived, with their bodies; None at the end of the way.
+
+        Raises:
+            ProtocolError: it is no frame.
+        """
+        try:
+            data = os.read(self._stdin, 1 << 16)
+        except BlockingIOError:
+            return iter(())
+        except OSError:  # a socket that was reset
+            return None
+        if not data:
+            return None
+        return self._parse(data)
+
+    def _parse(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
+        for message, body in self._decoder.feed(data):
+            if is_counted(message):
+                self.outbox.received += 1
+            if isinstance(message, Beat):
+                self.outbox.confirm(message.received)
+                self._lease.confirm(message.stamp)
+                self._unanswered = message
+                self._answer()
+            else:
+                yield message, body
+
+    def _answer(self) -> None:
+        """Answers the last beat, once there is room: the controller may not read for a while."""
+        if self._unanswered is not None and self.pending < OUTPUT_LIMIT:
+            beat, self._unanswered = self._unanswered, None
+            self.send(Beat(clock.now(), self.outbox.received, beat.time, self._lease.stamp()))
+
+    def want_write(self) -> None:
+        """Has `write` called when it can be done, if there is something to write."""
+        if self._output and self._stdout not in self._selector.get_map():
+            self._selector.register(self._stdout, selectors.EVENT_WRITE, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._take_off(os.writev(self._stdout, [*islice(self._output, WRITTEN_AT_ONCE)]))
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads any more
+            self._on_break()
+            return
+        self._answer()
+        if not self._output:
+            self._stop_writing()
+
+    def _take_off(self, written: int) -> None:
+        self.pending -= written
+        while written:
+            first = self._output.popleft()
+            if written < len(first):
+                self._output.appendleft(memoryview(first)[written:])
+            written -= min(written, len(first))
+
+    def _stop_writing(self) -> None:
+        if self._stdout in self._selector.get_map():
+            self._selector.unregister(self._stdout)

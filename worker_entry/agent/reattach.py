@@ -1,0 +1,288 @@
+"""How a controller whose connection broke comes back to its agent: over a private folder with a lock and a socket.
+
+A new connection starts a newcomer on the node (see there), which hands its own stdin and stdout to the agent over the
+socket. Guardian and agent hold the lock and nobody else, so it is free as soon as both are gone, however they ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Optional, Union
+
+from worker_entry.agent.bootstrap import folders, private
+from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import Broken, Message
+from worker_entry.protocol.orders import VERSION, Attach, Goodbye
+from worker_entry.protocol.values import Problem
+from worker_entry.system import kernel
+
+PREFIX = "agent-"
+HAND_OVER_S = 2.0
+"""How long an agent waits for a newcomer that has called to say what it wants."""
+WAITING_CALLS = 64
+"""Calls that wait for an agent that does not answer; more are refused at once."""
+CALL_S = 1.0
+KILL_S = 5.0
+"""How long what was killed may take to be gone."""
+TAKEN = b"+"
+"""What a newcomer is told when its connection is the agent's from now on."""
+NOT_NEEDED = b"."
+"""What a newcomer is told whose connection has broken, or was replaced."""
+REFUSED = b"-"
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A new connection's ends, and what it came with."""
+
+    attach: Attach
+    stdin: int
+    stdout: int
+    call: socket.socket
+
+    def take(self) -> bool:
+        """Says that its connection is the agent's; false if it has ended meanwhile, and the connection with it."""
+        try:
+            self.call.send(TAKEN)
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Does nothing with its connection; what it does next is for itself to know."""
+        os.close(self.stdin)
+        os.close(self.stdout)
+        self.call.close()
+
+    def refuse(self, reason: str) -> None:
+        """Sends it away, once it was taken."""
+        problem = Problem("protocol-error", f"the agent was sent {reason}")
+        with contextlib.suppress(OSError):
+            os.write(self.stdout, MARKER + encode(Broken(problem)))
+        release(self.call, REFUSED)
+        os.close(self.stdin)
+        os.close(self.stdout)
+
+
+class Meeting:
+    """The place of one agent. `lock` stays open until the last process that has it ends."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        self._socket: Optional[socket.socket] = None
+
+    @classmethod
+    def make(cls) -> Optional[Meeting]:
+        """A new place, on a file system of this machine if one can be had; None if there is nowhere."""
+        for folder in bases():
+            try:
+                remove_abandoned(private(folder))
+                path = os.path.join(folder, f"{PREFIX}{os.urandom(6).hex()}")
+                os.mkdir(path, 0o700)
+                new = os.path.join(path, "lock.new")
+                lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _write_guardian(path)
+                os.rename(new, lock_file(path))  # nobody sees it unlocked
+            except OSError:
+                continue
+            return cls(path, lock)
+        return None
+
+    def listen(self) -> None:
+        """Called by the agent: the socket must not outlive it in another process."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(os.path.join(self.path, "socket"))
+        self._socket.listen(WAITING_CALLS)
+
+    def note_run(self, run_id: str) -> None:
+        """For `end_agents`: the run that this agent belongs to."""
+        with contextlib.suppress(OSError), open(_run_file(self.path), "w", encoding="utf-8") as stream:
+            stream.write(run_id)
+
+    def fileno(self) -> int:
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def accept(self) -> Union[Newcomer, Goodbye, None]:
+        """Who has called, or that the agent shall end; None if it went away again, or is not one of ours."""
+        assert self._socket is not None
+        call, _ = self._socket.accept()
+        call.settimeout(HAND_OVER_S)
+        descriptors: list[int] = []
+        attach: Optional[Message]
+        try:
+            words, descriptors, _, _ = socket.recv_fds(call, 1 << 16, 2)
+            while not words.endswith(b"\n"):
+                more = call.recv(1 << 16)
+                words += more or b"\n"  # it hung up: no frame
+            [(attach, _)] = Decoder().feed(words)
+            if isinstance(attach, Goodbye):
+                return attach
+            stdin, stdout = descriptors
+        except (OSError, ValueError, ProtocolError):
+            attach = None
+        if isinstance(attach, Attach) and attach.version == VERSION:
+            return Newcomer(attach, stdin, stdout, call)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            call.send(NOT_NEEDED)
+        call.close()
+        return None
+
+    def close(self, status: int) -> None:
+        """Called by the guardian at its end: newcomers that wait for it end with the same status."""
+        with contextlib.suppress(OSError):
+            os.write(self.lock, str(status).encode())
+        _remove(self.path)
+
+
+def release(call: socket.socket, word: bytes = b"") -> None:
+    """Ends a newcomer's wait; one that a signal has stopped goes on first, or it would be left for ever."""
+    with contextlib.suppress(OSError):
+        if word:
+            call.send(word)
+    if kernel.LINUX:
+        with contextlib.suppress(OSError):
+            pid, _, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            os.kill(pid, signal.SIGCONT)
+    call.close()
+
+
+def bases() -> list[str]:
+    """Folders for meeting places, best first: a home is often on the network, where sockets and locks are no good."""
+    cache, *shared = folders()
+    return [*reversed(shared), cache]
+
+
+def remove_abandoned(folder: str) -> None:
+    """Removes the places of agents that were killed with their guardians."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.startswith(PREFIX) and os.path.exists(lock_file(path)) and not is_alive(path):
+            _remove(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path):
+            os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+
+
+def is_alive(path: str) -> bool:
+    """Whether an agent or its guardian still holds the place."""
+    try:
+        lock = os.open(lock_file(path), os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def find_agents(run_ids: Collection[str]) -> list[str]:
+    """The meeting places of the living agents of these runs on this machine."""
+    found = []
+    for folder in bases():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(private(folder)):
+                path = os.path.join(folder, name)
+                if name.startswith(PREFIX) and _read_run(path) in run_ids and is_alive(path):
+                    found.append(path)
+    return found
+
+
+def end_agents(meetings: Collection[str], within_s: float) -> bool:
+    """Asks the agents that have these places to end, and waits until they have; returns whether they did.
+
+    Their guardians are asked as well, which kill an agent that does not react. What is left in the end is killed.
+    """
+    for path in meetings:
+        _say_goodbye(path)
+        _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
+    for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
+        for path in filter(is_alive, meetings):
+            ask(path)
+        deadline = time.monotonic() + wait_s
+        while any(map(is_alive, meetings)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return not any(map(is_alive, meetings))
+
+
+def _say_goodbye(path: str) -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+        call.settimeout(CALL_S)
+        call.connect(os.path.join(path, "socket"))
+        call.sendall(encode(Goodbye()))
+
+
+def _kill_guardian(path: str) -> None:
+    """And what is below it first, which would be nobody's without it."""
+    guardian = _find_guardian(path)
+    if guardian is None:
+        return
+    for process in (*kernel.descendants(guardian.pid), guardian):
+        with contextlib.suppress(OSError):
+            kernel.send_signal(process, signal.SIGKILL)
+
+
+def _signal_guardian(path: str, *signums: int) -> None:
+    guardian = _find_guardian(path)
+    if guardian is not None:
+        for signum in signums:
+            with contextlib.suppress(OSError):
+                kernel.send_signal(guardian, signum)
+
+
+def _write_guardian(path: str) -> None:
+    me = kernel.look_up(os.getpid())
+    if me is not None:
+        with open(_guardian_file(path), "w", encoding="ascii") as stream:
+            stream.write(f"{me.pid} {me.started}")
+
+
+def _find_guardian(path: str) -> Optional[kernel.Process]:
+    """The guardian that has the place, if it still lives and can be seen from here: a container has its own numbers."""
+    try:
+        with open(_guardian_file(path), encoding="ascii") as stream:
+            pid, started = map(int, stream.read().split())
+    except (OSError, ValueError):
+        return None
+    found = kernel.look_up(pid)
+    return found if found is not None and found.started == started and is_alive(path) else None
+
+
+def _read_run(path: str) -> str:
+    try:
+        with open(_run_file(path), encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _guardian_file(path: str) -> str:
+    return os.path.join(path, "guardian")
+
+
+def _run_file(path: str) -> str:
+    return os.path.join(path, "run")
+
+
+def lock_file(path: str) -> str:
+    """Locked for as long as agent or guardian live; then it holds the status with which they ended."""
+    return os.path.join(path, "lock")

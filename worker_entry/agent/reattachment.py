@@ -1,0 +1,139 @@
+"""What a new connection starts on a node: it hands its stdin and stdout to an agent that runs already.
+
+It stays until the agent needs the connection no more, since the connection ends with it. Until the agent has taken the
+connection, it says nothing, so that the controller takes no newcomer for an agent that answers; and it ends when the
+connection does, or when the agent has not taken it in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import time
+from typing import Optional
+
+from worker_entry.agent.reattach import NOT_NEEDED, TAKEN, lock_file
+from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.messages import Broken, Message
+from worker_entry.protocol.orders import AGENT_GONE, Attach
+from worker_entry.protocol.values import Problem
+
+TAKEN_S = 20.0
+"""How long a newcomer waits to be taken."""
+FIRST_FRAME_S = 60.0
+LOOK_S = 0.1
+"""How often a newcomer looks whether the agent's guardian has ended."""
+
+
+def hand_over() -> int:
+    """Reads Attach, gives stdin and stdout away, ends when the agent has; returns the agent's exit status."""
+    message = receive()
+    if not isinstance(message, Attach):
+        return _refuse("protocol-error", "a newcomer was not sent Attach")
+    deadline = time.monotonic() + TAKEN_S
+    if _has_hung_up():  # it was held up, and another may have been taken meanwhile
+        return 1
+    try:
+        lock = os.open(lock_file(message.meeting), os.O_RDWR)
+    except OSError:
+        return _refuse(AGENT_GONE, "its agent has ended")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+        try:
+            call.settimeout(TAKEN_S)
+            call.connect(os.path.join(message.meeting, "socket"))
+            socket.send_fds(call, [encode(message)], [0, 1])
+        except BlockingIOError:  # so many newcomers wait already
+            return 1
+        except OSError:
+            return _await_end(lock, deadline)
+        word = _await_word(call, deadline)
+        if word == b"":
+            return _await_end(lock, deadline)
+        if word != TAKEN:
+            return 1
+        # From here on they are the agent's: the connection has to see the agent close them.
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
+        call.settimeout(None)
+        word = _receive_word(call)
+        if word == NOT_NEEDED:
+            # Not an exit status: for whoever still listens, this is a broken connection and not the agent's end.
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word:
+            return 1
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return _read_status(lock)
+
+
+def receive() -> Optional[Message]:
+    """The first message. Nothing follows it until it is answered, so no byte of the agent's is read."""
+    decoder = Decoder()
+    deadline = time.monotonic() + FIRST_FRAME_S
+    while select.select([0], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+        data = os.read(0, 1 << 16)
+        if not data:
+            return None
+        try:
+            for message, _ in decoder.feed(data):
+                return message
+        except ProtocolError:
+            return None
+    return None
+
+
+def _await_word(call: socket.socket, deadline: float) -> Optional[bytes]:
+    """What the agent says: nothing if it has ended; None if it says nothing in time, or the connection ends before."""
+    poll = select.poll()
+    poll.register(call, select.POLLIN)
+    # Not POLLIN: what is there to read may be the agent's already.
+    poll.register(0, getattr(select, "POLLRDHUP", 0))
+    ready = dict(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
+    if call.fileno() not in ready:
+        return None
+    return _receive_word(call)
+
+
+def _receive_word(call: socket.socket) -> bytes:
+    """Empty if the agent has ended."""
+    try:
+        return call.recv(1)
+    except OSError:
+        return b""
+
+
+def _has_hung_up() -> bool:
+    """Whether the connection has ended, whatever there is yet to read from it."""
+    poll = select.poll()
+    poll.register(0, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
+
+def _await_end(lock: int, deadline: float) -> int:
+    """The agent has ended; its guardian may still have processes to end."""
+    poll = select.poll()
+    poll.register(0, getattr(select, "POLLRDHUP", 0))
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if poll.poll(LOOK_S * 1000):
+                return 1
+        else:
+            return _refuse(AGENT_GONE, "its agent has ended")
+    return 1
+
+
+def _read_status(lock: int) -> int:
+    status = os.read(lock, 16)
+    return int(status) if status.isdigit() else 1
+
+
+def _refuse(reference: str, reason: str) -> int:
+    with contextlib.suppress(OSError):
+        os.write(1, MARKER + encode(Broken(Problem(reference, reason))))
+    return 1

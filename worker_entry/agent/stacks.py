@@ -1,0 +1,99 @@
+"""The Python stacks of running tasks, also of those that are blocked in C++, without stopping them.
+
+A task has faulthandler write them to a file of its own on a signal that every other process ignores, so that it can be
+sent to all that runs below a task; so have those that it forks. What they write is read when no file grows any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from worker_entry.agent.activity import ActivityWatch
+from worker_entry.agent.task_process import StartedTask
+from worker_entry.protocol.messages import CHILD, Stacks
+from worker_entry.protocol.node_local import STACKS_SIGNAL
+from worker_entry.protocol.values import Activity
+from worker_entry.system.kernel import Process
+
+WAIT_S = 0.3
+"""Without a new line for so long, a file is complete."""
+NEXT_S = 0.05
+"""Within so long, a process has mostly written its stacks."""
+ROUNDS = 20
+"""So many processes of one task are asked one after the other; more of them have to be asked at once."""
+LIMIT = 256 << 10
+
+
+class StackDump:
+    """An agent's part: asks all processes, and reads what they have written."""
+
+    def __init__(self) -> None:
+        self._activity = ActivityWatch()
+        self._files: dict[str, str] = {}
+        self._rounds: list[list[int]] = []
+        self._begins: list[dict[str, int]] = []
+        """The sizes of the files when each round began."""
+        self._sizes: dict[str, int] = {}
+        self._due = 0.0
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._files)
+
+    def begin(self, tasks: Mapping[str, StartedTask], processes: Iterable[Process]) -> None:
+        """Asks the processes of the tasks, then all of the others, which are below them."""
+        self._activity.begin(tasks)
+        own = {task.pid for task in tasks.values() if task.running}
+        children = [process.pid for process in processes if process.pid not in own]
+        size = -(-len(children) // ROUNDS) or 1
+        self._files = {name: task.stacks_file for name, task in tasks.items()}
+        self._rounds = [[*own], *(children[first : first + size] for first in range(0, len(children), size))]
+        self._begins = []
+        self._due = 0.0
+
+    def look(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
+        """The answers, when all are complete; `now`: monotonic seconds."""
+        self._activity.look(tasks, now)
+        texts = dict(self._collect(now))
+        activity = self._activity.report(tasks) if texts else {}
+        for task, text in texts.items():
+            yield Stacks(task, text, activity.get(task, Activity()))
+
+    def _collect(self, now: float) -> Iterator[tuple[str, str]]:
+        """The stacks of all tasks by their names, once they are complete; of those that have written none, nothing."""
+        if not self.pending or now < self._due:
+            return
+        sizes = {file: _size(file) for file in self._files.values()}
+        if self._rounds:
+            # A task and those that it has forked write into one file: not at once, or it could not be read.
+            self._begins.append(sizes)
+            for pid in self._rounds.pop(0):
+                with contextlib.suppress(OSError):  # it has just ended
+                    os.kill(pid, STACKS_SIGNAL)
+            self._due = now + (NEXT_S if self._rounds else WAIT_S)
+        elif sizes != self._sizes:
+            self._sizes, self._due = sizes, now + WAIT_S
+        else:
+            files, self._files = self._files, {}
+            for task, file in files.items():
+                yield task, _read(file, [begin[file] for begin in self._begins])
+
+
+def _read(file: str, begins: list[int]) -> str:
+    """What was written since the first of these sizes; each but the first begins what a child wrote."""
+    text = b""
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        stream.seek(begins[0])
+        text = stream.read(LIMIT)
+    cuts = [size - begins[0] for size in begins]
+    parts = [text[cut:end].decode(errors="replace") for cut, end in zip(cuts, [*cuts[1:], len(text)])]  # noqa: B905 - Python 3.9 knows no `strict`
+    return CHILD.join([parts[0], *filter(None, parts[1:])])
+
+
+def _size(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:
+        return 0

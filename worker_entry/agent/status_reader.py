@@ -1,0 +1,89 @@
+"""What the processes of a task have written of themselves, read by its agent as one: status, and crash record.
+
+The task's own process counts. Of those that it has started, the one that trains counts where the task's own does not
+train, and the one that has failed where the task has failed because of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import replace
+from typing import Optional
+
+from worker_entry.protocol.file_names import LOCK, AttemptFiles
+from worker_entry.protocol.framing import ProtocolError, parse
+from worker_entry.protocol.values import CrashRecord, TaskStatus
+
+STATUS_LIMIT = 64 << 10
+FOLLOWS_S = 30.0
+"""So soon a program ends by the failure of a process that it has started; an interpreter takes its time to end."""
+PASSED_ON = ("CalledProcessError", "SystemExit")
+"""Exceptions by which a program says that such a process has failed."""
+
+
+class StatusFiles:
+    """A task's files, as far as they have been read."""
+
+    def __init__(self, files: AttemptFiles, task: str) -> None:
+        self._files = files
+        self._task = task
+        self._last: tuple[bytes, bytes, bool] = (b"", b"", False)
+
+    def news(self) -> Optional[TaskStatus]:
+        """How far the program has come, if that is news."""
+        child_file = self._files.child(self._task)
+        written = _read(child_file)
+        told = _read(self._files.status(self._task)), written, bool(written) and _is_locked(f"{child_file}{LOCK}")
+        if told == self._last:
+            return None
+        self._last = told
+        own, child = _parse(told[0]), _parse(written)
+        if child is None or child.progress is None or (own is not None and own.progress is not None):
+            return own or child
+        if not told[2]:  # that process has ended, whatever it was doing
+            child = replace(child, progress=replace(child.progress, training=False))
+        return child if own is None else replace(own, phase=child.phase, since=child.since, progress=child.progress)
+
+    def load_crash(self, ended: float) -> Optional[CrashRecord]:
+        """What ended the task, at the time `ended`, if it raised."""
+        own, child = (_load_crash(file(self._task)) for file in (self._files.crash, self._files.child_crash))
+        if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
+            return child
+        return own
+
+
+def _load_crash(file: str) -> Optional[CrashRecord]:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
+    except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+        return None
+    return record
+
+
+def _read(file: str) -> bytes:
+    with contextlib.suppress(OSError), open(file, "rb") as stream:
+        return stream.read(STATUS_LIMIT)
+    return b""
+
+
+def _parse(text: bytes) -> Optional[TaskStatus]:
+    with contextlib.suppress(ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+        status: TaskStatus = parse(TaskStatus, json.loads(text), "status")
+        return status
+    return None
+
+
+def _is_locked(file: str) -> bool:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, os.O_RDWR)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False

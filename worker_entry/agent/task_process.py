@@ -1,0 +1,237 @@
+"""One task of an agent: how it is started, and its log and crash record as far as they have been read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Optional, Union
+
+from worker_entry.agent.forkserver_client import Nursery, NurseryError
+from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.program.finding import find_command
+from worker_entry.protocol.child_order import tell_children
+from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
+from worker_entry.protocol.messages import Exited, Told
+from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
+from worker_entry.system import processes
+from worker_entry.system.file_holes import end_of_hole, is_zeros
+from worker_entry.system.oom import OomWatch
+
+LOG_PIECE = 256 << 10
+"""Bytes of a log that are read at once."""
+
+HOLE = 64 << 10
+"""Bytes of a hole in a log from which on it is left out."""
+
+FULL = 64 << 10
+"""Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
+
+Cluster = dict[str, list[str]]
+"""The addresses of TF_CONFIG by types of tasks."""
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+class TaskStartError(Exception):
+    """A task could not be started: why, and what to do about it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class StartedTask:
+    """One started task: its process, and its log as far as it has been sent."""
+
+    def __init__(self, name: str, pid: int, log: int, files: AttemptFiles, not_forked: str = "") -> None:
+        self.name = name
+        self.pid = pid
+        self.running = True
+        self.not_forked = not_forked
+        """Why it was started by itself, if it might have been forked."""
+        self._log = log
+        self._place = 0
+        """Up to where the file has been read."""
+        self._holes: list[tuple[int, int]] = []
+        """Holes that were not sent: how much had been sent before each, and how long all up to it are together."""
+        self._files = files
+        self._status = StatusFiles(files, name)
+
+    @classmethod
+    def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
+        """Starts the task in the folder `cwd`.
+
+        Raises:
+            TaskStartError: it could not be started.
+        """
+        try:
+            return cls._start(start, _environment(start, cluster), files, cwd, nursery)
+        except (OSError, ValueError) as error:
+            raise TaskStartError(_find_problem(start, error)) from error
+
+    @classmethod
+    def _start(
+        cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, nursery: Nursery
+    ) -> StartedTask:
+        make_private_directory(files.directory)
+        # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
+        log = files.log(start.task)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        not_forked = ""
+        try:
+            if start.program.kind == "command":
+                program = start.program
+                argv = [find_command(program.target, env, cwd) or program.target, *program.args]
+                env = tell_children(_make_order(start, files), env, starter=os.getpid())
+                pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
+            else:
+                order = _make_order(start, files)
+                try:
+                    pid = nursery.fork(order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task)))
+                except NurseryError as error:
+                    not_forked = str(error)
+                    pid = _start_runner(order, files.order(start.task), env, cwd, output)
+        finally:
+            os.close(output)
+        return cls(start.task, pid, os.open(log, os.O_RDONLY), files, not_forked)
+
+    def read_log(self) -> tuple[int, bytes, int]:
+        """The next piece of the log with its offset in all that is sent, and how long a hole was left out before it.
+
+        The piece is empty when all of the log has been read.
+        """
+        if self.unsent() < 0:  # the program has cut its own log: `echo … > /dev/stderr` does
+            self._place, self._holes = 0, []
+        data, hole = os.pread(self._log, LOG_PIECE, self._place), 0
+        if is_zeros(data):
+            hole = end_of_hole(self._log, self._place) - self._place
+            if hole >= HOLE:
+                self._holes.append((self._place - self._left_out, self._left_out + hole))
+                self._place += hole
+                data = os.pread(self._log, LOG_PIECE, self._place)
+        offset = self._place - self._left_out
+        self._place += len(data)
+        return offset, data, hole if hole >= HOLE else 0
+
+    @property
+    def _left_out(self) -> int:
+        return self._holes[-1][1] if self._holes else 0
+
+    def rewind(self, offset: int) -> None:
+        """Reads on from there: what was sent behind it has got lost."""
+        if offset < self._place - self._left_out:
+            while self._holes and self._holes[-1][0] > offset:
+                self._holes.pop()
+            self._place = offset + self._left_out
+
+    def follow(self, before: StartedTask) -> None:
+        """Reads on where an earlier process of the task has ended, which wrote to the same log."""
+        self._place, self._holes = before._place, before._holes
+
+    def unsent(self) -> int:
+        return self.log_size() - self._place
+
+    def log_size(self) -> int:
+        return os.fstat(self._log).st_size
+
+    @property
+    def stacks_file(self) -> str:
+        return self._files.stacks(self.name)
+
+    def new_status(self) -> Iterator[Told]:
+        """How far the program has come, if that is news."""
+        status = self._status.news()
+        if status is not None:
+            yield Told(self.name, status)
+
+    def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
+        """The end with all that is known of it, on this node and in the task's own files."""
+        finished = None
+        with contextlib.suppress(OSError):
+            finished = os.stat(self._files.finished(self.name)).st_mtime
+            with contextlib.suppress(ValueError), open(self._files.finished(self.name), encoding="ascii") as stream:
+                finished = float(stream.read(64))
+        if how.ok:
+            return Exited(self.name, how, time, finished=finished)
+        return Exited(
+            self.name, how, time, self._status.load_crash(time), finished, oom.find(self.pid, how) or self._find_full()
+        )
+
+    def _find_full(self) -> Optional[Problem]:
+        folder = self._files.directory
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize < FULL:
+            return Problem("disk-full", f"{os.strerror(errno.ENOSPC)}: {folder}", "free some, or use another --run-dir")
+        return None
+
+    def close(self) -> None:
+        os.close(self._log)
+
+
+def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
+    return TaskOrder(
+        start.program,
+        crash_file=files.crash(start.task),
+        finished_file=files.finished(start.task),
+        status_file=files.status(start.task),
+        stacks_file=files.stacks(start.task),
+        child_file=files.child(start.task),
+        child_crash_file=files.child_crash(start.task),
+        mend_keras=start.mend_keras,
+        heartbeat_s=start.heartbeat_s,
+        progress=start.progress,
+        injections=start.injections,
+        keep_own_tf_config=start.keep_own_tf_config,
+    )
+
+
+def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, output: int) -> int:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump(asdict(order), stream)
+    return processes.spawn([sys.executable, PACKAGE, "task", file], env=env, cwd=cwd, output=output)
+
+
+def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:
+    if isinstance(error, ValueError):
+        return Problem("start-failed", f"its arguments or environment cannot be passed on: {error}", "", start.task)
+    if error.errno == errno.E2BIG:
+        message, cure = (
+            "its arguments and environment are too long for this system",
+            "shorten `env` or the arguments",
+        )
+    elif error.errno == errno.ENOSPC:
+        message, cure = (
+            "no space is left on the device of the run directory",
+            "free some, or use another --run-dir",
+        )
+    elif error.errno == errno.EAGAIN:
+        message, cure = (
+            "no more processes can be started there",
+            "raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+        )
+    elif error.errno == errno.ENOEXEC:
+        message, cure = f"{start.program.target} has no #! line and is no binary", "add one"
+    else:
+        message, cure = f"{error.strerror}: {error.filename or start.program.target}", ""
+    return Problem("start-failed", message, cure, start.task)
+
+
+def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name not in start.unset}
+    env.update(start.env)
+    if start.joins:
+        task_type, _, index = start.task.partition(":")
+        config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}
+        env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
+    # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
+    if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in _PROXIES):
+        cluster = json.loads(env["TF_CONFIG"])["cluster"]
+        hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
+        known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
+        env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
+    return env

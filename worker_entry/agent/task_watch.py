@@ -1,0 +1,38 @@
+"""What is to be seen of running tasks from outside: ports that they open, signals that stop them, what they tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Union
+
+from worker_entry.agent.task_process import StartedTask
+from worker_entry.protocol.messages import Halted, Listening, Told
+from worker_entry.system import clock
+from worker_entry.system.ports import HeldPorts
+from worker_entry.system.processes import Tree
+
+STATUS_S = 0.5
+"""How often it is looked at what tasks tell, once the cluster is up."""
+
+
+class TaskWatch:
+    """Looks at the tasks of an agent, again and again."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def look(
+        self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
+    ) -> Iterator[Union[Listening, Halted, Told]]:
+        """What has changed since it was called last; `now`: monotonic seconds."""
+        halts, tree.halts = tree.halts, []
+        names = {task.pid: task.name for task in tasks.values()}
+        for pid, signum in halts:
+            if pid in names:
+                yield Halted(names[pid], signum, clock.now())
+        for name in ports.newly_open(now):
+            yield Listening(name, clock.now())
+        if ports.forming or now >= self._due:
+            self._due = now + STATUS_S
+            for task in tasks.values():
+                yield from task.new_status()

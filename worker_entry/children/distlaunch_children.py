@@ -1,0 +1,106 @@
+"""Waits, in a Python that a task has started, for the import of TensorFlow or Keras; then calls `task.child_python`.
+
+A Python that imports neither starts as fast as ever: nothing is imported here that Python has not imported by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType, TracebackType
+    from typing import Optional
+
+VARIABLE = "DISTLAUNCH_CHILDREN"  # as in `worker_entry.protocol.child_order`
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIBRARIES = ("tensorflow", "keras", "tf_keras")
+PROGRESS = "worker_entry.progress"
+
+
+def begin() -> Optional[Callable[[], None]]:
+    """Returns what is left to be done after the user's sitecustomize, if something is."""
+    starter, _, order = os.environ.get(VARIABLE, "").partition(" ")
+    if not order:
+        return None
+    sys.meta_path.insert(0, Finder(order))
+    return (lambda: watch_end(order)) if os.getppid() == int(starter) else None
+
+
+class Finder:
+    """Waits for the first import of what `worker_entry.task.child_python` knows of, and finds `worker_entry` itself."""
+
+    def __init__(self, order: str) -> None:
+        self._order = order
+        self._waits = True
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if name == "worker_entry":  # as in the task itself: this one, whatever is installed
+            from importlib.machinery import PathFinder
+
+            return PathFinder.find_spec(name, [os.path.dirname(PACKAGE)])
+        if not self._waits or (name not in LIBRARIES and name != PROGRESS):
+            return None
+        self._waits = False
+        if is_ours():
+            return None
+        if name != PROGRESS:
+            self._install()
+            return self._find_elsewhere(name, path, target)
+        # A loop that tells of its steps by itself, perhaps without TensorFlow.
+        spec = self._find_elsewhere(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_install(module: ModuleType) -> None:
+                execute(module)
+                self._install()
+
+            spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]  # made for this one spec
+        return spec
+
+    def _find_elsewhere(
+        self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
+    ) -> Optional[ModuleSpec]:
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)  # which finders once did without
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _install(self) -> None:
+        try:
+            from worker_entry.task import child_python
+
+            child_python.install(self._order)
+        except Exception:  # noqa: BLE001, S110 - the program can do without
+            pass
+
+
+def watch_end(order: str) -> None:
+    """In the task's own process: what ends it gets into the task's crash record."""
+    show, process = sys.excepthook, os.getpid()
+
+    def record_and_show(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        try:
+            if os.getpid() == process:  # not in a child that the program has forked
+                from worker_entry.task import child_python
+
+                child_python.record(order, error)
+        except Exception:  # noqa: BLE001, S110 - the program's own error is to be shown
+            pass
+        show(kind, error, trace)
+
+    sys.excepthook = record_and_show
+
+
+def is_ours() -> bool:
+    """Whether this is a process of a launcher's that runs within the task, which does by itself what it needs."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    return os.path.dirname(os.path.abspath(file)) == PACKAGE

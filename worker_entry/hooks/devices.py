@@ -1,0 +1,19 @@
+"""Divides the CPU into several devices, so that a machine without GPUs does what one with several would."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from worker_entry.hooks.import_hooks import after_import
+
+
+def install(count: int) -> None:
+    """As soon as TensorFlow has been imported: before it looks at its devices it can be told of others."""
+
+    def divide(tensorflow: ModuleType) -> None:
+        config = tensorflow.config
+        if not config.list_physical_devices("GPU"):
+            cpu = config.list_physical_devices("CPU")[0]
+            config.set_logical_device_configuration(cpu, [config.LogicalDeviceConfiguration()] * count)
+
+    after_import("tensorflow", divide)

@@ -1,0 +1,64 @@
+"""Patches of Keras 3's BatchNormalization: see `keras_support` for the faults."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from worker_entry.keras_patches.source import calls_of, find_shared_context, is_constant
+
+BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
+
+
+def mend_batch_normalization(trainer: Any, module: Any) -> list[str]:
+    """Replaces what is faulty in the layer; returns the names of what it replaced."""
+    mended = []
+    layer = module.BatchNormalization
+    if _leaves_statistics_apart(layer):
+        layer.add_weight = _mended_add_weight(layer.add_weight)
+        mended.append("BatchNormalization.add_weight")
+    moments = getattr(layer, "_moments", None)
+    if moments is not None and not any(calls_of(layer.call, name) for name in ("cond", "where", "shape", "size")):
+        layer._moments = _mended_moments(trainer, moments)
+        mended.append("BatchNormalization._moments")
+    return mended
+
+
+def _mended_add_weight(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("name")).startswith(("moving_", "renorm_")):
+            kwargs.setdefault("aggregation", "mean")
+        return original(self, *args, **kwargs)
+
+    return add_weight
+
+
+def _mended_moments(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        mean, variance = original(self, inputs, mask)
+        if self.synchronized or find_shared_context(trainer) is None:
+            return mean, variance
+        # No sample has no moments; with the moving ones in their place, these stay what they are.
+        empty = tf.equal(tf.size(inputs), 0)
+        return (
+            tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
+            tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),
+        )
+
+    return _moments
+
+
+def _leaves_statistics_apart(layer: Any) -> bool:
+    """Whether the layer's moving statistics are weights of no aggregation, neither named nor by default."""
+    default = inspect.signature(layer.add_weight).parameters["aggregation"].default
+    return default in (None, "none") and any(
+        any(word.arg == "name" and is_constant(word.value, "moving_mean") for word in call.keywords)
+        and all(word.arg != "aggregation" for word in call.keywords)
+        for call in calls_of(layer.build, "add_weight")
+    )

@@ -1,0 +1,216 @@
+"""Patches of Keras 3's optimizers: see `keras_support` for the faults.
+
+On several replicas the gradients are reduced first, as tf_keras does. What is clipped, accumulated and checked is then
+the same on all replicas, and the same as in one process. TensorFlow does not let replicas meet within a condition. So
+the replicas meet first, the condition is evaluated once for all of them, and its branches call each replica again.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from worker_entry.keras_patches.source import calls_of, find_shared_context
+
+BACKEND = "keras.src.backend"
+OPTIMIZER = "keras.src.backend.tensorflow.optimizer"
+LOSS_SCALE_OPTIMIZER = "keras.src.optimizers.loss_scale_optimizer"
+
+_PARTS = (
+    "_all_reduce_sum_gradients",
+    "_apply_weight_decay",
+    "_backend_increment_gradient_accumulators",
+    "_backend_reset_gradient_accumulators",
+    "_backend_update_step",
+    "_clip_gradients",
+    "_get_variable_index",
+    "_overwrite_model_variables_with_average_value",
+    "_update_model_variables_moving_average",
+)
+"""The methods that `_backend_apply_gradients` consists of."""
+
+_thread = threading.local()
+"""`_thread.reduced`: whether the gradients at hand have been reduced. Each replica has a thread of its own."""
+
+
+def mend_optimizer(trainer: Any, module: Any) -> list[str]:
+    """Replaces what is faulty in the base class of TensorFlow's optimizers; returns the names of what it replaced."""
+    optimizer = module.TFOptimizer
+    mended = _mend_apply(trainer, optimizer)
+    update = getattr(optimizer, "_backend_apply_gradients", None)
+    if (
+        update is not None
+        and all(hasattr(optimizer, name) for name in _PARTS)
+        and (_reduces_after_clipping(optimizer) or _meets_in_condition(update))
+    ):
+        optimizer._backend_apply_gradients = _mended_update(trainer, update)
+        optimizer._all_reduce_sum_gradients = _mended_reduce(optimizer._all_reduce_sum_gradients)
+        mended.append("TFOptimizer._backend_apply_gradients")
+    return mended
+
+
+def _mend_apply(trainer: Any, optimizer: Any) -> list[str]:
+    """Replaces `apply` if it makes variables wherever it is called first; returns the name of what it replaced."""
+    if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
+        return []
+    optimizer.apply = _mended_apply(trainer, optimizer.apply)
+    return [f"{optimizer.__name__}.apply"]
+
+
+def mend_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
+    """Replaces what is faulty in the optimizer; returns the names of what it replaced."""
+    optimizer = module.LossScaleOptimizer
+    mended = _mend_apply(trainer, optimizer)
+    check = getattr(optimizer, "check_finite", None)
+    if check is not None and not calls_of(check, "all_reduce"):
+        optimizer.check_finite = _mended_check_finite(trainer, check)
+        mended.append("LossScaleOptimizer.check_finite")
+    return mended
+
+
+def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = original(self, grads)
+        context = find_shared_context(trainer)
+        if context is None:
+            return finite
+        return tf.equal(context.all_reduce("SUM", tf.cast(tf.logical_not(finite), "float32")), 0)
+
+    return check_finite
+
+
+def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built and tf.inside_function() and find_shared_context(trainer) is not None:
+                # Variables that are made in a graph are initialized within a condition, and so is the first step taken.
+                with tf.init_scope(), sys.modules[BACKEND].name_scope(self.name, caller=self):
+                    self.build(trainable_variables)
+                self.built = True
+        original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _mended_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return grads_and_vars if getattr(_thread, "reduced", False) else original(self, grads_and_vars)
+
+    return _all_reduce_sum_gradients
+
+
+def _mended_update(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        context = find_shared_context(trainer)
+        clips = self.clipnorm or self.clipvalue or self.global_clipnorm
+        if context is None or not (clips or self.gradient_accumulation_steps or self.use_ema):
+            original(self, grads, trainable_variables)
+            return
+        # Python 3.9, which a node may have, has no strict=.
+        pairs = self._all_reduce_sum_gradients(list(zip(grads, trainable_variables)))  # noqa: B905
+        gradients = [gradient for gradient, _ in pairs]
+        if self.gradient_accumulation_steps:
+            _meet(tf, context, functools.partial(_accumulate, tf, self, trainable_variables), gradients)
+        else:
+            _update(self, trainable_variables, gradients)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
+            if self.ema_overwrite_frequency:
+                _meet(tf, context, functools.partial(_overwrite, tf, self), [])
+
+    return _backend_apply_gradients
+
+
+CallEach = Callable[[Callable[..., None]], Any]
+"""Calls a function in every replica, with the gradients that this replica has."""
+
+
+def _meet(tf: Any, context: Any, do: Callable[[CallEach], None], gradients: list[Any]) -> None:
+    """Calls `do` once for all replicas."""
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # XLA on GPUs; there each replica is by itself
+        do(lambda step: step(gradients))
+        return
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def merge(strategy: Any, gradients: Any) -> None:
+        do(lambda step: strategy.extended.call_for_each_replica(step, args=(gradients,)))
+
+    context.merge_call(merge, args=(gradients,))
+
+
+def _update(optimizer: Any, variables: Any, gradients: list[Any]) -> None:
+    """Updates the variables by gradients that have been reduced."""
+    gradients = optimizer._clip_gradients(gradients)
+    optimizer._apply_weight_decay(variables)
+    _thread.reduced = True
+    try:
+        optimizer._backend_update_step(gradients, variables, optimizer.learning_rate)
+    finally:
+        _thread.reduced = False
+
+
+def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) -> None:
+    """Adds the gradients to what has been accumulated, or updates the variables by the mean of it."""
+    steps = optimizer.gradient_accumulation_steps
+    accumulators = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # as above
+    def update(gradients: Any) -> None:
+        means = [(new + old) / steps for new, old in zip(gradients, accumulators)]  # noqa: B905
+        _update(optimizer, variables, means)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # as above
+    def add(gradients: Any) -> None:
+        optimizer._backend_increment_gradient_accumulators(gradients, accumulators)
+
+    def update_all() -> None:
+        call_each(update)
+        optimizer._backend_reset_gradient_accumulators()
+
+    def add_all() -> None:
+        call_each(add)
+
+    tf.cond(tf.equal((optimizer._iterations + 1) % steps, 0), update_all, add_all)
+
+
+def _overwrite(tf: Any, optimizer: Any, _: CallEach) -> None:
+    """Replaces the variables by their moving averages, if it is time to."""
+
+    def overwrite() -> None:
+        optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
+
+    is_time = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
+    tf.cond(is_time, overwrite, lambda: None)
+
+
+def _reduces_after_clipping(optimizer: Any) -> bool:
+    """Whether each replica clips its own gradients, and reduces what is left of them."""
+    return bool(
+        calls_of(optimizer._backend_apply_gradients, "_clip_gradients")
+        and not calls_of(optimizer._backend_apply_gradients, "_all_reduce_sum_gradients")
+        and calls_of(optimizer._backend_update_step, "_all_reduce_sum_gradients")
+    )
+
+
+def _meets_in_condition(apply: Callable[..., None]) -> bool:
+    """Whether the source has `….cond(is_update_step, …)` or `….cond(should_overwrite_model_vars, …)`."""
+    conditions = ("is_update_step", "should_overwrite_model_vars")
+    return any(
+        call.args and isinstance(call.args[0], ast.Name) and call.args[0].id in conditions
+        for call in calls_of(apply, "cond")
+    )

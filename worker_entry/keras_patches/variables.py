@@ -1,0 +1,109 @@
+"""Patches of Keras 3's variables under CentralStorageStrategy: see `keras_support` for the faults.
+
+This strategy has one copy of each variable, and updates it in a meeting of the replicas. Keras expects each replica to
+have a copy of its own, and assigns to it at any time, also within a condition.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from worker_entry.keras_patches.source import calls_of, find_shared_context
+
+VARIABLE = "keras.src.backend.tensorflow.core"
+
+_AGGREGATING_VARIABLE = "tensorflow.python.distribute.ps_values", "AggregatingVariable"
+_RESOURCE_VARIABLE = "tensorflow.python.ops.resource_variable_ops", "ResourceVariable"
+_SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVariable"
+
+
+def mend_variable(trainer: Any, module: Any) -> list[str]:
+    """Replaces what central storage cannot do with variables; returns the names of what it replaced."""
+    mended = []
+    variable = module.Variable
+    initialize = getattr(variable, "_initialize", None)
+    if initialize is not None and any(
+        word.arg == "synchronization" for call in calls_of(initialize, "Variable") for word in call.keywords
+    ):
+        variable._initialize = _mended_initialize(trainer, initialize)
+        mended.append("Variable._initialize")
+    assign = getattr(variable, "_direct_assign", None)
+    if assign is not None and calls_of(assign, "assign"):
+        variable._direct_assign = _mended_assign(trainer, assign)
+        mended.append("Variable._direct_assign")
+    return mended
+
+
+def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def _initialize(self: Any, value: Any) -> None:
+        strategy = tf.distribute.get_strategy()
+        is_central = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+        if is_central and strategy.num_replicas_in_sync > 1 and not isinstance(value, tf.Variable):
+            if self.synchronization == "on_read":
+                value = _make_copies(tf, strategy, self, value)
+            elif tf.inside_function():
+                # Here the strategy looks for the new variable by ==, which gives a tensor, not an answer.
+                tf.compat.v1.get_default_graph().get_collection_ref("trainable_variables").clear()
+        original(self, value)
+
+    return _initialize
+
+
+def _make_copies(tf: Any, strategy: Any, variable: Any, value: Any) -> Any:
+    """A variable with a copy for each replica, and reduced when it is read, as it would be under MirroredStrategy."""
+    copies: list[Any] = []
+    for device in strategy.extended.worker_devices:
+        with tf.device(device):
+            copies.append(
+                _get(_RESOURCE_VARIABLE)(  # tf.Variable would be the strategy's kind
+                    value if not copies else copies[0].read_value(),
+                    dtype=variable.dtype,
+                    trainable=False,
+                    name=variable.name,
+                )
+            )
+    return _get(_SYNC_ON_READ_VARIABLE)(strategy, copies, variable._map_aggregation(variable.aggregation))
+
+
+def _mended_assign(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+    tf = trainer.tf
+
+    @functools.wraps(original)
+    def _direct_assign(self: Any, value: Any) -> None:
+        variable = self._value
+        context = find_shared_context(trainer)
+        if (
+            context is None
+            or not isinstance(variable, _get(_AGGREGATING_VARIABLE))
+            or variable.aggregation != tf.VariableAggregation.NONE
+        ):
+            original(self, value)
+            return
+        # The first replica's value counts. It is what is saved of a variable with a copy for each replica.
+        value = tf.cast(value, variable.dtype)
+        if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
+            context.merge_call(
+                lambda strategy, value: strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,)),
+                args=(value,),
+            )
+        elif context._replica_id == 0:  # within a condition, where replicas cannot meet
+            variable.get().assign(value)
+
+    return _direct_assign
+
+
+def _get(name: tuple[str, str]) -> Any:
+    """A class of TensorFlow's that has no public name; one that nothing is an instance of, where it has gone."""
+    module, attribute = name
+    return getattr(sys.modules.get(module), attribute, _Gone)
+
+
+class _Gone:
+    pass

@@ -1,0 +1,181 @@
+"""Whether a program can be started on this node, found out before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import warnings
+from dataclasses import replace
+from typing import Optional
+
+from worker_entry.protocol.values import Problem, Program, TaskRequest
+
+MODULES_LIMIT = 1000
+SOURCE_LIMIT = 1 << 20
+WORDS_LIMIT = 4
+"""Words of a command line that a hint repeats."""
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)", re.MULTILINE | re.ASCII)
+
+
+def find_problems(requests: list[TaskRequest], cwd: str) -> list[Problem]:
+    """Why tasks cannot be started in the folder `cwd`: one problem for each that cannot."""
+    found = ((request.task, find_problem(request.program, cwd)) for request in requests)
+    return [replace(problem, task=task) for task, problem in found if problem is not None]
+
+
+def find_problem(program: Program, cwd: str) -> Optional[Problem]:
+    """Why the program cannot be started in the folder `cwd`, as far as can be seen before; None if nothing is wrong."""
+    if not os.path.isdir(cwd):
+        return Problem("no-working-directory", f"the working directory {cwd} does not exist", "")
+    if program.kind == "command":
+        return _find_command_problem(program, cwd)
+    if program.kind == "script":
+        return _find_script_problem(program, cwd)
+    package = program.target.partition(".")[0]
+    if package == "worker_entry" and installed_version("tensorflow") is None:
+        return Problem(
+            "no-tensorflow",
+            f"TensorFlow is not installed for {sys.executable}",
+            "python -m pip install 'distlaunch[tensorflow]', or name the Python that has it: --python PATH",
+        )
+    return None
+
+
+def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
+    path = os.path.join(cwd, program.target)
+    if os.path.isdir(path):
+        if os.path.exists(os.path.join(path, "__main__.py")):
+            return None
+        return Problem("no-program", f"{path} is a folder without a __main__.py", "name a script")
+    try:
+        with open(path, "rb") as stream:
+            source = stream.read()
+    except (OSError, ValueError) as error:  # ValueError: a null character in its name
+        hint = _hint_at_command(program, cwd) if isinstance(error, FileNotFoundError) else ""
+        return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", hint)
+    import zipfile
+
+    if zipfile.is_zipfile(path):  # a zip application
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the task shows them
+            compile(source, path, "exec", dont_inherit=True)
+    except (RecursionError, MemoryError):  # a depth that only the task can tell whether it is too deep
+        return None
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, up to Python 3.11.3
+        line = getattr(error, "lineno", None)
+        hint = _hint_at_other_language(program, path, source) or "correct the script"
+        place = path if line is None else f"{path}:{line}"
+        return Problem("syntax-error", f"{place}: {getattr(error, 'msg', error)}", hint)
+    return None
+
+
+def _hint_at_command(program: Program, cwd: str) -> str:
+    """How to run what was taken for a script, if it is a command: `distlaunch local python train.py`."""
+    if os.sep in program.target or find_command(program.target, dict(os.environ), cwd) is None:
+        return ""
+    hint = f"{program.target} is a command and not a script: {_render_command([program.target, *program.args])}"
+    is_python = re.match(r"python[\d.]*$", program.target) is not None
+    if is_python and program.args and (program.args[0] == "-m" or not program.args[0].startswith("-")):
+        return f"{hint}, or simply `distlaunch local {_render_words(program.args)}`"
+    return hint
+
+
+def _hint_at_other_language(program: Program, path: str, source: bytes) -> str:
+    first = source.partition(b"\n")[0]
+    marked = first.startswith(b"#!") and b"python" not in first
+    if not marked and b"\0" not in source and not path.endswith((".sh", ".bash", ".zsh")):
+        return ""
+    target = program.target if os.sep in program.target else os.path.join(os.curdir, program.target)
+    runs = os.access(path, os.X_OK) and (marked or b"\0" in source)
+    words = [target, *program.args] if runs else ["sh", program.target, *program.args]
+    return f"{program.target} is not a Python script: {_render_command(words)}"
+
+
+def _render_command(words: list[str]) -> str:
+    return f"run it as a command: `distlaunch local -- {_render_words(words)}` (`command:` in a spec)"
+
+
+def _render_words(words: list[str]) -> str:
+    return " ".join([*map(shlex.quote, words[:WORDS_LIMIT]), *(["…"] if len(words) > WORDS_LIMIT else [])])
+
+
+def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
+    if find_command(program.target, dict(os.environ), cwd) is not None:
+        return None
+    path = os.path.join(cwd, program.target)
+    if os.sep not in program.target:
+        here = f": {os.path.join(os.curdir, program.target)}" if os.path.isfile(path) else ""
+        return Problem("no-program", f"no program {program.target!r} on PATH", f"give its path{here}, or extend PATH")
+    if not os.path.exists(path):
+        return Problem("no-program", f"there is no program {path}", "")
+    return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")
+
+
+def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
+    """Whether a Python program may import one of these packages: itself, or by modules in its own folder.
+
+    Only what can be read is judged, and only by its words: True where nothing is known.
+    """
+    words = re.compile(rb"\b(?:" + "|".join(packages).encode() + rb")\b")
+    if program.kind == "module":
+        folder, queue = cwd, [os.path.join(*program.target.split("."))]
+        queue += [os.path.join(queue[0], "__main__")]
+    else:
+        try:
+            path = os.path.realpath(os.path.join(cwd, program.target))
+        except ValueError:  # a null byte
+            return True
+        folder, queue = os.path.dirname(path), [os.path.basename(path)]
+    seen: set[str] = set()
+    found = False
+    while queue and len(seen) < MODULES_LIMIT:
+        name = queue.pop()
+        seen.add(name)
+        source = b""
+        for file in (name, f"{name}.py", os.path.join(name, "__init__.py")):
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, file), "rb") as stream:
+                source += stream.read(SOURCE_LIMIT)
+                found = True
+        if words.search(source):
+            return True
+        for module in _IMPORT.findall(source):
+            queue += [path for path in [os.path.join(*module.decode("ascii").split("."))] if path not in seen]
+    return not found or bool(queue)
+
+
+def folder_of(program: Program, cwd: str) -> str:
+    """The folder in which a Python program looks for its modules first."""
+    path = os.path.join(cwd, program.target)
+    return os.path.dirname(os.path.realpath(path)) if program.kind == "script" else cwd
+
+
+def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
+    """The executable file that the command's name stands for, in `cwd` and on the environment's PATH."""
+    if os.sep in name:
+        path = os.path.join(cwd, name)
+        return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+    import shutil
+
+    return shutil.which(name, path=env.get("PATH"))
+
+
+def installed_version(package: str) -> Optional[str]:
+    """The version of an installed package, without importing it."""
+    if importlib.util.find_spec(package) is None:
+        return None
+    # What `importlib.metadata` would say, which takes longer to import than all else that an agent does first.
+    versions: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):  # not every entry is a folder
+            for entry in os.listdir(folder or os.curdir):
+                name, _, version = entry.partition("-")
+                if version.endswith(".dist-info"):
+                    versions.setdefault(name.lower(), version.removesuffix(".dist-info"))
+    names = (package, f"{package}_cpu", f"{package}_macos", f"{package}_gpu", "tf_nightly")
+    return next((versions[name] for name in names if name in versions), "unknown")

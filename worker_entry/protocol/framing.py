@@ -1,0 +1,215 @@
+"""The one contract between controller and agent: frames, their fields, and how bytes become frames.
+
+An agent first writes `MARKER`, so that whatever a shell's start-up files print before it can be skipped. After
+it come frames in both directions: a header, which is one line of JSON, followed by exactly `length` raw bytes
+when the header has that key. Log bytes travel raw, never inside JSON.
+
+Each message is a frozen dataclass; its class name is the frame's `type`. Both sides treat the other as possibly
+broken: whatever does not fit raises `ProtocolError`, which says what it was. An unknown *field* is an error, too:
+the two sides are always of one version, because the controller brings the agent along. What a field may hold is
+declared with it (`limits`), and how long a header may be with its type: the type comes first, so that a header that
+is too long for it is refused before it is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
+
+from worker_entry.protocol.field_limits import FLOAT_LIMIT, LARGEST, Limit
+from worker_entry.protocol.messages import FRAME_LIMIT, FRAME_LIMITS, Message, ToAgent, ToController
+
+MARKER = b"\x1edistlaunch agent\x1e\n"
+
+HEADER_LIMIT = max(FRAME_LIMITS.values())
+"""Bytes of a header of any type at the most."""
+_BEGINNING = re.compile(rb'\{"type": ?"([A-Za-z]{1,32})"')
+_BEGINNING_LENGTH = 48
+
+_TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(ToAgent), *get_args(ToController))}
+
+
+class ProtocolError(Exception):
+    """The other side sent something that is no frame of this version: it is broken, or it is not ours."""
+
+
+def encode(message: Message, body: bytes = b"") -> bytes:
+    """The frame's bytes; `body` belongs to messages with a `length`, and has that length."""
+    header = {"type": type(message).__name__, **dataclasses.asdict(message)}
+    # ASCII, so that no byte of a user's string can be a line break or break an encoding.
+    return json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n" + body
+
+
+class Decoder:
+    """Turns a stream of bytes, in pieces of any size, into messages with their bodies.
+
+    Args:
+        kinds: the messages that may come, a union of types.
+    """
+
+    def __init__(self, kinds: Any = Message) -> None:
+        self._kinds = {cls.__name__: cls for cls in get_args(kinds)}
+        self._buffer = bytearray()
+        self._searched = 0
+        self._pending: Optional[Message] = None
+
+    def feed(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
+        """Yields what has become complete.
+
+        Raises:
+            ProtocolError: the bytes are no frame; the stream cannot be used any more.
+        """
+        self._buffer += data
+        while True:
+            if self._pending is None and not self._take_header():
+                return
+            message = self._pending
+            assert message is not None
+            length: int = getattr(message, "length", 0)
+            if len(self._buffer) < length:
+                return
+            body = bytes(self._buffer[:length])
+            del self._buffer[:length]
+            self._pending = None
+            yield message, body
+
+    def _take_header(self) -> bool:
+        end = self._buffer.find(b"\n", self._searched)
+        length = end if end >= 0 else len(self._buffer)
+        if length > FRAME_LIMIT:
+            self._refuse_long(length)
+        if end < 0:
+            self._searched = len(self._buffer)
+            return False
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        self._pending = _message(line, self._kinds)
+        return True
+
+    def _refuse_long(self, length: int) -> None:
+        """Raises ProtocolError if a header of its type has not as many bytes."""
+        begins = _BEGINNING.match(self._buffer, 0, _BEGINNING_LENGTH)
+        kind = self._kinds.get(begins[1].decode()) if begins is not None else None
+        limit = FRAME_LIMITS.get(kind, FRAME_LIMIT) if kind is not None else FRAME_LIMIT
+        if length > limit:
+            what = kind.__name__ if kind is not None else "unknown type"
+            raise ProtocolError(f"a header of more than {limit} bytes ({what})")
+
+
+def _message(line: bytes, kinds: dict[str, type[Any]]) -> Message:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"not a header: {line[:80]!r}") from None
+    if not isinstance(header, dict) or not isinstance(header.get("type"), str):
+        raise ProtocolError(f"a header without a type: {line[:80]!r}")
+    name = header.pop("type")
+    cls = kinds.get(name)
+    if cls is None:
+        raise ProtocolError(f"{'unexpected' if name in _TYPES else 'unknown'} frame type {name[:80]!r}")
+    message: Message = parse(cls, header, name)
+    return message
+
+
+def parse(kind: Any, value: Any, where: str) -> Any:
+    """What JSON holds as the type `kind`, within the limits of its annotation: objects become dataclasses.
+
+    Raises:
+        ProtocolError: it is not of that type; `where` begins the path to the wrong part.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _limited(kind, parse(arguments[0], value, where), where)
+    if origin is Union:  # Optional is the only union that messages use
+        return None if value is None else parse(arguments[0], value, where)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return _dataclass(kind, value, where)
+    if origin is list and isinstance(value, list):
+        return [parse(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        places = ((key, item, f"{where}[{key[:80]!r}]") for key, item in value.items())
+        return {parse(arguments[0], key, place): parse(arguments[1], item, place) for key, item, place in places}
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # NaN is not, either: no deadline would ever come
+            raise ProtocolError(f"{where}: {value!r:.80} is out of range")
+        return float(value)
+    # bool is an int to isinstance, but not to this contract.
+    if origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        if kind is int and not -LARGEST <= value <= 1 << 63:
+            raise ProtocolError(f"{where}: a number of {value.bit_length()} bits is out of range")
+        return value
+    raise ProtocolError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {type(value).__name__}")
+
+
+def _limited(kind: Any, value: Any, where: str) -> Any:
+    for limit in kind.__metadata__:
+        assert isinstance(limit, Limit)
+        try:
+            value = limit.take(value)
+        except ValueError as error:
+            raise ProtocolError(f"{where}: {error}") from None
+    return value
+
+
+def hints(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their limits."""
+    return _hints(cls)
+
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(  # it evaluates every annotation anew
+    functools.partial(get_type_hints, include_extras=True)
+)
+
+
+def _dataclass(cls: Any, values: dict[str, Any], where: str) -> Any:
+    kinds = hints(cls)
+    unknown = sorted(set(values) - set(kinds))
+    if unknown:
+        raise ProtocolError(f"{where}: unknown field {unknown[0][:80]!r}")
+    missing = sorted(_required(cls) - set(values))
+    if missing:
+        raise ProtocolError(f"{where}: field {missing[0]!r} is missing")
+    return cls(**{name: parse(kinds[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+@functools.cache
+def _required(cls: Any) -> frozenset[str]:
+    return frozenset(
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    )
+
+
+def marked(kind: Any, value: Any, mark: Any) -> Iterator[Any]:
+    """The values in a message, or in a part of one, whose annotation has a mark of this class."""
+    if value is None or not _has(kind, mark):
+        return
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated and any(isinstance(limit, mark) for limit in kind.__metadata__):
+        yield value
+    elif origin in (Annotated, Union):
+        yield from marked(arguments[0], value, mark)
+    elif origin is list:
+        for item in value:
+            yield from marked(arguments[0], item, mark)
+    elif origin is dict:
+        for key, item in value.items():
+            yield from marked(arguments[0], key, mark)
+            yield from marked(arguments[1], item, mark)
+    else:
+        for name, inner in hints(kind).items():
+            yield from marked(inner, getattr(value, name), mark)
+
+
+@functools.cache
+def _has(kind: Any, mark: Any) -> bool:
+    if get_origin(kind) is Annotated and any(isinstance(limit, mark) for limit in kind.__metadata__):
+        return True
+    inner: Any = hints(kind).values() if dataclasses.is_dataclass(kind) else get_args(kind)
+    return any(_has(part, mark) for part in inner if not isinstance(part, Limit))

@@ -1,0 +1,1 @@
+"""What is asked of the operating system: processes, ports, cgroups, clocks. Linux first, with portable fall-backs."""

@@ -1,0 +1,303 @@
+"""What we ask of the operating system beyond Python's `os`: every Linux-only call, each with a portable fall-back.
+
+On Linux an agent is a *subreaper*: what its tasks leave behind becomes its child and cannot escape it. Elsewhere
+(macOS), and where DISTLAUNCH_PORTABLE is set, process groups and `ps` have to do: a process that leaves its group
+*and* loses its parent is not found, and nothing ends the tasks of an agent that is killed by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from worker_entry.system.cgroups import cores_limit
+
+LINUX = sys.platform == "linux" and not os.environ.get("DISTLAUNCH_PORTABLE")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment; `started` (clock ticks, 0 if unknown) tells it from a later one of the same pid."""
+
+    pid: int
+    parent: int
+    group: int
+    started: int
+    zombie: bool
+
+
+def become_subreaper() -> None:
+    """From now on orphans among this process' descendants become its children."""
+    if _libc is not None and _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Called in a new child: it gets `signum` when `parent` dies, even if that has happened already.
+
+    The parent must be single-threaded: the kernel watches the *thread* that forked.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def descendants(
+    root: int, groups: Iterable[int] = (), *, spare: Collection[int] = (), unreaped: bool = False
+) -> list[Process]:
+    """All living processes below `root`; without Linux also the members of these process groups.
+
+    Args:
+        root: whose descendants are meant; it is not among them.
+        groups: the process groups.
+        spare: processes that are left out, with everything below them.
+        unreaped: whether the zombies among the children of `root` are meant, too. A process that forks and exits
+            while we look can be missed, but not the zombie that it leaves: only without one is nothing there.
+    """
+    if LINUX and root == os.getpid() and not _has_children():
+        return []
+    everything = _processes_from_proc() if LINUX else _processes_from_ps()
+    children: dict[int, list[Process]] = {}
+    for process in everything.values():
+        children.setdefault(process.parent, []).append(process)
+    found: dict[int, Process] = {}
+    queue = [root]
+    if not LINUX:
+        wanted: set[int] = set(groups)
+        members = [p for p in everything.values() if p.group in wanted and p.pid != root]
+        found.update((p.pid, p) for p in members)
+        queue += [p.pid for p in members]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child.pid not in found and child.pid not in spare:
+                found[child.pid] = child
+                queue.append(child.pid)
+    return [p for p in found.values() if not p.zombie or (unreaped and p.parent == root)]
+
+
+def look_up(pid: int) -> Optional[Process]:
+    """The process that has this number now; None if there is none, and where there is no /proc."""
+    return _process(pid) if LINUX else None
+
+
+def with_variable(name: str, values: Collection[str]) -> list[Process]:
+    """The living processes of this user that were started with one of these values of an environment variable."""
+    wanted = {f"{name}={value}".encode() for value in values}
+    found = []
+    for process in (_processes_from_proc() if LINUX else {}).values():
+        if process.zombie or process.pid == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as stream:
+                if wanted.intersection(stream.read().split(b"\0")):
+                    found.append(process)
+        except OSError:  # of another user, or gone
+            continue
+    return found
+
+
+def send_signal(process: Process, signum: int) -> bool:
+    """Signals exactly this process, not a later one that got its pid; False if it is gone.
+
+    Raises:
+        PermissionError: it runs as another user.
+    """
+    descriptor = None
+    try:
+        if LINUX:
+            descriptor = _open_pidfd(process.pid)
+            # The descriptor pins the process: if it is the one we mean now, it stays the one.
+            current = _process(process.pid)
+            if current is None or current.started != process.started:
+                return False
+        if descriptor is None:
+            os.kill(process.pid, signum)
+        else:
+            signal.pidfd_send_signal(descriptor, signum)  # type: ignore[attr-defined,unused-ignore]  # Linux only
+    except ProcessLookupError:
+        return False
+    else:
+        return True
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
+    """Kills what is below `root`, each as soon as it is seen, and so catches one that lives very briefly.
+
+    Some may be missed, which `descendants` finds.
+    """
+    killed: set[int] = set()
+    queue = [pid for pid in _children(root) if pid not in spare] if LINUX else []
+    while queue:
+        process = _process(queue.pop())
+        if process is not None and not process.zombie:
+            # Its children are asked for first: once it is dead, they are no longer below it.
+            queue += _children(process.pid)
+            with contextlib.suppress(PermissionError):
+                if send_signal(process, signal.SIGKILL):
+                    killed.add(process.pid)
+    return killed
+
+
+def cores() -> int:
+    """Cores this process may use; those of a container may be fewer than the machine's."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(count, max(cores_limit(), 1.0)))
+
+
+def port_holder(port: int) -> Optional[str]:
+    """Which process holds a TCP port of this machine, as `pid 123 (python)`; None where that cannot be seen."""
+    if not LINUX:
+        return None
+    inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
+    if not inodes:
+        return None
+    for pid in _pids():
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                        return f"pid {pid} ({stream.read().strip()})"
+        except OSError:  # not ours to look at, or gone
+            continue
+    return None
+
+
+def only_closing(port: int) -> bool:
+    """Whether nothing but connections that no process has any more, which the kernel is closing, is on a port."""
+    return LINUX and set(_socket_inodes(port)) == {"0"}
+
+
+def gpus() -> list[str]:
+    """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = [name.strip() for name in visible.split(",")]
+        # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
+        return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
+    if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
+        return []
+    import subprocess
+
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - found as the driver installed it
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listing.stdout.split()
+
+
+def hostname() -> str:
+    return socket.gethostname()
+
+
+def _has_children() -> bool:
+    """Whether this process has children, zombies included; whatever is below it is below one of them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _open_pidfd(pid: int) -> Optional[int]:
+    """None where there is none: Linux before 5.3, some sandboxes, a Python that was built on an old system."""
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _process(pid: int) -> Optional[Process]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            text = stream.read()
+    except OSError:
+        return None
+    # proc(5): the second field is the command's name in parentheses, which may hold anything.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        started=int(fields[19]),
+        zombie=fields[0] in (b"Z", b"X"),
+    )
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as stream:
+                found += map(int, stream.read().split())
+    except OSError:  # gone, or a kernel without this list
+        pass
+    return found
+
+
+def _processes_from_proc() -> dict[int, Process]:
+    found = (_process(pid) for pid in _pids())
+    return {process.pid: process for process in found if process is not None}
+
+
+def _processes_from_ps() -> dict[int, Process]:
+    import subprocess
+
+    with subprocess.Popen(
+        ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="],  # noqa: S607 - POSIX has no fixed place for ps
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as ps:
+        listing = ps.communicate()[0]
+    found = {}
+    for line in listing.splitlines():
+        pid, parent, group, state = line.split()[:4]
+        found[int(pid)] = Process(int(pid), int(parent), int(group), started=0, zombie=state.startswith("Z"))
+    found.pop(ps.pid, None)
+    return found
+
+
+def _socket_inodes(port: int) -> list[str]:
+    """The sockets on a local TCP port but for those that neither listen nor are connected; 0: no process has it."""
+    inodes = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as stream:
+                rows = stream.readlines()[1:]
+        except OSError:  # no IPv6
+            continue
+        for row in rows:
+            fields = row.split()
+            if int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.append(fields[9])
+    return inodes

@@ -1,0 +1,61 @@
+"""Whether the kernel's out-of-memory killer ended a process: by what it counts, and by what it logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from typing import Optional
+
+from worker_entry.protocol.values import Problem, TaskExit
+from worker_entry.system.cgroups import OWN, ROOT, find_file
+
+KERNEL_LOG = "/dev/kmsg"
+
+_VICTIM = re.compile(r"Killed process (\d+) \(.*anon-rss:(\d+)kB")
+_CURE = "lower the batch size, or give the task more memory"
+
+
+class OomWatch:
+    """Looks from its making on, until its process ends. Tasks are in our control group, unless they have left it."""
+
+    def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
+        self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""
+        self._before = self._count()
+        self._victims: dict[int, int] = {}
+        self._log = -1
+        with contextlib.suppress(OSError):  # there is none, or it is not for us
+            self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._log, 0, os.SEEK_END)
+
+    def find(self, pid: int, how: TaskExit) -> Optional[Problem]:
+        """What shows that a process that has just ended was out of memory; None if nothing does."""
+        if how.signal != signal.SIGKILL and how.code != 128 + signal.SIGKILL:
+            return None
+        self._read_log()
+        if pid in self._victims:
+            held = self._victims[pid] >> 10
+            return Problem("out-of-memory", f"the kernel's OOM killer ended it; it held {held:,} MiB", _CURE)
+        count = self._count() - self._before
+        if count > 0:
+            what = "a process" if count == 1 else f"{count} processes"
+            return Problem("out-of-memory", f"the kernel's OOM killer ended {what} of its control group", _CURE)
+        return None
+
+    def _count(self) -> int:
+        with contextlib.suppress(OSError, ValueError), open(self._counter, encoding="ascii") as stream:
+            return next((int(line.split()[1]) for line in stream if line.startswith("oom_kill ")), 0)
+        return 0
+
+    def _read_log(self) -> None:
+        while self._log >= 0:
+            try:
+                record = os.read(self._log, 1 << 13).decode(errors="replace")
+            except BrokenPipeError:  # older records were overwritten before we came to them
+                continue
+            except OSError:
+                return
+            if not record:  # a file, in a test
+                return
+            self._victims.update((int(victim[1]), int(victim[2])) for victim in _VICTIM.finditer(record))

@@ -1,0 +1,176 @@
+"""Starting tasks, and ending them with everything they have started.
+
+A task leads its own session. Stopping sends TERM to every process below the agent, waits for the grace, then sends
+KILL again and again until the tree is empty: not until the leaders are dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Sequence
+from typing import Optional
+
+from worker_entry.system import kernel
+
+KILL_PAUSES_S = (0.005, 1.0)
+"""Between two rounds of killing; what waits for a disk that does not answer cannot be killed before it does."""
+KILL_ROUNDS = 50
+"""How often we kill at sight what respawns faster than we can look at all processes."""
+
+
+def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, stdin: Optional[int] = None) -> int:
+    """Starts a process in a session of its own, which dies with this one; stdout and stderr go to `output`.
+
+    Returns its pid; it is for the caller to wait for it.
+
+    Raises:
+        OSError: it could not be started (not found, not executable, arguments or environment too long).
+    """
+    import subprocess
+
+    parent = os.getpid()
+    process = subprocess.Popen(
+        list(argv),
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        # Safe: this process has one thread, and the C library is loaded already.
+        preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL, parent),
+    )
+    process.returncode = 0  # Popen must not wait for it
+    return process.pid
+
+
+class Tree:
+    """All processes below this one, and the end of them; it is told the leaders of the tasks' sessions.
+
+    Children in `spare` are no part of it; one that has ended is taken out of there.
+    """
+
+    def __init__(self, spare: Optional[set[int]] = None) -> None:
+        self._spare = set[int]() if spare is None else spare
+        self.killed: set[int] = set()
+        self.left_behind: set[int] = set()
+        self.halts: list[tuple[int, int]] = []
+        """Leaders that a signal has stopped, as (pid, signal), or that went on, as (pid, 0); a reader empties it."""
+        self._leaders: set[int] = set()
+        self._reaped: set[int] = set()
+        self._untouchable: set[int] = set()
+        self._deadline: Optional[float] = None
+
+    def add(self, leader: int) -> None:
+        self._leaders.add(leader)
+
+    def reap(self) -> list[tuple[int, int]]:
+        """Collects every dead child, adopted orphans included; returns (pid, wait status) of the leaders among them."""
+        dead: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return dead
+            if pid == 0:
+                return dead
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid in self._leaders:
+                    self.halts.append((pid, os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0))
+            elif pid in self._spare:
+                self._spare.discard(pid)
+            elif pid in self._leaders and pid not in self._reaped:
+                self._reaped.add(pid)
+                dead.append((pid, status))
+
+    def living(self) -> list[kernel.Process]:
+        return kernel.descendants(os.getpid(), self._leaders, spare=self._spare)
+
+    @property
+    def stopping(self) -> bool:
+        return self._deadline is not None
+
+    def stop(self, grace_s: float) -> None:
+        """Sends TERM now (once), and has `sweep` send KILL from `grace_s` on; a second call can only shorten that."""
+        deadline = time.monotonic() + grace_s
+        if self._deadline is not None:
+            self._deadline = min(deadline, self._deadline)
+            return
+        self._deadline = deadline
+        for process in self.living():
+            if process.pid not in self._leaders:
+                self._note_left_behind(process)
+            if self._signal(process, signal.SIGTERM):
+                # A stopped process would get TERM only once it goes on.
+                self._signal(process, signal.SIGCONT)
+
+    def sweep(self) -> int:
+        """One round of an ongoing stop; returns how many processes are left, those to be reaped included."""
+        assert self._deadline is not None
+        left = self._left()
+        if left and time.monotonic() >= self._deadline:
+            self._kill(left)
+            self.killed |= _kill_what_respawns(self._untouchable | self._spare)
+        return len(left)
+
+    def _left(self) -> list[kernel.Process]:
+        found = kernel.descendants(os.getpid(), self._leaders, spare=self._spare, unreaped=True)
+        return [process for process in found if process.pid not in self._untouchable]
+
+    def _kill(self, left: list[kernel.Process]) -> None:
+        for process in left:
+            if process.zombie:
+                continue
+            if process.pid not in self._leaders:
+                self._note_left_behind(process)
+            if self._signal(process, signal.SIGKILL):
+                self.killed.add(process.pid)
+
+    def _signal(self, process: kernel.Process, signum: int) -> bool:
+        try:
+            return kernel.send_signal(process, signum)
+        except PermissionError:  # of another user (`sudo`): we can neither end it nor wait for it
+            self._untouchable.add(process.pid)
+            return False
+
+    def _note_left_behind(self, process: kernel.Process) -> None:
+        # With a leader alive, it may still be at work for it; without any, it is part of the checks before a start.
+        if self._leaders and not self._leaders - self._reaped:
+            self.left_behind.add(process.pid)
+
+
+def kill_descendants(spare: Collection[int] = ()) -> None:
+    """Kills everything below this process, but for `spare` and what is below those, until nothing is left."""
+    me = os.getpid()
+    untouchable: set[int] = set()
+    pause_s = KILL_PAUSES_S[0]
+    while True:
+        found = kernel.descendants(me, spare=spare, unreaped=True)
+        left = [process for process in found if process.pid not in untouchable]
+        if not left:
+            return
+        for process in left:
+            try:
+                kernel.send_signal(process, signal.SIGKILL)
+            except PermissionError:  # of another user
+                untouchable.add(process.pid)
+        for process in left:
+            with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
+                os.waitpid(process.pid, os.WNOHANG)
+        _kill_what_respawns({*spare, *untouchable})
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, KILL_PAUSES_S[1])
+
+
+def _kill_what_respawns(spare: Collection[int]) -> set[int]:
+    """Kills processes that are gone, with successors, before a look at all processes has ended."""
+    killed: set[int] = set()
+    for _ in range(KILL_ROUNDS):
+        hit = kernel.kill_at_sight(os.getpid(), spare)
+        if hit and hit <= killed:  # they are only dying now
+            break
+        killed |= hit
+    return killed

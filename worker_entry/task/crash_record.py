@@ -1,0 +1,159 @@
+"""Records the exception that ends a program: which one, where in the user's own code, and at which moment."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import json
+import linecache
+import os
+import re
+import sysconfig
+import traceback
+import types
+from dataclasses import asdict
+from typing import Optional
+
+from worker_entry.protocol.file_names import PACKAGE
+from worker_entry.protocol.values import CrashRecord, Place
+from worker_entry.system import clock
+
+MESSAGE_LIMIT = 20_000
+"""Characters of an exception's message that a crash record keeps; the log has all of it."""
+_HEAD = 4_000
+"""Those of the beginning; the rest are of the end, where TensorFlow says what went wrong."""
+_CUT = "\n… (cut here; the log has all of it)\n"
+
+_QUOTED = re.compile(r'^ *File "(.+)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
+_CYTHON = (".pyx", ".pxd", ".pxi")
+_DEMO = os.path.join(PACKAGE, "demo", "")
+"""Ours as well, but a program like a user's."""
+_PACKAGES = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+
+
+def write(path: str, error: BaseException, thread: Optional[str]) -> None:
+    """Writes the record of an exception that was raised just now, in the named thread or, if None, in the main one.
+
+    Raises:
+        Exception: it could not be written; nothing of it is left.
+    """
+    now = clock.now()
+    temporary = f"{path}.{os.getpid()}"
+    message = _message(error)
+    place = _find_place(error)
+    file, line = _user_line(error, message, place)
+    record = CrashRecord(
+        time=now,
+        exception=_writable(type(error).__qualname__),
+        message=_writable(message),
+        file=None if file is None else _writable(file),
+        line=line,
+        thread=None if thread is None else _writable(thread),
+        place=place,
+    )
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+            json.dump(asdict(record), stream)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _message(error: BaseException) -> str:
+    try:
+        message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+    except Exception:  # noqa: BLE001 - the program's own method, which may do anything
+        return "<exception str() failed>"  # as tracebacks have it
+    if len(message) <= MESSAGE_LIMIT:
+        return message
+    return f"{message[:_HEAD]}{_CUT}{message[_HEAD + len(_CUT) - MESSAGE_LIMIT :]}"
+
+
+def _writable(text: str) -> str:
+    """Without lone surrogates, which cannot be written as UTF-8: file names have them, and what was read from such."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _find_place(error: BaseException) -> Optional[Place]:
+    """The innermost line of the user's own code in the traceback."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    for number in range(len(frames) - 1, -1, -1):
+        frame, line = frames[number]
+        if _is_theirs(frame.f_code.co_filename):
+            file = frame.f_code.co_filename
+            called = frames[number + 1][0] if number + 1 < len(frames) else None
+            call = _only_call(file, line) if called is None else _public_name(called)
+            return Place(_writable(file), line, call)
+    return None
+
+
+def _only_call(file: str, line: int) -> Optional[str]:
+    """What the source calls on that line, if it is one public name.
+
+    For a traceback that ends at the line: Keras and TensorFlow leave out their own frames, which in a call within a
+    call, such as `evaluate` in a callback of `fit`, are all that follow.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+    here = [node for node in ast.walk(tree) if getattr(node, "lineno", None) == line]
+    if any(isinstance(node, ast.Raise) for node in here):
+        return None
+    calls = [node.func for node in here if isinstance(node, ast.Call)]
+    names = [getattr(call, "attr", getattr(call, "id", "_")) for call in calls]
+    return names[0] if len(names) == 1 and not names[0].startswith("_") else None
+
+
+def _public_name(frame: types.FrameType) -> Optional[str]:
+    name = frame.f_code.co_name
+    if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and leave out what it has called
+        name = getattr(frame.f_locals.get("fn"), "__name__", "")
+    return name if name.isidentifier() and not name.startswith("_") else None
+
+
+def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
+    """The innermost line of the user's own code: that of the traceback, or one that the message tells of."""
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and _is_theirs(error.filename):
+        return error.filename, error.lineno
+    under_way = {
+        (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
+    # TensorFlow puts tracebacks into the message: that of a function that failed in its runtime, and for each failure
+    # that of the graph's construction, whose outer part is that of the first call, and not of the one that failed.
+    for trace in message.split("Detected at node "):
+        quoted = [found for found in _QUOTED.findall(trace) if _is_theirs(found[0])]
+        if quoted:
+            file, line, function = quoted[-1]
+            if place is None or (file, function) not in under_way:
+                return file, int(line)
+            break
+    return (None, None) if place is None else (place.file, place.line)
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether it is the user's own: not of the standard library, nor of an installed package, nor of ours."""
+    return not (
+        file.startswith((*_libraries(), "<"))
+        or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
+        or (file.startswith(os.path.join(PACKAGE, "")) and not file.startswith(_DEMO))
+        or any(folder in file for folder in _PACKAGES)
+        or file.endswith(_CYTHON)  # named as on the machine where the package was built
+        or not _is_there(file)
+    )
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({os.path.join(paths[key], "") for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_there(file: str) -> bool:
+    """Whether the file exists, or is in an archive that does."""
+    while file and not os.path.exists(file):
+        file = os.path.dirname(file.rstrip(os.sep))
+    return os.path.isfile(file)

@@ -1,0 +1,306 @@
+"""Modules that were imported early look as if they were not, until the program imports them itself.
+
+A forked task has TensorFlow in memory before its program begins. What the program does before its first `import`
+has to count as in plain Python: a variable that it sets, an entry of `sys.path`, a logging configuration. So these
+modules are hidden from the program. When it imports one, the variables that this import reads are compared with those
+that it found, and the place that `sys.path` names now with the place that the module is from. If both are equal, the
+module and what it has imported appear at once. If not, the task starts again as plain Python, in which nothing is
+imported early; nothing of TensorFlow has run until then.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import importlib.machinery
+import logging
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Optional
+
+from worker_entry.hooks.import_hooks import run_hooks
+from worker_entry.program.environment import LATE
+
+TENSORFLOW = "tensorflow"
+NUMPY = "numpy"
+NATIVE_READS = {
+    NUMPY: ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NPY_", "NUMPY_", "LD_", "MALLOC_"),
+    TENSORFLOW: (
+        *("TF_", "XLA_", "TPU_", "AUTOGRAPH_", "ONEDNN_", "DNNL_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "MIOPEN_"),
+        *("GRPC_", "ABSL_", "GLOG_", "HDF5_", "TCMALLOC_", "OMP_", "KMP_", "LD_", "MALLOC_"),
+    ),
+}
+"""How variables begin that the libraries of a package read without Python: their reads cannot be recorded."""
+_LOGGING = "tensorflow.python.platform.tf_logging"
+_OURS = __name__.partition(".")[0]
+
+Difference = str
+"""Why an early import is not what the program's own import would be, as a clause."""
+
+
+class EarlyImport:
+    """What a process has imported for the programs that are forked from it."""
+
+    def __init__(self) -> None:
+        self._before = set(sys.modules)
+        self._environ = dict(os.environ)
+        self._imports: dict[str, set[str]] = {}
+        """Which packages a package imports."""
+        self._reads: dict[str, set[str]] = {}
+        """Which variables a package reads while it is imported."""
+        self._effects: dict[str, _Effects] = {}
+        self._filters = list(warnings.filters)
+        self._hidden: dict[str, ModuleType] = {}
+        self._packages: set[str] = set()
+
+    def load(self, name: str) -> None:
+        """Imports the module, and records what its import depends on; it may raise whatever the import raises."""
+        if _top(name) in self._effects:
+            return
+        filters, environ = list(warnings.filters), dict(os.environ)
+        with self._recording():
+            importlib.import_module(name)
+        self._effects[_top(name)] = _Effects.since(filters, environ)
+
+    def hide(self, start_again: Callable[[Difference], None]) -> None:
+        """In a task, before its program begins.
+
+        Args:
+            start_again: is called where an import would now be another one, and does not return.
+        """
+        standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+        early = [name for name in sys.modules if name not in self._before and _top(name) != _OURS]
+        self._packages = {package for package in map(_top, early) if _is_installed(package, standard)}
+        self._hidden = {name: sys.modules.pop(name) for name in early if _top(name) in self._packages}
+        warnings.filters[:] = self._filters  # type: ignore[index]  # typeshed has it as a Sequence
+        _renew_filters()
+        _forget_logger(self._hidden.get(_LOGGING))
+        sys.meta_path.insert(0, _Finder(self, start_again))
+
+    # --- while modules are imported ---
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        plain, environ = builtins.__import__, type(os.environ)
+
+        def note_import(name: str, *rest: Any, **named: Any) -> ModuleType:
+            variables, level = rest[0] if rest else None, named.get("level", rest[3] if len(rest) > 3 else 0)
+            if level == 0 and variables:
+                self._imports.setdefault(_top(variables.get("__name__") or ""), set()).add(_top(name))
+            return plain(name, *rest, **named)
+
+        builtins.__import__ = note_import
+        os.environ.__class__ = _recording_environ(environ, self._reads)
+        try:
+            yield
+        finally:
+            os.environ.__class__ = environ
+            builtins.__import__ = plain
+
+    # --- in a task ---
+
+    def spec_of(self, name: str, finder: _Finder) -> Optional[importlib.machinery.ModuleSpec]:
+        """The spec by which a hidden module is found; None for others."""
+        module = self._hidden.get(name)
+        if module is None:
+            return None
+        plain = module.__spec__
+        loader: Any = _Loader(module, finder)  # importlib asks for no base class
+        spec = importlib.machinery.ModuleSpec(name, loader, origin=None if plain is None else plain.origin)
+        if hasattr(module, "__path__"):
+            spec.submodule_search_locations = list(module.__path__)
+        spec.has_location = plain is not None and plain.has_location
+        return spec
+
+    def find_difference(self, name: str) -> Optional[Difference]:
+        """Why the program's import of this package would now be another one."""
+        packages = self._needed(name)
+        reads = {variable for package in packages for variable in self._reads.get(package, ())}
+        native = tuple(start for package in packages for start in NATIVE_READS.get(package, ()))
+        for variable in sorted(self._environ.keys() | os.environ.keys()):
+            known = variable in reads or variable.startswith(native)
+            if known and variable not in LATE and self._environ.get(variable) != os.environ.get(variable):
+                return f"the program sets {variable} before it imports {name}"
+        for package in sorted(packages & self._hidden.keys()):
+            there = importlib.machinery.PathFinder.find_spec(package)
+            here = self._hidden[package].__spec__
+            if there is not None and there.origin is not None and here is not None and there.origin != here.origin:
+                return f"sys.path now leads to another {package}: {there.origin}"
+        return None
+
+    def show(self, name: str, *, all_needed: bool) -> None:
+        """The package appears; with `all_needed`, so does what it has imported."""
+        packages = self._needed(name) if all_needed else {_top(name)}
+        shown = {name: module for name, module in self._hidden.items() if _top(name) in packages}
+        for module in shown:
+            del self._hidden[module]
+        sys.modules.update(shown)
+        for package in [package for package in self._effects if package in shown]:
+            self._effects[package].repeat()
+            self._environ.update(self._effects[package].environ)
+        if _LOGGING in shown:
+            shown[_LOGGING].__dict__["get_logger"]()  # which configures itself by what the program has configured
+        run_hooks(shown)
+
+    def is_ours(self, name: str) -> bool:
+        """Whether the module was imported early, or is of a package that was."""
+        return _top(name) in self._packages
+
+    def _needed(self, name: str) -> set[str]:
+        """The package of that module and all that it imports, directly or not."""
+        needed, queue = set[str](), [_top(name)]
+        while queue:
+            package = queue.pop()
+            if package in self._packages and package not in needed:
+                needed.add(package)
+                queue += self._imports.get(package, ())
+        return needed
+
+
+@dataclass(frozen=True)
+class _Effects:
+    """What an import has done to the process: filters of warnings in front of those and behind, and variables."""
+
+    first: list[Any]
+    last: list[Any]
+    environ: dict[str, str]
+
+    @classmethod
+    def since(cls, filters: list[Any], environ: dict[str, str]) -> _Effects:
+        """The difference between that state and now."""
+        new = [entry not in filters for entry in warnings.filters]
+        split = new.index(False) if False in new else len(new)
+        added = [entry for entry, is_new in zip(warnings.filters, new) if is_new]  # noqa: B905 - Python 3.9 knows no `strict`
+        set_now = {name: value for name, value in os.environ.items() if environ.get(name) != value}
+        return cls(added[:split], added[split:], set_now)
+
+    def repeat(self) -> None:
+        filters: Any = warnings.filters
+        filters[:] = [*self.first, *filters, *self.last]
+        _renew_filters()
+        for name, value in self.environ.items():
+            os.environ.setdefault(name, value)
+
+
+class _Finder:
+    """The meta path finder that shows what is hidden."""
+
+    def __init__(self, early: EarlyImport, start_again: Callable[[Difference], None]) -> None:
+        self._early = early
+        self._start_again = start_again
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        return self._early.spec_of(name, self)
+
+    def load(self, name: str) -> None:
+        importer = _importer()
+        if self._early.is_ours(importer):  # in plain Python, it would have been imported with its importer
+            self._early.show(name, all_needed=False)
+            return
+        difference = self._early.find_difference(_top(name))
+        if difference is not None:
+            self._start_again(difference)
+        self._early.show(name, all_needed=True)
+
+
+class _Loader:
+    """Loads what has been loaded."""
+
+    def __init__(self, module: ModuleType, finder: _Finder) -> None:
+        self._module = module
+        self._spec = module.__spec__
+        self._finder = finder
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # importlib has put the finder's there
+        self._finder.load(module.__name__)
+
+
+def _recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> type[Any]:
+    copied = [0]
+
+    class Recording(environ):  # type: ignore[misc]  # its base is known at run time only
+        """Notes who reads which variable; a copy of all of them reads none."""
+
+        def __getitem__(self, name: Any) -> Any:
+            if copied[0] > 0:
+                copied[0] -= 1
+            elif isinstance(name, str):
+                reads.setdefault(_top(_importing()), set()).add(name)
+            return super().__getitem__(name)
+
+        def __contains__(self, name: object) -> bool:
+            if isinstance(name, str):
+                reads.setdefault(_top(_importing()), set()).add(name)
+            return bool(super().__contains__(name))
+
+        def keys(self) -> Any:  # which `dict(os.environ)` calls first
+            copied[0] = len(self)
+            return super().keys()
+
+        def copy(self) -> Any:
+            copied[0] = len(self)
+            return super().copy()
+
+    return Recording
+
+
+def _importing() -> str:
+    """The name of the module that is being imported just now."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and not (frame.f_code.co_name == "<module>" and "__name__" in frame.f_globals):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))
+
+
+def _importer() -> str:
+    """The name of the module whose code asks for an import."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith(("importlib", f"{_OURS}.")) or name.startswith(f"{_OURS}.demo"):
+            return name
+        frame = frame.f_back
+    return "__main__"
+
+
+def _is_installed(package: str, standard: tuple[str, ...]) -> bool:
+    """Whether it is a package that was installed, and not of Python's own."""
+    spec = getattr(sys.modules.get(package), "__spec__", None)
+    if spec is None:
+        return False
+    if spec.origin is None:
+        return spec.submodule_search_locations is not None  # a namespace package
+    own = spec.origin.startswith(standard) and not any(f"{os.sep}{name}" in spec.origin for name in _PACKAGES)
+    return spec.has_location and not own
+
+
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def _forget_logger(module: Optional[ModuleType]) -> None:
+    """TensorFlow's logger gets a handler when it is made, unless the program has configured logging by then."""
+    if module is not None and getattr(module, "_logger", None) is not None and hasattr(module, "get_logger"):
+        module.__dict__["_logger"] = None
+        logging.getLogger("tensorflow").handlers.clear()
+
+
+def _renew_filters() -> None:
+    """Has the interpreter look at the changed filters: to leave this context does so."""
+    with warnings.catch_warnings():
+        pass
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,61 @@
+"""Does to its own process what `--chaos` asks for, at the moment that it names."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+
+from worker_entry.protocol.values import Injection, Progress
+from worker_entry.task.status_file import Teller
+
+PREEMPTION_GRACE_S = 30.0
+"""From TERM to KILL, as clouds have it."""
+EXIT_STATUS = 1
+
+
+def install(injections: Sequence[Injection], teller: Teller, watchers: list[Callable[[Progress], None]]) -> None:
+    """From now on, each waits for its moment; `watchers` are called with all progress."""
+    for injection in injections:
+        if injection.at == "seconds":
+            _later(injection.value, functools.partial(_inject, injection, teller))
+        else:
+            watchers.append(_Moment(injection, teller))
+
+
+class _Moment:
+    """Waits for an epoch's or a step's end."""
+
+    def __init__(self, injection: Injection, teller: Teller) -> None:
+        self._injection = injection
+        self._teller = teller
+        self._done = False
+
+    def __call__(self, progress: Progress) -> None:
+        reached = progress.epoch if self._injection.at == "epoch" else progress.step
+        if not self._done and reached is not None and reached >= self._injection.value:
+            self._done = True
+            self._teller.tell_progress(progress)
+            _inject(self._injection, self._teller)
+
+
+def _inject(injection: Injection, teller: Teller) -> None:
+    teller.tell_injection(str(injection))
+    process = os.getpid()
+    if injection.what == "kill":
+        os.kill(process, signal.SIGKILL)
+    elif injection.what == "stop":
+        os.kill(process, signal.SIGSTOP)
+    elif injection.what == "exit":
+        os._exit(EXIT_STATUS)
+    elif injection.what == "preempt":
+        _later(PREEMPTION_GRACE_S, lambda: os.kill(process, signal.SIGKILL))
+        os.kill(process, signal.SIGTERM)
+
+
+def _later(seconds: float, then: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, then)
+    timer.daemon = True
+    timer.start()

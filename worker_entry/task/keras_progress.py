@@ -1,0 +1,87 @@
+"""Counts what `model.fit` does, from outside: by the list of callbacks that Keras calls, whatever is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from worker_entry.hooks.import_hooks import after_import
+from worker_entry.hooks.remote_values import result_of
+from worker_entry.task.meter import Meter
+
+CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
+
+
+def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> None:
+    """Counts with this from when Keras is imported, or from now on; a Keras of another making is left alone.
+
+    Args:
+        meter: counts.
+        begin_keras: is called when a program begins to train with Keras 3.
+    """
+    keras, tf_keras = CALLBACK_LISTS
+    after_import(keras, lambda module: _watch(module, meter, begin_keras))
+    after_import(tf_keras, lambda module: _watch(module, meter, lambda: None))
+
+
+def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
+    callbacks = getattr(module, "CallbackList", None)
+    last = [-1]
+
+    def begin_train(logs: Any = None) -> None:
+        begin()
+        meter.begin()
+
+    def begin_epoch(epoch: Any, logs: Any = None) -> None:
+        last[0] = -1
+        meter.begin_epoch(int(epoch) + 1)
+
+    def end_step(batch: Any, logs: Any = None) -> None:
+        done = max(int(batch) - last[0], 1)  # several, with steps_per_execution
+        last[0] = int(batch)
+        result = result_of(logs)
+        if result is None:
+            meter.count_step(meter.step + done, logs)
+        else:  # under ParameterServerStrategy, the step has only been scheduled
+            meter.schedule(done, result)
+
+    def end_batch(batch: Any, logs: Any = None) -> None:
+        result = result_of(logs)
+        if result is None:
+            meter.count_batch()
+        else:
+            meter.schedule(0, result)
+
+    def end_epoch(epoch: Any, logs: Any = None) -> None:
+        meter.end_epoch(logs)
+
+    def end_train(logs: Any = None) -> None:
+        meter.end()
+
+    after: dict[str, Callable[..., None]] = {
+        "on_train_begin": begin_train,
+        "on_epoch_begin": begin_epoch,
+        "on_train_batch_end": end_step,
+        "on_test_batch_end": end_batch,
+        "on_predict_batch_end": end_batch,
+        "on_epoch_end": end_epoch,
+        "on_train_end": end_train,
+    }
+    if callbacks is not None and all(callable(getattr(callbacks, name, None)) for name in after):
+        for name, then in after.items():
+            setattr(callbacks, name, _followed(getattr(callbacks, name), then))
+
+
+def _followed(original: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
+    # Afterwards, so that what the program's own callbacks save of a step is saved when it counts as done.
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        with contextlib.suppress(Exception):  # to count must not fail what is counted
+            then(*args, **kwargs)
+        return result
+
+    return call

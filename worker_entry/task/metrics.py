@@ -1,0 +1,118 @@
+"""Turns what a program reports into numbers, whatever objects these are, without holding the program up.
+
+A plain number is read at once. Any other object may take long, or never answer: a tensor waits for its device, a remote
+value for its worker, and an object of the program's own may do anything. A separate thread reads these; if it never
+returns, their metrics are left out, and nothing else is affected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import Any, Optional
+
+from worker_entry.hooks.remote_values import is_here, is_remote
+
+METRICS_LIMIT = 20
+NAME_LIMIT = 60
+
+
+class MetricReader:
+    """Reads the metrics that were noted last."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, Optional[float]] = {}
+        """The metrics as far as they have been read, by their names; None for a number that is not finite."""
+        self._incomplete = False
+        self._latest: Any = None
+        self._seen: Any = None
+        self._others: Any = None
+        self._order = 0
+        self._orders: dict[str, int] = {}
+        self._storing = threading.Lock()
+        self._asked = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread: Optional[threading.Thread] = None
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are metrics that nobody has read, or a value that was not there yet."""
+        return self._incomplete or self._latest is not self._seen
+
+    def note(self, metrics: Any) -> None:
+        """Keeps the metrics to be read later; None and an empty dictionary leave the last ones in place."""
+        if metrics is not None and not (type(metrics) is dict and not metrics):
+            self._latest = metrics
+
+    def read(self, wait_s: float) -> None:
+        """Reads what was noted last. It returns after `wait_s` at the latest; what takes longer is read meanwhile."""
+        self._seen = latest = self._latest
+        self._order += 1
+        others: Any = latest
+        if type(latest) is dict:
+            items = list(latest.items())[:METRICS_LIMIT]
+            others = {name: value for name, value in items if not _is_plain(value)}
+            for name, value in items:
+                if _is_plain(value):
+                    self._store(name, value, self._order)
+        self._incomplete = False
+        if others is None or (type(others) is dict and not others) or not self._idle.is_set():
+            return
+        self._others = others, self._order
+        self._idle.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_others, name="distlaunch metrics", daemon=True)
+            self._thread.start()
+        self._asked.set()
+        self._idle.wait(wait_s)
+
+    def _read_others(self) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            others, order = self._others
+            self._others = None
+            with contextlib.suppress(BaseException):  # an object of the program's may raise anything
+                self._read_mapping(others, order)
+            del others
+            self._idle.set()
+
+    def _read_mapping(self, metrics: Any, order: int) -> None:
+        if not self._is_there(metrics):
+            return
+        metrics = metrics.fetch() if is_remote(metrics) else metrics
+        for name, value in list(metrics.items())[:METRICS_LIMIT]:
+            with contextlib.suppress(BaseException):  # no number, or one that cannot be had now
+                if self._is_there(value):
+                    self._store(name, value.fetch() if is_remote(value) else value, order)
+
+    def _is_there(self, value: Any) -> bool:
+        there = not is_remote(value) or is_here(value)
+        self._incomplete = self._incomplete or not there
+        return there
+
+    def _store(self, name: Any, value: Any, order: int) -> None:
+        number = _to_number(value)
+        name = str(name)[:NAME_LIMIT]
+        with self._storing:
+            if order >= self._orders.get(name, 0):  # else a later read has been faster
+                self._orders[name] = order
+                self.numbers = {**self.numbers, name: number if math.isfinite(number) else None}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether to read it can neither take long nor raise."""
+    return type(value) in (int, float, bool)
+
+
+def _to_number(value: Any) -> float:
+    if _is_plain(value):
+        return float(value)
+    # Not float(): NumPy warns, into the program's log, of an array with axes and of a complex number.
+    for name in ("numpy", "item"):
+        convert = getattr(value, name, None)
+        if callable(convert):
+            value = convert()
+    return float(value)

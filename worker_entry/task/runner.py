@@ -1,0 +1,259 @@
+"""Runs the user's Python program in this interpreter, as `python train.py` or `python -m train` would.
+
+The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and ends with the status that plain Python
+would give it. What it gets more: `faulthandler`, the mend of Keras (`keras_support`), and, when it fails, a
+crash record: a small JSON file that says which exception it was, where, and at which moment. The moment
+counts: an interpreter takes about a second to shut down, so that the exit statuses of a cluster can arrive in
+the wrong order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import importlib.machinery
+import io
+import json
+import os
+import runpy
+import signal
+import sys
+import threading
+import types
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, devices, own_tf_config
+from worker_entry.keras_patches import patching
+from worker_entry.protocol import child_order
+from worker_entry.protocol.values import Injection, KerasPatch, Program, Progress, TaskOrder
+from worker_entry.system import clock
+from worker_entry.task import crash_record, faults, keras_progress, status_file
+from worker_entry.task.meter import Meter
+from worker_entry.task.meter import install as install_meter
+
+
+def run(order: TaskOrder) -> None:
+    """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
+
+    Args:
+        order: a script or a module, and what comes with it; a command is not run by Python.
+    """
+    program = order.program
+    _prepare(order)
+    process = os.getpid()
+
+    threads: list[str] = []
+
+    def record(error: BaseException, thread: Optional[str] = None) -> None:
+        if thread is not None:
+            threads.append(thread)
+        elif threads and isinstance(error, SystemExit):
+            return  # the program has noticed what happened in its thread, and that says more
+        if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
+            write_crash(order.crash_file, error, thread)
+
+    def finish() -> None:
+        if order.finished_file is not None and os.getpid() == process:
+            with contextlib.suppress(OSError):
+                with open(os.open(order.finished_file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as stream:
+                    stream.write(repr(clock.now()))
+
+    _watch_threads(record)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has put the one of then there
+        sys.modules["__mp_main__"] = main
+    sys.argv = [program.target, *program.args]
+    # Registered before any handler of the program's, so that it runs after them.
+    interrupted = _InterruptedAtExit()
+    try:
+        if program.kind == "module":
+            sys.argv[0] = "-m"
+            _set_first_path(os.getcwd())
+            runpy._run_module_as_main(program.target)  # type: ignore[attr-defined]  # what `python -m` itself calls
+        elif os.path.isdir(program.target) or zipfile.is_zipfile(program.target):
+            sys.path.insert(0, os.path.join(os.getcwd(), program.target))
+            runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # as `python DIRECTORY` does
+        else:
+            _run_script(program.target, main)
+    except SystemExit as error:
+        if _exit_status(error) != 0:
+            record(error)
+        else:
+            finish()
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is shown and recorded, and ends the process
+        record(error)
+        error.__traceback__ = _without_our_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.by_signal = True
+        # The program's exception has been shown as Python shows it; ours must not add a traceback to it.
+        raise SystemExit(1) from None
+    else:
+        finish()
+
+
+def _prepare(order: TaskOrder) -> None:
+    """What the program gets more than plain Python would give it, in so far as it has to be there first."""
+    faulthandler.enable(all_threads=True)
+    if order.stacks_file is not None:
+        status_file.dump_on_signal(order.stacks_file)
+    patches: list[KerasPatch] = []
+    note_patch = patches.append
+    if order.status_file is not None:
+        teller = status_file.Teller(order.status_file, order.not_forked)
+        status_file.tell_phases(teller)
+        watchers: list[Callable[[Progress], None]] = []
+        if order.progress:
+            meter = Meter(teller, collective_time.CollectiveClock().waited_s)
+            install_meter(meter)
+
+            def begin_keras() -> None:
+                for patch in patches:
+                    teller.tell_keras(patch)
+
+            keras_progress.install(meter, begin_keras)
+            watchers = meter.watchers
+        else:  # then it is not known when it begins
+            note_patch = teller.tell_keras
+        faults.install(order.injections, teller, watchers)
+        if own_tf_config.NAME in os.environ:
+            built_strategy.watch_strategies(lambda strategy: teller.tell_strategy(type(strategy).__name__))
+            built_strategy.watch_jax(teller.tell_strategy)
+            own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
+    patch_libraries(order, note_patch)
+    os.environ.update(child_order.tell_children(order, os.environ))
+
+
+def patch_libraries(
+    order: TaskOrder, tell: Callable[[KerasPatch], None] = lambda _: None, *, quiet: bool = False
+) -> None:
+    """What TensorFlow and Keras get that they would not have, as soon as they are imported.
+
+    Args:
+        order: says what of it.
+        tell: takes what was patched of Keras, if anything was.
+        quiet: nothing is logged of it.
+    """
+    if order.heartbeat_s and "TF_CONFIG" in os.environ:
+        coordination_timeout.lengthen(order.heartbeat_s)
+    if os.environ.get("DISTLAUNCH_DEVICES"):
+        devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
+    if order.mend_keras:
+        log = _log if not quiet else lambda _: None
+        patching.install(log, tell, cluster=own_tf_config.NAME in os.environ)
+
+
+def _run_script(path: str, main: types.ModuleType) -> None:
+    absolute = os.path.join(os.getcwd(), path)  # which Python leaves as it is, `./` included
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+    main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader)
+    try:
+        with io.open_code(absolute) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from None
+    code = compile(source, absolute, "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102 - running the user's program is what this module is for
+
+
+def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
+    """Records what ends a thread of the program's, too: the main thread may wait for that one for ever."""
+    show = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+            record(arguments.exc_value, arguments.thread.name if arguments.thread is not None else "?")
+        show(arguments)
+
+    threading.excepthook = hook
+
+
+class _InterruptedAtExit:
+    """Ends the process by SIGINT, as Python does after an unhandled KeyboardInterrupt, once all exit handlers ran."""
+
+    by_signal = False
+
+    def __init__(self) -> None:
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.by_signal:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _set_first_path(path: str) -> None:
+    # -P and PYTHONSAFEPATH (3.11) ask for no such entry.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, path)
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def write_crash(path: str, error: BaseException, thread: Optional[str] = None) -> None:
+    """Writes what ended the program, or a thread of it."""
+    try:
+        crash_record.write(path, error, thread)
+    except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
+        _log(f"could not write the crash record: {problem}")
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(Exception):  # the program may have closed it, and the disk may be full
+        sys.stderr.write(f"distlaunch: {text}\n")
+        sys.stderr.flush()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`task FILE`: the program is described in a JSON file, so that nothing of the user's is on a command line."""
+    with open(arguments[0], encoding="utf-8") as stream:
+        values = json.load(stream)
+    program = Program(**values.pop("program"))
+    injections = [Injection(**injection) for injection in values.pop("injections", ())]
+    run(TaskOrder(program, injections=injections, **values))
+
+
+def main_by_hand(arguments: Sequence[str]) -> None:
+    """`run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
+    rest = list(arguments)
+    mend = "--no-keras-mend" not in rest[:1]
+    if not mend:
+        del rest[0]
+    kind = {"-m": "module", "--": "command"}.get(rest[0] if rest else "", "script")
+    if kind != "script":
+        del rest[0]
+    if not rest:
+        raise SystemExit(
+            "usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]"
+        )
+    order = TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend, progress=False)
+    if kind != "command":
+        run(order)
+        return
+    try:
+        os.execvpe(rest[0], rest, child_order.tell_children(order, os.environ))  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        raise SystemExit(f"{rest[0]}: {error.strerror}") from None

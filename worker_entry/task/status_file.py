@@ -1,0 +1,111 @@
+"""What a task tells of itself while it runs: how far it has come, and, when asked, what it is doing.
+
+Both go into files that its agent reads now and then: to write them never waits for a reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import threading
+from dataclasses import replace
+from typing import Any, Optional
+
+from worker_entry.hooks.import_hooks import after_import
+from worker_entry.protocol.node_local import STACKS_SIGNAL
+from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, Progress, TaskStatus
+from worker_entry.system import clock
+
+TENSORFLOW = "tensorflow"
+"""Ignored by default, and by programs that do not know of it."""
+OUT_OF_THE_WAY = 200
+"""The program's own descriptors begin at 3, as they would without us."""
+
+
+class Teller:
+    """Keeps a file that says how far the program of this process has come.
+
+    It is written over in place, by one small write; readers see what was written last.
+    """
+
+    def __init__(self, file: str, not_forked: str = "") -> None:
+        self._status = TaskStatus(NOT_IMPORTED, clock.now(), not_forked=not_forked)
+        self._process = os.getpid()
+        self._length = 0
+        self._writing = threading.Lock()
+        self._descriptor = open_out_of_the_way(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._file = _identity(self._descriptor)
+        self._write()
+
+    def tell_phase(self, phase: str) -> None:
+        """A phrase that goes on from the task's name."""
+        self._write(phase=phase, since=clock.now())
+
+    def tell_progress(self, progress: Progress) -> None:
+        self._write(progress=progress)
+
+    def tell_injection(self, injection: str) -> None:
+        self._write(injected=[*self._status.injected, injection])
+
+    def tell_strategy(self, name: str) -> None:
+        self._write(strategy=name)
+
+    def tell_own_tf_config(self, line: str) -> None:
+        self._write(own_tf_config=line)
+
+    def tell_keras(self, patch: KerasPatch) -> None:
+        self._write(keras=patch)
+
+    def _write(self, **changes: Any) -> None:
+        if os.getpid() != self._process:  # a child that the program has forked
+            return
+        with self._writing:
+            self._status = replace(self._status, **changes)
+            progress, keras = self._status.progress, self._status.keras
+            parts = {"progress": progress and vars(progress), "keras": keras and vars(keras)}
+            text = json.dumps({**vars(self._status), **parts})
+            self._length = max(self._length, len(text))
+            # The descriptor may be another file's by now: some programs close all that they have not opened.
+            if self._descriptor is not None and _identity(self._descriptor) == self._file:
+                with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
+                    os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
+
+
+def tell_phases(teller: Teller) -> None:
+    """From now on, it tells how far the import of TensorFlow is."""
+    after_import(
+        TENSORFLOW,
+        lambda _: teller.tell_phase("has imported TensorFlow"),
+        before=lambda: teller.tell_phase("is importing TensorFlow"),
+    )
+
+
+def dump_on_signal(file: str) -> None:
+    """From now on, SIGURG has the stacks of all threads appended to the file, also while they are blocked in C++."""
+    descriptor = open_out_of_the_way(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if descriptor is not None:
+        faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+def open_out_of_the_way(file: str, flags: int) -> Optional[int]:
+    """A descriptor that a program does not come upon; None if there is none."""
+    with contextlib.suppress(OSError, ValueError):  # a full disk, or a low limit of descriptors
+        descriptor = os.open(file, flags | os.O_CLOEXEC, 0o600)
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def _identity(descriptor: Optional[int]) -> Optional[tuple[int, int]]:
+    if descriptor is None:
+        return None
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
