@@ -91,7 +91,7 @@ def test_the_portable_fall_back_finds_the_members_of_a_group_that_lost_their_par
     """Without a subreaper they are no longer below us."""
     code = """if True:
         import os, subprocess, sys
-        from worker_entry import kernel
+        from worker_entry.system import kernel
         assert not kernel.LINUX
         orphan = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(60)"
         leader = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE, start_new_session=True)
@@ -205,7 +205,7 @@ def test_sending_signals_keeps_no_descriptor_open() -> None:
 def test_a_child_dies_with_its_parent(late: bool) -> None:
     code = f"""if True:
         import os, signal, time
-        from worker_entry import kernel
+        from worker_entry.system import kernel
         parent, late = os.getpid(), {late}
         if os.fork() == 0:
             while late and os.getppid() == parent:

@@ -273,7 +273,7 @@ SCHEDULED = """
 import tensorflow as tf
 import tf_keras
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
-from worker_entry import keras_progress
+from worker_entry.task import keras_progress
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import Teller
 
