@@ -115,10 +115,11 @@ class TestStart:
 COUNTING = """
 import multiprocessing, os, signal, subprocess, sys
 from worker_entry import progress
+from worker_entry.task import meter
 
 def tell(step):
     progress.report(step=step)
-    progress._meter.tell()
+    meter._meter.tell()
 
 if __name__ == "__main__":
     if "wrapper" in sys.argv:

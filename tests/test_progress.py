@@ -111,7 +111,7 @@ NASTY = """
 import sys, threading
 import numpy as np
 from worker_entry import progress
-from worker_entry.task.meter import Meter
+from worker_entry.task.meter import Meter, install
 from worker_entry.task.status_file import Teller
 
 class Nasty:
@@ -132,7 +132,7 @@ metrics = {
     "complex": np.complex64(1j), "array": np.ones(1), "axes": np.ones((2, 2)), "none": None, "number": np.float32(0.5),
 }
 meter = Meter(Teller("status.json"), lambda: None)
-progress.install(meter)
+install(meter)
 meter.begin_epoch(1)
 meter.count_step(1, metrics if sys.argv[1] == "values" else NoMapping(exits) if sys.argv[1] == "mapping" else object())
 meter.begin()
