@@ -25,22 +25,22 @@ class DistlaunchError(Exception):
     Args:
         message: what happened, one sentence without a full stop.
         evidence: lines that show it.
-        cure: what to do about it.
+        hint: what to do about it.
     """
 
     reference = "error"
     exit_status = EXIT_INFRASTRUCTURE
 
-    def __init__(self, message: str, *, evidence: Sequence[str] = (), cure: str = "") -> None:
+    def __init__(self, message: str, *, evidence: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.evidence = tuple(evidence)
-        self.cure = cure
+        self.hint = hint
 
     @property
     def sentence(self) -> str:
         """What happened and what to do, where there is one line for both."""
-        return f"{self.message}; {self.cure}" if self.cure else self.message
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class SpecError(DistlaunchError):
@@ -78,7 +78,7 @@ class ProcessLimitError(DistlaunchError):
     def __init__(self) -> None:
         super().__init__(
             "no more processes or threads can be started here",
-            cure="raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+            hint="raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
         )
 
 
@@ -109,7 +109,7 @@ def as_ours(error: Exception) -> Exception:
     return ProcessLimitError() if no_thread or no_process else error
 
 
-def error_lines(message: str, reference: str, evidence: Sequence[str], cure: str) -> list[str]:
+def error_lines(message: str, reference: str, evidence: Sequence[str], hint: str) -> list[str]:
     """The one shape in which errors are shown: what happened, its evidence, what to do."""
     lines = [f"Error: {message} [{reference}]", *(f"  {line}" for line in evidence)]
-    return [*map(printable, lines), *([printable(f"  {cure}")] if cure else [])]
+    return [*map(printable, lines), *([printable(f"  {hint}")] if hint else [])]

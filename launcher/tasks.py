@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple, get_args
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
-SideType = Literal["tensorboard"]
+AuxiliaryType = Literal["tensorboard"]
 """What runs beside the tasks of a spec."""
-SIDE_TYPES: tuple[SideType, ...] = get_args(SideType)
+AUXILIARY_TYPES: tuple[AuxiliaryType, ...] = get_args(AuxiliaryType)
 
 TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
 """The types whose tasks train: they make up the world size, and their exits decide the run's outcome."""
@@ -19,7 +19,7 @@ TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
 class TaskId(NamedTuple):
     """One process of the cluster; unique in a run."""
 
-    type: TaskType | SideType
+    type: TaskType | AuxiliaryType
     index: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs here
 
     @property
@@ -27,9 +27,9 @@ class TaskId(NamedTuple):
         return self.type in TRAINING_TYPES
 
     @property
-    def is_side(self) -> bool:
+    def is_auxiliary(self) -> bool:
         """Whether it is no task of the spec's: it never ends by itself, and its end is no matter."""
-        return self.type in SIDE_TYPES
+        return self.type in AUXILIARY_TYPES
 
     @property
     def file_name(self) -> str:
@@ -50,7 +50,7 @@ def parse_task_id(text: str) -> TaskId:
         ValueError: the text is no task's name.
     """
     task_type, _, index = text.partition(":")
-    for known in (*TASK_TYPES, *SIDE_TYPES):
+    for known in (*TASK_TYPES, *AUXILIARY_TYPES):
         if task_type == known and index.isascii() and index.isdigit():
             return TaskId(known, int(index))
     raise ValueError(f"{text!r} is no task; tasks are named like worker:0")

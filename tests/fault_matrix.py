@@ -22,7 +22,7 @@ from tests.polling import eventually
 from tests.sshd import QUIET, make_hosts, running_sshd
 from tests.witness import make_mark, marked, wait_until
 
-Who = Literal["guardian", "agent", "forkserver", "task", "controller", "newcomer"]
+Who = Literal["guardian", "agent", "forkserver", "task", "controller", "reattachment"]
 Phase = Literal["before start", "forming", "training", "stopping"]
 Where = Literal["local", "ssh"]
 
@@ -70,7 +70,7 @@ class Cell:
                 return 1, "task-killed" if self.signum == signal.SIGKILL else "preempted"
             case "forkserver" if stops and self.phase == "before start":
                 return 3, "start-timeout"
-            case "forkserver" | "newcomer":
+            case "forkserver" | "reattachment":
                 return 0, None
             case "guardian" if stops:  # it is not needed before the end
                 return 0, None
@@ -97,7 +97,7 @@ def all_cells() -> list[Cell]:
 
 
 def _can_be(cell: Cell) -> bool:
-    if cell.who == "newcomer":  # comes when a connection has broken
+    if cell.who == "reattachment":  # comes when a connection has broken
         return cell.where == "ssh" and cell.phase in ("forming", "training")
     return (cell.who, cell.phase) != ("task", "before start")
 
@@ -153,7 +153,7 @@ class _Run:
     def _make_rest(self) -> str:
         failure = self._cell.expected[1]
         # A newcomer that is stopped costs the lease a third of itself.
-        lease_s = 4 * LEASE_S if self._cell.who == "newcomer" else LEASE_S
+        lease_s = 4 * LEASE_S if self._cell.who == "reattachment" else LEASE_S
         start_s = START_S if failure == "start-timeout" else 120
         stall = f", stall_s: {LEASE_S}" if failure == "stalled" else ""
         first = 21000 + os.getpid() % 100 * 40
@@ -198,7 +198,7 @@ class _Run:
     def hit(self) -> Played:
         """Does it, and sees to what comes of it."""
         cell = self._cell
-        if cell.who == "newcomer":
+        if cell.who == "reattachment":
             for session in self._sessions():
                 session.kill()
         victim = eventually(self._find)
@@ -208,11 +208,11 @@ class _Run:
         if cell.goes_on:
             self._touch("import", "form")
             self._wait(lambda: "The cluster is up" in self.said, "the cluster is up")
-            if cell.who == "newcomer":
+            if cell.who == "reattachment":
                 self._wait(lambda: self.said.count("connected again after") >= 2, "it has connected again")
             self._touch("end")
             with contextlib.suppress(psutil.NoSuchProcess):
-                if cell.who == "newcomer":  # nobody knows of one that was stopped before it had called
+                if cell.who == "reattachment":  # nobody knows of one that was stopped before it had called
                     victim.resume()
         elif cell.who == "controller" and cell.signum == signal.SIGSTOP:
             wait_until(lambda: self._others() == [], "without its controller, nothing goes on", END_S)
@@ -273,12 +273,12 @@ class _Run:
             with contextlib.suppress(psutil.NoSuchProcess):
                 verb, above = _verb(process), process.parent()
                 if verb == "attach":
-                    yield process, "newcomer"
+                    yield process, "reattachment"
                 elif verb in ("agent", "node") and above is not None:
                     is_agent = _verb(above) == verb
-                    if not is_agent or any(_verb(child) == "nursery" for child in process.children()):
+                    if not is_agent or any(_verb(child) == "forkserver" for child in process.children()):
                         yield process, "agent" if is_agent else "guardian"
-                elif verb == "nursery" and (self._folder / f"importing-{process.pid}").exists():
+                elif verb == "forkserver" and (self._folder / f"importing-{process.pid}").exists():
                     yield process, "forkserver"
 
     def _sessions(self) -> list[psutil.Process]:

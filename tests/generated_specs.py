@@ -72,7 +72,7 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
             "env": st.dictionaries(NAMES, TEXT, max_size=3),
             "env_from": st.lists(NAMES, max_size=2, unique=True),
             "ports": st.sampled_from(["20000-20999", "30000 - 30100", "1-65535"]),
-            "keras": st.fixed_dictionaries({"mend": st.booleans()}),
+            "keras": st.fixed_dictionaries({"patch": st.booleans()}),
             "restart": st.fixed_dictionaries(
                 {},
                 optional={

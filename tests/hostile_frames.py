@@ -46,7 +46,7 @@ REFERENCES = ("task-failed", "preempted", "agent-gone", "no-program", "port-take
 JSON: tuple[Any, ...] = (None, True, 0, -1, 1.5, "", "x", [], {}, [1], {"a": 1}, 1e308, 10**400, "\ud800", [[[[]]]])
 
 
-class Frames:
+class RandomFrames:
     """Draws frames of these types. A frame is spoiled with `chance`; most that are not still hold odd values."""
 
     def __init__(self, chance: random.Random, types: Sequence[type[Any]], tasks: Sequence[str], spoiled: float) -> None:

@@ -24,8 +24,8 @@ from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink
-from launcher.transports.resumable_link import Frames as FramesLink
-from tests.hostile_frames import Frames
+from launcher.transports.resumable_link import ResumableLink
+from tests.hostile_frames import RandomFrames
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     CHILD,
@@ -65,7 +65,7 @@ BURST = 20_000
 class FarAgent:
     """The far end of a link: answers what it is asked, as an agent does, and between that says what `hostile` draws."""
 
-    def __init__(self, tally: Tally, chance: random.Random, hostile: Frames | None, lie: bytes = b"") -> None:
+    def __init__(self, tally: Tally, chance: random.Random, hostile: RandomFrames | None, lie: bytes = b"") -> None:
         self._tally = tally
         self._chance = chance
         self._hostile = hostile
@@ -80,11 +80,11 @@ class FarAgent:
 
     # --- a stream to the controller ---
 
-    def read(self, size: int, patience_s: float) -> bytes:
+    def read(self, size: int, timeout_s: float) -> bytes:
         self._tally.frames += self._drawn  # they have all been looked at
         self._drawn = 0
         try:
-            data = self._say.get(timeout=patience_s) if not self._left else self._say.get_nowait()
+            data = self._say.get(timeout=timeout_s) if not self._left else self._say.get_nowait()
         except queue.Empty:
             if not self._left:
                 raise LinkBroken("nothing came") from None
@@ -165,7 +165,7 @@ class FarAgent:
 @dataclass
 class FarLink:
     agent: FarAgent
-    frames: FramesLink
+    frames: ResumableLink
 
     @property
     def heard(self) -> float:
@@ -212,7 +212,7 @@ class FarTransport:
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FarLink:
         # What ends an attempt comes seldom, so that others come at all.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
-        frames = Frames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
+        frames = RandomFrames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
         agent = FarAgent(self.tally, self.chance, frames if self.hostile and not self.lie else None, self.lie)
 
         def watch(node: str, message: Message | LinkNews) -> None:
@@ -222,7 +222,7 @@ class FarTransport:
                     self.tally.bugs.append(message.reason)
             deliver(node, message)
 
-        return FarLink(agent, FramesLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
+        return FarLink(agent, ResumableLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class LimitedPlanner(Planner):
     tally: Tally = field(default_factory=Tally)
     left: list[int] = field(default_factory=list)
 
-    def cast(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
+    def select_nodes(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
         self.left[0] -= 1
         self.tally.attempts += 1
         return (self, []) if self.left[0] >= 0 else None
@@ -245,7 +245,7 @@ def run_once(
     chance = random.Random(seed)
     spec = ClusterSpec.model_validate(SPEC)
     files = RunDir.create(folder)
-    ways = {
+    targets = {
         node.host: FarTransport(tally, chance, node.host == "hostile", spoiled, lie if node.host == "hostile" else b"")
         for node in spec.nodes
     }
@@ -255,7 +255,7 @@ def run_once(
         run_id="run",
         spec=spec,
         files=files,
-        links=NodeLinks(ways, "run", files, spec.timeouts.lease_s),
+        links=NodeLinks(targets, "run", files, spec.timeouts.lease_s),
         console=console,
     )
     checks = chance.random() < 0.5

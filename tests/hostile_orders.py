@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import worker_entry
-from tests.hostile_frames import TEXTS, Frames
+from tests.hostile_frames import TEXTS, RandomFrames
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import Broken, Ready, ToController
 from worker_entry.protocol.orders import (
@@ -48,7 +48,7 @@ class Abused:
         self.taken = 0
         self._chance = random.Random(seed)
         self._folder = folder
-        self._frames = Frames(self._chance, [*OFTEN * 4000, *SELDOM], ["worker:0", "worker:1"], spoiled)
+        self._frames = RandomFrames(self._chance, [*OFTEN * 4000, *SELDOM], ["worker:0", "worker:1"], spoiled)
         self._decoder = Decoder(ToController)
         self._raw = b""
         self._agent = 0

@@ -6,17 +6,17 @@ import threading
 
 import pytest
 
-from launcher.transports.in_parallel import map_at_once
+from launcher.transports.in_parallel import map_parallel
 
 
 def test_results_are_in_the_order_of_the_items() -> None:
-    assert map_at_once(lambda number: number * 2, range(100), 8) == [number * 2 for number in range(100)]
-    assert map_at_once(str, [], 8) == []
+    assert map_parallel(lambda number: number * 2, range(100), 8) == [number * 2 for number in range(100)]
+    assert map_parallel(str, [], 8) == []
 
 
 def test_as_many_are_done_at_once_as_was_asked_for() -> None:
-    meeting = threading.Barrier(4)
-    map_at_once(lambda _: meeting.wait(10), range(8), 4)
+    reattach_folder = threading.Barrier(4)
+    map_parallel(lambda _: reattach_folder.wait(10), range(8), 4)
 
 
 def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None:
@@ -28,7 +28,7 @@ def test_all_are_done_though_some_fail_and_the_first_failure_is_raised() -> None
             raise ValueError(number)
 
     with pytest.raises(ValueError, match="3"):
-        map_at_once(work, range(8), 3)
+        map_parallel(work, range(8), 3)
     assert sorted(done) == [*range(8)]
 
 
@@ -37,4 +37,4 @@ def test_without_a_thread_more_all_are_done_by_this_one(monkeypatch: pytest.Monk
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert map_at_once(lambda _: threading.current_thread(), range(3), 8) == [threading.main_thread()] * 3
+    assert map_parallel(lambda _: threading.current_thread(), range(3), 8) == [threading.main_thread()] * 3

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.state import Rules
-from launcher.plan.placement import at_first, cast
+from launcher.gang.state import AttemptPolicy
+from launcher.plan.placement import select_nodes, without_spares
 from launcher.spec.models import ClusterSpec
 from launcher.spec.strategies import find_role_problem
 from launcher.tasks import TASK_TYPES
@@ -24,7 +24,7 @@ def spec_of(*nodes: dict[str, Any], **restart: Any) -> ClusterSpec:
 
 def shown(spec: ClusterSpec, *lost: str) -> tuple[dict[str, str], list[str]] | None:
     """Where each task runs, and the notes."""
-    chosen = cast(spec, lost)
+    chosen = select_nodes(spec, lost)
     if chosen is None:
         return None
     nodes, notes = chosen
@@ -34,7 +34,7 @@ def shown(spec: ClusterSpec, *lost: str) -> tuple[dict[str, str], list[str]] | N
 def test_a_spare_runs_nothing_at_first() -> None:
     spec = spec_of(A, SPARE, C)
     assert [str(task) for _, task in spec.placements()] == ["worker:0", "worker:1"]
-    assert [node.host for node in at_first(spec).nodes] == ["gpu-a", "gpu-c"]
+    assert [node.host for node in without_spares(spec).nodes] == ["gpu-a", "gpu-c"]
     assert shown(spec) == ({"worker:0": "gpu-a", "worker:1": "gpu-c"}, [])
 
 
@@ -136,7 +136,7 @@ def clusters_and_losses(draw: st.DrawFn) -> tuple[ClusterSpec, list[str]]:
 @given(clusters_and_losses())
 def test_whatever_is_lost_what_goes_on_is_a_cluster_that_can_succeed(case: tuple[ClusterSpec, list[str]]) -> None:
     spec, lost = case
-    chosen = cast(spec, lost)
+    chosen = select_nodes(spec, lost)
     if chosen is None:
         assert lost
         return
@@ -145,5 +145,5 @@ def test_whatever_is_lost_what_goes_on_is_a_cluster_that_can_succeed(case: tuple
     assert not {node.host for node in left.nodes} & {*lost}
     tasks = [task for _, task in left.placements()]
     assert find_role_problem(left.strategy, {name: sum(t.type == name for t in tasks) for name in TASK_TYPES}) is None
-    rules = Rules({"all": frozenset(tasks)}, frozenset(), 1.0, 1.0, 1.0, strategy=left.rules)
-    assert rules.trainers
+    policy = AttemptPolicy({"all": frozenset(tasks)}, frozenset(), 1.0, 1.0, 1.0, strategy=left.rules)
+    assert policy.trainers

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited, TaskHalted
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
 from launcher.verdict.causes import classify, find_cause, is_collateral
 from tests.test_gang import ONE_NODE, W0, W1, W2
@@ -71,27 +71,27 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
 
 
 @pytest.mark.parametrize(
-    ("text", "cure"),
+    ("text", "hint"),
     [
         ("Loaded runtime CuDNN library: 8.9.4 but source was compiled with: 9.3.0.", "tensorflow[and-cuda]"),
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("no kernel image is available for execution on the device", "was not built for this GPU"),
         ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy<2"),
-        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-mend"),
+        ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-patch"),
         ("you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset.", "TF_USE_LEGACY_KERAS=1"),
         ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),
         ("Collective ops must be configured at program startup", "before any other operation"),
         ("OOM when allocating tensor with shape[512,512]", "batch size"),
     ],
 )
-def test_what_is_recognised_by_its_message_has_its_cure(text: str, cure: str) -> None:
-    assert cure in classify(TaskExited(W0, TaskExit(1), 1050.0), ["other lines", text]).cure
+def test_what_is_recognised_by_its_message_has_its_cure(text: str, hint: str) -> None:
+    assert hint in classify(TaskExited(W0, TaskExit(1), 1050.0), ["other lines", text]).hint
 
 
 def test_a_task_without_our_record_that_says_that_its_peer_has_gone_is_not_the_cause() -> None:
-    gang = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
-    assert cause_of(gang, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
-    assert cause_of(gang, {}) == (W0, "task-failed")
+    state = history(ONE_NODE, ended(W0, 1050.0, code=1), ended(W1, 1051.0, code=9))
+    assert cause_of(state, {W0: ("Traceback (most recent call last):", GONE)}) == (W1, "task-failed")
+    assert cause_of(state, {}) == (W0, "task-failed")
 
 
 def test_an_operations_own_name_is_no_sign_of_a_lost_peer() -> None:
@@ -102,19 +102,19 @@ def test_an_operations_own_name_is_no_sign_of_a_lost_peer() -> None:
 
 
 def test_a_signal_is_its_own_whatever_the_log_says() -> None:
-    gang = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGSEGV), ended(W1, 1051.0, code=9))
-    assert cause_of(gang, {W0: (GONE,)}) == (W0, "task-killed")
+    state = history(ONE_NODE, ended(W0, 1050.0, by=signal.SIGSEGV), ended(W1, 1051.0, code=9))
+    assert cause_of(state, {W0: (GONE,)}) == (W0, "task-killed")
 
 
 def test_who_ended_before_the_others_could_is_the_cause() -> None:
-    gang = history(THREE, ended(W1, 1050.0), failed(W0, 1059.8, "UnavailableError", UNAVAILABLE))
-    assert cause_of(gang, {}) == (W1, "ended-early")
+    state = history(THREE, ended(W1, 1050.0), failed(W0, 1059.8, "UnavailableError", UNAVAILABLE))
+    assert cause_of(state, {}) == (W1, "ended-early")
 
 
 def test_who_came_to_its_end_before_the_others_could_is_the_cause_though_its_interpreter_takes_longer() -> None:
     early = TaskExited(W1, TaskExit(0), 1051.0, finished=1050.0)
-    gang = history(THREE, failed(W0, 1050.9, "UnavailableError", UNAVAILABLE, raised=1050.4), early)
-    assert cause_of(gang, {}) == (W1, "ended-early")
+    state = history(THREE, failed(W0, 1050.9, "UnavailableError", UNAVAILABLE, raised=1050.4), early)
+    assert cause_of(state, {}) == (W1, "ended-early")
 
 
 def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> None:
@@ -127,23 +127,23 @@ def test_who_was_stopped_by_a_signal_is_the_cause_of_its_peers_failures() -> Non
 
 def test_an_interpreter_that_fails_after_its_program_has_come_to_its_end_fails_nothing() -> None:
     aborted = TaskExited(W0, TaskExit(None, signal.SIGABRT), 1051.0, finished=1050.5)
-    gang = history(ONE_NODE, ended(W1, 1050.0), aborted)
-    assert find_cause(gang, {}) is None
+    state = history(ONE_NODE, ended(W1, 1050.0), aborted)
+    assert find_cause(state, {}) is None
 
 
 def test_workers_that_save_before_a_preemption_are_waited_for() -> None:
-    gang = history(ONE_NODE, ended(W0, 1050.0, code=SAVED_STATUS), ended(W1, 1052.0, code=SAVED_STATUS))
-    assert gang.stopped == frozenset()
-    assert cause_of(gang, {}) == (W0, "preempted")
+    state = history(ONE_NODE, ended(W0, 1050.0, code=SAVED_STATUS), ended(W1, 1052.0, code=SAVED_STATUS))
+    assert state.stopped == frozenset()
+    assert cause_of(state, {}) == (W0, "preempted")
 
 
 def test_a_worker_that_fails_while_others_save_ends_the_wait() -> None:
-    gang = history(THREE, ended(W0, 1050.0, code=SAVED_STATUS), failed(W1, 1052.0))
-    assert gang.stopped == {W2}
-    assert cause_of(gang, {}) == (W0, "preempted")
+    state = history(THREE, ended(W0, 1050.0, code=SAVED_STATUS), failed(W1, 1052.0))
+    assert state.stopped == {W2}
+    assert cause_of(state, {}) == (W0, "preempted")
 
 
-def cause_of(gang: Gang, tails: dict[TaskId, Sequence[str]]) -> tuple[TaskId, str]:
-    cause = find_cause(gang, tails)
+def cause_of(state: AttemptState, tails: dict[TaskId, Sequence[str]]) -> tuple[TaskId, str]:
+    cause = find_cause(state, tails)
     assert cause is not None
     return cause.exited.task, cause.reference

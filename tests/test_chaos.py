@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import UsageError
-from launcher.gang.events import Event, TaskTold
+from launcher.gang.events import Event, TaskReported
 from launcher.gang.faults import Fault, needed, parse_fault, pending
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.report.fault_report import report_faults
 from launcher.spec.command_line import make_spec
 from launcher.spec.models import ClusterSpec
 from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import W0, W1, make_rules, play, running
+from tests.test_gang import W0, W1, make_policy, play, running
 from worker_entry.protocol.values import Injection, Progress
 
 
@@ -70,19 +70,19 @@ class TestParsing:
 KILL = Fault(W1, Injection("kill", "epoch", 3.0))
 
 
-def attempt(*epochs: int, injected: bool = False, step: int = 21) -> Gang:
+def attempt(*epochs: int, injected: bool = False, step: int = 21) -> AttemptState:
     """One in which workers told of these epochs: the first, and the last."""
-    rules = make_rules({"a": [W0, W1]})
+    policy = make_policy({"a": [W0, W1]})
     events: list[Event] = []
     for task in (W0, W1) if epochs else ():
         progress = Progress(step, 1, step, 1000.0, 1010.0, True, epochs[-1], epochs[0])
-        events.append(TaskTold(task, "is training", 990.0, progress, (str(KILL.injection),) if injected else ()))
-    return play(rules, *running(rules), *events)[0]
+        events.append(TaskReported(task, "is training", 990.0, progress, (str(KILL.injection),) if injected else ()))
+    return play(policy, *running(policy), *events)[0]
 
 
 class TestReport:
-    def message(self, *gangs: Gang) -> tuple[int | None, bool | None, str]:
-        [fault] = report_faults([KILL], dict(enumerate(gangs, 1)))
+    def message(self, *states: AttemptState) -> tuple[int | None, bool | None, str]:
+        [fault] = report_faults([KILL], dict(enumerate(states, 1)))
         return fault.attempt, fault.resumed, fault.message
 
     def test_says_that_training_went_on(self) -> None:
@@ -105,17 +105,17 @@ class TestReport:
 
     @given(st.lists(st.tuples(st.sampled_from([(), (1, 2), (3, 6), (7, 9)]), st.booleans()), min_size=1, max_size=12))
     def test_is_the_same_from_what_is_kept_of_many_attempts(self, told: list[tuple[tuple[int, ...], bool]]) -> None:
-        gangs = [attempt(*epochs, injected=injected) for epochs, injected in told]
-        kept: dict[int, Gang] = {}
-        for number, gang in enumerate(gangs, 1):
-            kept = needed([KILL], {**kept, number: gang})
-        assert report_faults([KILL], kept) == report_faults([KILL], dict(enumerate(gangs, 1)))
-        assert pending([KILL], kept.values()) == pending([KILL], gangs)
+        states = [attempt(*epochs, injected=injected) for epochs, injected in told]
+        kept: dict[int, AttemptState] = {}
+        for number, state in enumerate(states, 1):
+            kept = needed([KILL], {**kept, number: state})
+        assert report_faults([KILL], kept) == report_faults([KILL], dict(enumerate(states, 1)))
+        assert pending([KILL], kept.values()) == pending([KILL], states)
 
     def test_keeps_few_of_many_attempts(self) -> None:
-        gangs = {1: attempt(1, 3, injected=True), **{number: attempt(3, 4) for number in range(2, 100)}}
-        assert sorted(needed([KILL], gangs)) == [1, 2, 99]
-        assert needed([], gangs) == {}
+        states = {1: attempt(1, 3, injected=True), **{number: attempt(3, 4) for number in range(2, 100)}}
+        assert sorted(needed([KILL], states)) == [1, 2, 99]
+        assert needed([], states) == {}
 
     def test_a_fault_is_done_once(self) -> None:
         other = Fault(W1, Injection("kill", "epoch", 5.0))

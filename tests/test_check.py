@@ -274,7 +274,7 @@ def test_a_firewall_that_drops_is_told_with_the_ports_to_open(network: Network, 
     with rule(b, "-s", a.address, *PORTS, "-j", "DROP"):
         report = check(network.write_spec(SHOW))
     assert errors(report) == ["gpu-a cannot reach worker:1 on gpu-b at 10.77.0.12:20000: no answer"]
-    assert "open ports 20000-20999 between the nodes" in report["findings"][0]["cure"]
+    assert "open ports 20000-20999 between the nodes" in report["findings"][0]["hint"]
     assert failures(report) == {("gpu-a", "worker:1"): "timed-out"}  # and the other way is good
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT, Distlaunch
 from worker_entry.agent.status_reader import StatusFiles
-from worker_entry.protocol.child_order import FOLDER, VARIABLE, tell_children
+from worker_entry.protocol.child_order import FOLDER, VARIABLE, make_child_env
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.values import Program, TaskOrder
 
@@ -30,7 +30,7 @@ def run_python(*arguments: str, env: dict[str, str] | None = None, cwd: Path | N
 
 
 def told(env: dict[str, str] | None = None, **order: Any) -> dict[str, str]:
-    return tell_children(TaskOrder(Program("script", "train.py"), **order), env or {})
+    return make_child_env(TaskOrder(Program("script", "train.py"), **order), env or {})
 
 
 class TestEnvironment:
@@ -43,7 +43,7 @@ class TestEnvironment:
 
     def test_where_nothing_is_to_be_done_nothing_is_told(self) -> None:
         env = {"PYTHONPATH": "/a", VARIABLE: "of another task"}
-        assert told(env, mend_keras=False, progress=False) == {"PYTHONPATH": "/a"}
+        assert told(env, patch_keras=False, progress=False) == {"PYTHONPATH": "/a"}
 
     def test_what_the_task_writes_itself_its_children_are_not_told(self) -> None:
         files: Any = {"crash_file": "/crash", "status_file": "/status", "child_file": "/child"}
@@ -242,7 +242,7 @@ LOADS = """
 import multiprocessing, keras
 def load():
     from keras.src.backend.tensorflow import trainer
-    print("mended" if hasattr(trainer.reduce_per_replica, "__wrapped__") else "not mended", flush=True)
+    print("patched" if hasattr(trainer.reduce_per_replica, "__wrapped__") else "not patched", flush=True)
 if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=load)
     child.start()
@@ -276,18 +276,18 @@ class TestTraining:
     def assert_trained(self, ran: Any) -> None:
         for number in (0, 1):
             assert ran.line("trained 2", f"worker-{number}")
-            assert ran.log(f"worker-{number}").count(b"distlaunch: mended Keras") == 1
+            assert ran.log(f"worker-{number}").count(b"distlaunch: patched Keras") == 1
             assert ran.report["attempts"][0]["tasks"][number]["progress"]["step"] == 12
 
     def test_a_process_of_multiprocessing_does_not_say_again_what_was_done(self, tmp_path: Path) -> None:
         (tmp_path / "loads.py").write_text(LOADS)
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
         output, errors = run_python("loads.py", env={**told(), "TF_CONFIG": config}, cwd=tmp_path)
-        assert output == "mended\n"
-        assert errors.count("distlaunch: mended Keras") == 1
+        assert output == "patched\n"
+        assert errors.count("distlaunch: patched Keras") == 1
 
-    @pytest.mark.parametrize("mend", [True, False])
-    def test_keras_is_left_as_it_is_where_the_task_leaves_it(self, mend: bool) -> None:
+    @pytest.mark.parametrize("patch", [True, False])
+    def test_keras_is_left_as_it_is_where_the_task_leaves_it(self, patch: bool) -> None:
         config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
-        _, errors = run_python("-c", "import keras", env={**told(mend_keras=mend), "TF_CONFIG": config})
-        assert ("distlaunch: mended Keras" in errors) == mend
+        _, errors = run_python("-c", "import keras", env={**told(patch_keras=patch), "TF_CONFIG": config})
+        assert ("distlaunch: patched Keras" in errors) == patch

@@ -90,13 +90,13 @@ def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path:
     ran = distlaunch("local", "--workers", "2", env={"TMPDIR": str(scratch)}, timeout=240)
 
     assert ran.status == 0, ran.stderr
-    assert "mended" not in ran.stdout + ran.stderr  # that is told once, and the logs have the names
-    patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--no-keras-mend turns this off\)\n"
-    assert len(re.findall(patched, ran.stderr)) == ("mended" in ran.log().decode())
+    assert "patched" not in ran.stdout + ran.stderr  # that is told once, and the logs have the names
+    patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--no-keras-patch turns this off\)\n"
+    assert len(re.findall(patched, ran.stderr)) == ("patched" in ran.log().decode())
     accuracies = set()
     for index in range(2):
         log = ran.log(f"worker-{index}").decode()
-        assert re.search(r"^distlaunch: (mended Keras|Keras .* needs no mend)", log, re.MULTILINE), log
+        assert re.search(r"^distlaunch: (patched Keras|Keras .* needs no patch)", log, re.MULTILINE), log
         last = ran.line(LAST_LINE, f"worker-{index}")
         assert last.group(1, 2) == (str(index), "2")
         accuracies.add(last[3])

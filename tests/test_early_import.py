@@ -274,7 +274,7 @@ def test_a_run_says_once_that_it_starts_again_and_remembers_it(distlaunch: Distl
         "import os, sys\n"
         "def prepare():\n    os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\n"
         "prepare()\nimport tensorflow\n"
-        "print('forked' if 'nursery' in open('/proc/self/cmdline').read() else 'plain')\n"
+        "print('forked' if 'forkserver' in open('/proc/self/cmdline').read() else 'plain')\n"
         "from worker_entry import progress\n"
         "progress.report()\n"
         "sys.exit(int(os.environ['DISTLAUNCH_ATTEMPT']) < 2)\n"
@@ -294,13 +294,13 @@ def test_a_run_says_once_that_it_starts_again_and_remembers_it(distlaunch: Distl
 def test_what_a_program_sets_in_plain_sight_costs_it_nothing(distlaunch: Distlaunch, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os\nos.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'\nimport tensorflow\n"
-        "print('forked' if 'nursery' in open('/proc/self/cmdline').read() else 'plain')\n"
+        "print('forked' if 'forkserver' in open('/proc/self/cmdline').read() else 'plain')\n"
     )
     ran = distlaunch("local", "-n", "2", "program.py")
     assert ran.status == 0, ran.stderr
     assert "early import" not in ran.stderr
     assert [ran.line("forked", f"worker-{task}")[0] for task in (0, 1)] == ["forked", "forked"]
-    assert "oneDNN custom operations" not in (ran.directory / "nursery.log").read_text()
+    assert "oneDNN custom operations" not in (ran.directory / "forkserver.log").read_text()
 
 
 def test_options_of_the_interpreter_and_a_sitecustomize_have_their_effect(tmp_path: Path) -> None:

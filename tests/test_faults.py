@@ -26,7 +26,7 @@ CHOSEN: list[tuple[Where, Who, signal.Signals, Phase]] = [
     ("ssh", "agent", STOP, "training"),
     ("ssh", "agent", STOP, "stopping"),
     ("ssh", "guardian", KILL, "training"),
-    ("ssh", "newcomer", STOP, "forming"),
+    ("ssh", "reattachment", STOP, "forming"),
 ]
 
 

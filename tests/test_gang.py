@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.gang.decide import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_gang
+from launcher.gang.decide import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_attempt
 from launcher.gang.events import (
     Action,
     AskStacks,
@@ -23,17 +23,17 @@ from launcher.gang.events import (
     NodeReady,
     NodeRefused,
     PrepareNodes,
-    StacksTold,
+    StacksReceived,
     StartTasks,
     StopNodes,
     TaskExited,
     TaskListening,
+    TaskReported,
     TaskStarted,
-    TaskTold,
     TaskWrote,
     Tick,
 )
-from launcher.gang.state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.values import Activity, CrashRecord, Problem, Progress, TaskExit
@@ -46,17 +46,17 @@ CTRL_C = Interrupted(signal.SIGINT)
 TERM = Interrupted(signal.SIGTERM)
 
 
-def make_rules(
+def make_policy(
     nodes: Mapping[str, Iterable[TaskId]],
     *,
     start_s: float = START_S,
     drain_s: float = DRAIN_S,
     stop_grace_s: float = GRACE_S,
-) -> Rules:
+) -> AttemptPolicy:
     tasks = {node: frozenset(of_node) for node, of_node in nodes.items()}
     everyone = frozenset().union(*tasks.values())
     forming = frozenset(task for task in everyone if task.trains) if len(everyone) > 1 else frozenset[TaskId]()
-    return Rules(tasks, forming, start_s=start_s, drain_s=drain_s, stop_grace_s=stop_grace_s)
+    return AttemptPolicy(tasks, forming, start_s=start_s, drain_s=drain_s, stop_grace_s=stop_grace_s)
 
 
 ALL_HEARD = LeaderWaits(frozenset())
@@ -65,8 +65,8 @@ TWO_NODES = {"a": [W0], "b": [W1]}
 WITH_EVALUATOR = {"a": [W0, W1, EVALUATOR]}
 
 
-def ports_of(rules: Rules, node: str) -> dict[TaskId, int]:
-    return {task: 20000 + task.index + 100 * (task.type == "evaluator") for task in rules.nodes[node]}
+def ports_of(policy: AttemptPolicy, node: str) -> dict[TaskId, int]:
+    return {task: 20000 + task.index + 100 * (task.type == "evaluator") for task in policy.nodes[node]}
 
 
 def started(*tasks: TaskId) -> list[Event]:
@@ -81,30 +81,30 @@ def exited(task: TaskId, code: int | None = 0, *, signal: int | None = None) -> 
     return TaskExited(task, TaskExit(code if signal is None else None, signal), 1010.0)
 
 
-def preparing(rules: Rules) -> list[Event]:
-    ready: list[Event] = [NodeReady(node) for node in rules.nodes]
-    return [*ready, *(NodePrepared(node, ports_of(rules, node)) for node in rules.nodes)]
+def preparing(policy: AttemptPolicy) -> list[Event]:
+    ready: list[Event] = [NodeReady(node) for node in policy.nodes]
+    return [*ready, *(NodePrepared(node, ports_of(policy, node)) for node in policy.nodes)]
 
 
-def running(rules: Rules) -> list[Event]:
+def running(policy: AttemptPolicy) -> list[Event]:
     """All that is heard until the cluster is up."""
-    return [*preparing(rules), *started(*sorted(rules.tasks)), *listening(*sorted(rules.forming)), ALL_HEARD]
+    return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming)), ALL_HEARD]
 
 
-def play(rules: Rules, *events: Event | float) -> tuple[Gang, list[Action]]:
+def play(policy: AttemptPolicy, *events: Event | float) -> tuple[AttemptState, list[Action]]:
     """Tells a new gang the events, one after the other; a number sets the clock to it."""
-    return play_on(new_gang(rules, 0.0), *events)
+    return play_on(new_attempt(policy, 0.0), *events)
 
 
-def play_on(gang: Gang, *events: Event | float) -> tuple[Gang, list[Action]]:
+def play_on(state: AttemptState, *events: Event | float) -> tuple[AttemptState, list[Action]]:
     now, performed = 0.0, list[Action]()
     for event in events:
         if isinstance(event, float):
             now = event
             continue
-        gang, actions = decide(gang, event, now)
+        state, actions = decide(state, event, now)
         performed += actions
-    return gang, performed
+    return state, performed
 
 
 OPTIONAL = (Phase.SYNCING, Phase.CHECKING)
@@ -113,16 +113,16 @@ OPTIONAL = (Phase.SYNCING, Phase.CHECKING)
 def test_no_gang_can_be_made_of_tasks_whose_end_decides_nothing() -> None:
     """All of no tasks have ended well from the start."""
     with pytest.raises(ValueError, match="needs a task whose end decides"):
-        make_rules({"a": [EVALUATOR]})
+        make_policy({"a": [EVALUATOR]})
     with pytest.raises(ValueError, match="needs a task whose end decides"):
-        Rules({"a": frozenset([W0])}, frozenset([W0]), 1.0, 1.0, 1.0, strategy=RULES["parameter_server"])
+        AttemptPolicy({"a": frozenset([W0])}, frozenset([W0]), 1.0, 1.0, 1.0, strategy=RULES["parameter_server"])
 
 
 class TestSuccess:
     def test_all_workers_ending_with_zero_is_success(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W1), exited(W0), NodeEmpty("a"), NodeEmpty("b"))
+        state, actions = play(policy, *running(policy), exited(W1), exited(W0), NodeEmpty("a"), NodeEmpty("b"))
 
         assert actions == [
             PrepareNodes(),
@@ -130,489 +130,495 @@ class TestSuccess:
             FAILURE_STOP,  # what a task may have left behind
             Finish(),
         ]
-        assert (gang.phase, gang.reason, gang.stopped) == (Phase.FINISHED, Reason.SUCCEEDED, frozenset())
+        assert (state.phase, state.reason, state.stopped) == (Phase.FINISHED, Reason.SUCCEEDED, frozenset())
 
     def test_phases_follow_each_other(self) -> None:
-        rules = make_rules(TWO_NODES)
-        gang = new_gang(rules, 0.0)
-        phases = [gang.phase]
+        policy = make_policy(TWO_NODES)
+        state = new_attempt(policy, 0.0)
+        phases = [state.phase]
 
-        for event in [*running(rules), exited(W0), exited(W1), NodeEmpty("a"), NodeEmpty("b")]:
-            gang, _ = decide(gang, event, 0.0)
-            if gang.phase is not phases[-1]:
-                phases.append(gang.phase)
+        for event in [*running(policy), exited(W0), exited(W1), NodeEmpty("a"), NodeEmpty("b")]:
+            state, _ = decide(state, event, 0.0)
+            if state.phase is not phases[-1]:
+                phases.append(state.phase)
 
         assert phases == [phase for phase in Phase if phase not in OPTIONAL]
 
     def test_one_task_alone_opens_no_port_and_forms_no_cluster(self) -> None:
-        rules = make_rules({"a": [W0]})
+        policy = make_policy({"a": [W0]})
 
-        gang, actions = play(rules, *preparing(rules), *started(W0), 10 * START_S, Tick(), exited(W0), NodeEmpty("a"))
+        state, actions = play(
+            policy, *preparing(policy), *started(W0), 10 * START_S, Tick(), exited(W0), NodeEmpty("a")
+        )
 
         assert actions[1:] == [StartTasks({W0: 20000}), FAILURE_STOP, Finish()]
-        assert gang.reason is Reason.SUCCEEDED
+        assert state.reason is Reason.SUCCEEDED
 
     def test_nothing_is_prepared_before_every_node_is_ready(self) -> None:
-        assert play(make_rules(TWO_NODES), NodeReady("b"))[1] == []
+        assert play(make_policy(TWO_NODES), NodeReady("b"))[1] == []
 
     def test_nothing_is_started_before_every_node_is_prepared(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, NodeReady("a"), NodeReady("b"), NodePrepared("a", {W0: 20000}))
+        state, actions = play(policy, NodeReady("a"), NodeReady("b"), NodePrepared("a", {W0: 20000}))
 
         assert actions == [PrepareNodes()]
-        assert gang.phase in BEFORE_START
+        assert state.phase in BEFORE_START
 
     def test_a_program_that_uses_no_cluster_may_end_before_any_port_opens(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), exited(W0), exited(W1), NodeEmpty("a"))
+        state, _ = play(policy, *preparing(policy), *started(W0, W1), exited(W0), exited(W1), NodeEmpty("a"))
 
-        assert gang.reason is Reason.SUCCEEDED
+        assert state.reason is Reason.SUCCEEDED
 
 
 class TestEvaluator:
     def test_may_go_on_for_the_drain_time_and_is_stopped_then(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, actions = play(
-            rules, *running(rules), exited(W0), 50.0, exited(W1), 49.0 + DRAIN_S, Tick(), 50.0 + DRAIN_S, Tick()
+        state, actions = play(
+            policy, *running(policy), exited(W0), 50.0, exited(W1), 49.0 + DRAIN_S, Tick(), 50.0 + DRAIN_S, Tick()
         )
 
         assert actions[2:] == [FAILURE_STOP]
-        assert (gang.reason, gang.stopped) == (Reason.SUCCEEDED, frozenset({EVALUATOR}))
+        assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset({EVALUATOR}))
 
     def test_that_ends_by_itself_ends_the_wait(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, _ = play(rules, *running(rules), exited(W0), exited(W1), exited(EVALUATOR))
+        state, _ = play(policy, *running(policy), exited(W0), exited(W1), exited(EVALUATOR))
 
-        assert (gang.reason, gang.stopped) == (Reason.SUCCEEDED, frozenset())
+        assert (state.reason, state.stopped) == (Reason.SUCCEEDED, frozenset())
 
     def test_that_fails_fails_nothing(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, actions = play(rules, *running(rules), exited(EVALUATOR, 1))
-        assert (gang.phase, actions[2:]) == (Phase.RUNNING, [])
+        state, actions = play(policy, *running(policy), exited(EVALUATOR, 1))
+        assert (state.phase, actions[2:]) == (Phase.RUNNING, [])
 
-        gang, actions = play_on(gang, exited(W0), exited(W1))
-        assert (gang.reason, actions) == (Reason.SUCCEEDED, [FAILURE_STOP])
+        state, actions = play_on(state, exited(W0), exited(W1))
+        assert (state.reason, actions) == (Reason.SUCCEEDED, [FAILURE_STOP])
 
     def test_does_not_open_the_drain_window_of_the_workers(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, _ = play(rules, *running(rules), exited(EVALUATOR))
+        state, _ = play(policy, *running(policy), exited(EVALUATOR))
 
-        assert gang.deadline is None
+        assert state.deadline is None
 
     def test_is_not_waited_for_when_the_cluster_forms(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1, EVALUATOR), *listening(W0, W1), ALL_HEARD)
+        state, _ = play(policy, *preparing(policy), *started(W0, W1, EVALUATOR), *listening(W0, W1), ALL_HEARD)
 
-        assert gang.phase is Phase.RUNNING
+        assert state.phase is Phase.RUNNING
 
     def test_drain_time_starts_when_the_last_worker_ends_however_late(self) -> None:
-        rules = make_rules(WITH_EVALUATOR)
+        policy = make_policy(WITH_EVALUATOR)
 
-        gang, _ = play(rules, *running(rules), exited(W0), DRAIN_S, exited(W1))
+        state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, exited(W1))
 
-        assert (gang.phase, gang.deadline) == (Phase.RUNNING, 2 * DRAIN_S)
+        assert (state.phase, state.deadline) == (Phase.RUNNING, 2 * DRAIN_S)
 
 
 class TestFailure:
     def test_of_the_first_worker_stops_the_others_after_a_short_grace(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W1, 3))
+        state, actions = play(policy, *running(policy), exited(W1, 3))
 
         assert actions[2:] == [StopNodes(1.0)]
-        assert (gang.reason, gang.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
+        assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
 
     def test_ends_when_every_node_is_empty(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W1, 3), NodeEmpty("b"))
-        assert (gang.phase, actions[3:]) == (Phase.STOPPING, [])
+        state, actions = play(policy, *running(policy), exited(W1, 3), NodeEmpty("b"))
+        assert (state.phase, actions[3:]) == (Phase.STOPPING, [])
 
-        gang, actions = play_on(gang, exited(W0, signal=signal.SIGKILL), NodeEmpty("a"))
-        assert (gang.phase, gang.reason, actions) == (Phase.FINISHED, Reason.TASK_FAILED, [Finish()])
+        state, actions = play_on(state, exited(W0, signal=signal.SIGKILL), NodeEmpty("a"))
+        assert (state.phase, state.reason, actions) == (Phase.FINISHED, Reason.TASK_FAILED, [Finish()])
 
     def test_while_forming_counts_as_well(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), exited(W0, signal=signal.SIGSEGV))
+        state, _ = play(policy, *preparing(policy), *started(W0, W1), exited(W0, signal=signal.SIGSEGV))
 
-        assert gang.reason is Reason.TASK_FAILED
+        assert state.reason is Reason.TASK_FAILED
 
     def test_after_others_ended_well_is_a_failure(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *running(rules), exited(W0), exited(W1, 1))
+        state, _ = play(policy, *running(policy), exited(W0), exited(W1, 1))
 
-        assert (gang.reason, gang.stopped) == (Reason.TASK_FAILED, frozenset())
+        assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset())
 
     def test_a_task_that_was_just_being_started_counts_as_stopped(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0), exited(W0, 1), *started(W1))
+        state, _ = play(policy, *preparing(policy), *started(W0), exited(W0, 1), *started(W1))
 
-        assert gang.stopped == {W1}
+        assert state.stopped == {W1}
 
 
 class TestDrain:
     def test_a_clean_early_exit_stops_nobody(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W0), DRAIN_S - 1, Tick())
+        state, actions = play(policy, *running(policy), exited(W0), DRAIN_S - 1, Tick())
 
-        assert (gang.phase, actions[2:]) == (Phase.RUNNING, [])
+        assert (state.phase, actions[2:]) == (Phase.RUNNING, [])
 
     def test_others_that_never_end_are_stopped_and_named(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), StacksTold({}))
+        state, actions = play(policy, *running(policy), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), StacksReceived({}))
 
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
-        assert (gang.reason, gang.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W1}))
+        assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W1}))
 
     def test_window_runs_from_the_first_exit_not_from_the_last(self) -> None:
-        rules = make_rules({"a": [W0, W1, W2]})
+        policy = make_policy({"a": [W0, W1, W2]})
 
-        ends = (exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick(), StacksTold({}))
-        gang, _ = play(rules, *running(rules), *ends)
+        ends = (exited(W0), DRAIN_S - 1, exited(W1), DRAIN_S, Tick(), StacksReceived({}))
+        state, _ = play(policy, *running(policy), *ends)
 
-        assert (gang.reason, gang.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W2}))
+        assert (state.reason, state.stopped) == (Reason.DRAIN_TIMEOUT, frozenset({W2}))
 
     def test_window_opens_also_when_the_first_exit_comes_before_all_ports_are_open(self) -> None:
-        rules = make_rules({"a": [W0, W1, W2]})
+        policy = make_policy({"a": [W0, W1, W2]})
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1, W2), 5.0, exited(W0), *listening(W1, W2))
+        state, _ = play(policy, *preparing(policy), *started(W0, W1, W2), 5.0, exited(W0), *listening(W1, W2))
 
-        assert (gang.phase, gang.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
+        assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
     def test_window_opens_also_when_the_first_exit_comes_before_another_node_has_started(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0), exited(W0), 5.0, *started(W1))
+        state, _ = play(policy, *preparing(policy), *started(W0), exited(W0), 5.0, *started(W1))
 
-        assert (gang.phase, gang.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
+        assert (state.phase, state.deadline) == (Phase.RUNNING, 5.0 + DRAIN_S)
 
     def test_window_is_longer_for_who_is_at_work(self) -> None:
-        rules = make_rules(TWO_NODES)
-        at_work = StacksTold({}, {W1: Activity(idle_s=2.0)})
+        policy = make_policy(TWO_NODES)
+        at_work = StacksReceived({}, {W1: Activity(idle_s=2.0)})
 
-        gang, actions = play(rules, *running(rules), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), at_work)
-        assert (gang.phase, gang.deadline, gang.busy) == (Phase.RUNNING, 7.0 + 2 * DRAIN_S, {W1: "at work"})
+        state, actions = play(policy, *running(policy), 7.0, exited(W0), 7.0 + DRAIN_S, Tick(), at_work)
+        assert (state.phase, state.deadline, state.busy) == (Phase.RUNNING, 7.0 + 2 * DRAIN_S, {W1: "at work"})
 
-        gang, more = play_on(gang, 7.0 + 2 * DRAIN_S, Tick(), StacksTold({}, {W1: Activity(idle_s=DRAIN_S)}))
-        assert (gang.reason, [*actions[2:], *more]) == (
+        state, more = play_on(state, 7.0 + 2 * DRAIN_S, Tick(), StacksReceived({}, {W1: Activity(idle_s=DRAIN_S)}))
+        assert (state.reason, [*actions[2:], *more]) == (
             Reason.DRAIN_TIMEOUT,
             [AskStacks(), AskStacks(), FAILURE_STOP],
         )
 
     def test_who_ends_while_asked_has_ended(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *running(rules), exited(W0), DRAIN_S, Tick(), exited(W1), StacksTold({}))
+        state, _ = play(policy, *running(policy), exited(W0), DRAIN_S, Tick(), exited(W1), StacksReceived({}))
 
-        assert gang.reason is Reason.SUCCEEDED
+        assert state.reason is Reason.SUCCEEDED
 
     def test_window_of_zero_is_for_ever(self) -> None:
-        rules = make_rules(TWO_NODES, drain_s=0.0)
+        policy = make_policy(TWO_NODES, drain_s=0.0)
 
-        gang, _ = play(rules, *running(rules), exited(W0), 1e9, Tick())
+        state, _ = play(policy, *running(policy), exited(W0), 1e9, Tick())
 
-        assert (gang.phase, gang.deadline) == (Phase.RUNNING, None)
+        assert (state.phase, state.deadline) == (Phase.RUNNING, None)
 
 
 class TestStartTimeout:
     def test_names_the_tasks_whose_port_is_not_open(self) -> None:
-        rules = make_rules({"a": [W0, W1, W2]})
+        policy = make_policy({"a": [W0, W1, W2]})
 
-        due = (*preparing(rules), *started(W0, W1, W2), *listening(W1), START_S, Tick())
-        gang, actions = play(rules, *due, StacksTold({W0: "at work"}))
+        due = (*preparing(policy), *started(W0, W1, W2), *listening(W1), START_S, Tick())
+        state, actions = play(policy, *due, StacksReceived({W0: "at work"}))
 
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
-        assert gang.stacks == {W0: "at work"}
-        assert (gang.reason, gang.missing) == (Reason.START_TIMEOUT, [W0, W2])
+        assert state.stacks == {W0: "at work"}
+        assert (state.reason, state.missing) == (Reason.START_TIMEOUT, [W0, W2])
 
     def test_still_names_them_when_all_were_stopped(self) -> None:
-        rules = make_rules(ONE_NODE)
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick(), StacksTold({}))
+        policy = make_policy(ONE_NODE)
+        state, _ = play(
+            policy, *preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick(), StacksReceived({})
+        )
 
-        gang, _ = play_on(gang, *(exited(task, signal=signal.SIGTERM) for task in (W0, W1)), NodeEmpty("a"))
+        state, _ = play_on(state, *(exited(task, signal=signal.SIGTERM) for task in (W0, W1)), NodeEmpty("a"))
 
-        assert (gang.phase, gang.missing) == (Phase.FINISHED, [W0])
+        assert (state.phase, state.missing) == (Phase.FINISHED, [W0])
 
     def test_still_names_them_when_a_port_opens_too_late(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        due = (*preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
-        gang, _ = play(rules, *due, StacksTold({}), *listening(W0))
+        due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
+        state, _ = play(policy, *due, StacksReceived({}), *listening(W0))
 
-        assert gang.missing == [W0]
+        assert state.missing == [W0]
 
     def test_is_called_off_by_a_port_that_opens_before_all_have_said_what_they_do(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        due = (*preparing(rules), *started(W0, W1), *listening(W1), START_S, Tick())
-        gang, actions = play(rules, *due, *listening(W0), ALL_HEARD, StacksTold({}), 1000.0, Tick())
+        due = (*preparing(policy), *started(W0, W1), *listening(W1), START_S, Tick())
+        state, actions = play(policy, *due, *listening(W0), ALL_HEARD, StacksReceived({}), 1000.0, Tick())
 
-        assert (gang.phase, gang.suspicion, gang.deadline) == (Phase.RUNNING, None, None)
+        assert (state.phase, state.suspicion, state.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
 
     def test_waits_for_a_task_that_the_leader_has_not_heard_of(self) -> None:
-        rules = make_rules(ONE_NODE)
-        waits = (*preparing(rules), *started(W0, W1), LeaderWaits(frozenset({W1})), *listening(W0, W1))
+        policy = make_policy(ONE_NODE)
+        waits = (*preparing(policy), *started(W0, W1), LeaderWaits(frozenset({W1})), *listening(W0, W1))
 
-        gang, _ = play(rules, *waits, START_S, Tick(), StacksTold({}))
-        assert (gang.reason, gang.missing) == (Reason.START_TIMEOUT, [W1])
+        state, _ = play(policy, *waits, START_S, Tick(), StacksReceived({}))
+        assert (state.reason, state.missing) == (Reason.START_TIMEOUT, [W1])
 
-        gang, _ = play(rules, *waits, LeaderWaits(frozenset()))
-        assert (gang.phase, gang.missing) == (Phase.RUNNING, [])
+        state, _ = play(policy, *waits, LeaderWaits(frozenset()))
+        assert (state.phase, state.missing) == (Phase.RUNNING, [])
 
     def test_does_not_wait_for_ever_for_what_tasks_do(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), START_S, Tick(), START_S + STACKS_S, Tick())
+        state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S, Tick(), START_S + STACKS_S, Tick())
 
-        assert (gang.phase, gang.reason) == (Phase.STOPPING, Reason.START_TIMEOUT)
+        assert (state.phase, state.reason) == (Phase.STOPPING, Reason.START_TIMEOUT)
 
     def test_of_nodes_that_do_not_answer(self) -> None:
-        gang, actions = play(make_rules(TWO_NODES), NodeReady("a"), START_S, Tick())
+        state, actions = play(make_policy(TWO_NODES), NodeReady("a"), START_S, Tick())
 
         assert actions == [FAILURE_STOP]
-        assert (gang.reason, gang.prepared) == (Reason.START_TIMEOUT, frozenset())
+        assert (state.reason, state.prepared) == (Reason.START_TIMEOUT, frozenset())
 
     def test_does_not_come_before_its_time(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W1), START_S - 0.1, Tick())
+        state, _ = play(policy, *preparing(policy), *started(W0, W1), START_S - 0.1, Tick())
 
-        assert gang.phase is Phase.FORMING
+        assert state.phase is Phase.FORMING
 
     def test_does_not_come_once_the_cluster_is_up(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, _ = play(rules, *running(rules), START_S, Tick())
+        state, _ = play(policy, *running(policy), START_S, Tick())
 
-        assert (gang.phase, gang.deadline) == (Phase.RUNNING, None)
+        assert (state.phase, state.deadline) == (Phase.RUNNING, None)
 
     def test_of_zero_is_for_ever(self) -> None:
-        rules = make_rules(TWO_NODES, start_s=0.0)
+        policy = make_policy(TWO_NODES, start_s=0.0)
 
-        assert play(rules, 1e9, Tick())[0].phase is Phase.CONNECTING
-        assert play(rules, *preparing(rules), *started(W0, W1), 1e9, Tick())[0].phase is Phase.FORMING
+        assert play(policy, 1e9, Tick())[0].phase is Phase.CONNECTING
+        assert play(policy, *preparing(policy), *started(W0, W1), 1e9, Tick())[0].phase is Phase.FORMING
 
 
 class TestRefusalAndLoss:
     def test_a_refusal_stops_the_other_nodes(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, NodeReady("a"), NodeReady("b"), REFUSED, NodeEmpty("a"), NodeEmpty("b"))
+        state, actions = play(policy, NodeReady("a"), NodeReady("b"), REFUSED, NodeEmpty("a"), NodeEmpty("b"))
 
         assert actions == [PrepareNodes(), FAILURE_STOP, Finish()]
-        assert (gang.reason, gang.refusals) == (Reason.REFUSED, (REFUSED,))
+        assert (state.reason, state.refusals) == (Reason.REFUSED, (REFUSED,))
 
     def test_every_refusal_is_kept(self) -> None:
         other = NodeRefused("a", (Problem("port-taken", "port 20000 is held by nginx"),))
 
-        gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), REFUSED, other)
+        state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), REFUSED, other)
 
-        assert gang.refusals == (REFUSED, other)
+        assert state.refusals == (REFUSED, other)
 
     def test_refusals_without_end_are_not_kept_without_end(self) -> None:
         for refusal in (NodeRefused("b", ()), NodeRefused("b", REFUSED.problems * 900)):
-            gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), *[refusal] * 3000)
+            state, _ = play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), *[refusal] * 3000)
 
-            assert 2 <= len(gang.refusals) <= REFUSALS
-            assert sum(len(kept.problems) for kept in gang.refusals) < 2 * REFUSALS
+            assert 2 <= len(state.refusals) <= REFUSALS
+            assert sum(len(kept.problems) for kept in state.refusals) < 2 * REFUSALS
 
     def test_a_node_that_breaks_while_training_stops_the_rest(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), REFUSED)
+        state, actions = play(policy, *running(policy), REFUSED)
 
-        assert (gang.reason, actions[2:]) == (Reason.REFUSED, [FAILURE_STOP])
+        assert (state.reason, actions[2:]) == (Reason.REFUSED, [FAILURE_STOP])
 
     def test_nodes_that_cannot_be_reached_are_all_told_before_the_rest_is_stopped(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, NodeLost("b", "connection refused"))
-        assert (gang.reason, actions) == (None, [])
+        state, actions = play(policy, NodeLost("b", "connection refused"))
+        assert (state.reason, actions) == (None, [])
 
-        gang, actions = play(rules, NodeLost("b", "connection refused"), NodeLost("a", "host key changed"))
-        assert (gang.reason, actions) == (Reason.NODE_LOST, [Finish()])
-        assert gang.lost == {"b": "connection refused", "a": "host key changed"}
+        state, actions = play(policy, NodeLost("b", "connection refused"), NodeLost("a", "host key changed"))
+        assert (state.reason, actions) == (Reason.NODE_LOST, [Finish()])
+        assert state.lost == {"b": "connection refused", "a": "host key changed"}
 
-        gang, actions = play(rules, NodeLost("b", "connection refused"), NodeReady("a"), NodeEmpty("a"))
-        assert (gang.reason, actions) == (Reason.NODE_LOST, [FAILURE_STOP, Finish()])
+        state, actions = play(policy, NodeLost("b", "connection refused"), NodeReady("a"), NodeEmpty("a"))
+        assert (state.reason, actions) == (Reason.NODE_LOST, [FAILURE_STOP, Finish()])
 
     def test_a_lost_node_stops_the_rest_in_every_phase(self) -> None:
-        rules = make_rules(TWO_NODES)
-        history = running(rules)
+        policy = make_policy(TWO_NODES)
+        history = running(policy)
 
         for length in range(1, len(history) + 1):  # from the first node's answer on
-            gang, actions = play(rules, *history[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
+            state, actions = play(policy, *history[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
 
             assert actions[-2:] == [FAILURE_STOP, Finish()]
-            assert (gang.reason, gang.lost) == (Reason.NODE_LOST, {"b": "the agent ended"})
+            assert (state.reason, state.lost) == (Reason.NODE_LOST, {"b": "the agent ended"})
 
     def test_a_refusing_node_stops_the_rest_in_every_phase(self) -> None:
-        rules = make_rules(TWO_NODES)
-        history = running(rules)
+        policy = make_policy(TWO_NODES)
+        history = running(policy)
 
         for length in range(len(history) + 1):
-            gang, actions = play(rules, *history[:length], REFUSED, NodeEmpty("a"), NodeEmpty("b"))
+            state, actions = play(policy, *history[:length], REFUSED, NodeEmpty("a"), NodeEmpty("b"))
 
             # Where no agent has answered yet, there is nothing to stop.
             assert actions[-2:] == ([FAILURE_STOP, Finish()] if length else [Finish()])
-            assert gang.reason is Reason.REFUSED
+            assert state.reason is Reason.REFUSED
 
     def test_the_only_node_lost_is_the_end(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, actions = play(rules, *running(rules), NodeLost("a", "the agent ended"))
+        state, actions = play(policy, *running(policy), NodeLost("a", "the agent ended"))
 
-        assert (gang.phase, actions[2:]) == (Phase.FINISHED, [Finish()])
+        assert (state.phase, actions[2:]) == (Phase.FINISHED, [Finish()])
 
     def test_the_first_reason_of_a_loss_is_kept(self) -> None:
         lost = [NodeLost("b", "the agent ended"), NodeLost("b", "the agent has been silent for 60 s")]
 
-        assert play(make_rules(TWO_NODES), *lost)[0].lost == {"b": "the agent ended"}
+        assert play(make_policy(TWO_NODES), *lost)[0].lost == {"b": "the agent ended"}
 
     def test_a_node_that_is_empty_may_hang_up(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *running(rules), exited(W0, 1), NodeEmpty("b"), NodeLost("b", "the agent ended"))
+        state, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("b"), NodeLost("b", "the agent ended"))
 
-        assert gang.lost == {}
+        assert state.lost == {}
 
     def test_a_node_lost_while_stopping_is_not_waited_for(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W0, 1), NodeEmpty("a"), NodeLost("b", "the agent ended"))
+        state, actions = play(policy, *running(policy), exited(W0, 1), NodeEmpty("a"), NodeLost("b", "the agent ended"))
 
-        assert (gang.reason, actions[3:]) == (Reason.TASK_FAILED, [Finish()])
+        assert (state.reason, actions[3:]) == (Reason.TASK_FAILED, [Finish()])
 
     def test_a_node_that_never_says_that_it_is_empty_counts_as_lost(self) -> None:
-        rules = make_rules(TWO_NODES)
-        stopping = [*running(rules), exited(W0, 1), NodeEmpty("a")]
+        policy = make_policy(TWO_NODES)
+        stopping = [*running(policy), exited(W0, 1), NodeEmpty("a")]
         due = FAILURE_GRACE_S + STOP_MARGIN_S
 
-        assert play(rules, *stopping, due - 0.1, Tick())[0].phase is Phase.STOPPING
-        gang, actions = play(rules, *stopping, due, Tick())
-        assert (gang.phase, list(gang.lost), actions[3:]) == (Phase.FINISHED, ["b"], [Finish()])
+        assert play(policy, *stopping, due - 0.1, Tick())[0].phase is Phase.STOPPING
+        state, actions = play(policy, *stopping, due, Tick())
+        assert (state.phase, list(state.lost), actions[3:]) == (Phase.FINISHED, ["b"], [Finish()])
 
 
 class TestInterruption:
     def test_once_stops_with_the_users_grace(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
         for event in (CTRL_C, TERM, Interrupted(signal.SIGHUP), Interrupted(signal.SIGPIPE)):
-            gang, actions = play(rules, *running(rules), event)
+            state, actions = play(policy, *running(policy), event)
 
             assert actions[2:] == [StopNodes(GRACE_S)]
-            assert (gang.reason, gang.signal) == (Reason.INTERRUPTED, event.signal)
+            assert (state.reason, state.signal) == (Reason.INTERRUPTED, event.signal)
 
     def test_twice_kills(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), CTRL_C, CTRL_C)
+        state, actions = play(policy, *running(policy), CTRL_C, CTRL_C)
 
         assert actions[2:] == [StopNodes(GRACE_S), StopNodes(0.0)]
-        assert (gang.phase, gang.signal) == (Phase.STOPPING, signal.SIGINT)
+        assert (state.phase, state.signal) == (Phase.STOPPING, signal.SIGINT)
 
     def test_in_every_phase_ends_all_that_there_is(self) -> None:
-        rules = make_rules(TWO_NODES)
-        history = running(rules)
+        policy = make_policy(TWO_NODES)
+        history = running(policy)
 
         for length in range(len(history) + 1):
-            gang, actions = play(rules, *history[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
+            state, actions = play(policy, *history[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
 
             assert actions[-2:] == ([StopNodes(GRACE_S), Finish()] if length else [Finish()])
-            assert gang.reason is Reason.INTERRUPTED
+            assert state.reason is Reason.INTERRUPTED
 
     def test_by_ctrl_c_while_stopping_kills_and_the_failure_stays_the_reason(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), exited(W0, 1), CTRL_C)
+        state, actions = play(policy, *running(policy), exited(W0, 1), CTRL_C)
 
         assert actions[2:] == [FAILURE_STOP, StopNodes(0.0)]
-        assert (gang.reason, gang.signal) == (Reason.TASK_FAILED, None)
+        assert (state.reason, state.signal) == (Reason.TASK_FAILED, None)
 
     def test_grace_outlasts_signals_that_nobody_sent_twice_on_purpose(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
         # `timeout` sends TERM twice; Ctrl-C also ends the `tee` that reads our output.
         for again in (TERM, Interrupted(signal.SIGHUP), Interrupted(signal.SIGPIPE)):
-            gang, actions = play(rules, *running(rules), TERM, again)
+            state, actions = play(policy, *running(policy), TERM, again)
 
             assert actions[2:] == [StopNodes(GRACE_S)]
-            assert gang.signal == signal.SIGTERM
+            assert state.signal == signal.SIGTERM
 
     def test_again_and_again_does_not_put_off_the_end(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
         impatience: list[Event | float] = []
         for second in range(60):
             impatience += [float(second), CTRL_C, Tick()]
 
-        gang, _ = play(rules, *running(rules), *impatience)
+        state, _ = play(policy, *running(policy), *impatience)
 
-        assert gang.phase is Phase.FINISHED
+        assert state.phase is Phase.FINISHED
 
 
 class TestBrokenAgents:
     def test_nothing_that_is_heard_after_the_end_changes_anything(self) -> None:
-        rules = make_rules(TWO_NODES)
-        end, _ = play(rules, *running(rules), exited(W0, 1), NodeEmpty("a"), NodeEmpty("b"))
+        policy = make_policy(TWO_NODES)
+        end, _ = play(policy, *running(policy), exited(W0, 1), NodeEmpty("a"), NodeEmpty("b"))
 
-        late = [exited(W1, 1), NodeLost("a", "the agent ended"), REFUSED, CTRL_C, *running(rules), 1e9, Tick()]
+        late = [exited(W1, 1), NodeLost("a", "the agent ended"), REFUSED, CTRL_C, *running(policy), 1e9, Tick()]
 
         assert play_on(end, *late) == (end, [])
 
     def test_a_node_that_says_ready_twice_is_asked_to_prepare_once(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        _, actions = play(rules, NodeReady("a"), NodeReady("b"), NodeReady("b"), NodeReady("a"))
+        _, actions = play(policy, NodeReady("a"), NodeReady("b"), NodeReady("b"), NodeReady("a"))
 
         assert actions == [PrepareNodes()]
 
     def test_the_first_exit_of_a_task_counts(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, _ = play(rules, *running(rules), exited(W0), exited(W0, 1))
+        state, _ = play(policy, *running(policy), exited(W0), exited(W0, 1))
 
-        assert (gang.phase, gang.exits[W0].exit.code) == (Phase.RUNNING, 0)
+        assert (state.phase, state.exits[W0].exit.code) == (Phase.RUNNING, 0)
 
     def test_tasks_that_we_have_not_or_have_not_started_are_nothing_to_us(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
         unknown = TaskId("worker", 7)
 
-        assert play(rules, NodeReady("a"), exited(W0, 1))[0].exits == {}
-        assert play(rules, *running(rules), *started(unknown), exited(unknown, 1))[0].phase is Phase.RUNNING
+        assert play(policy, NodeReady("a"), exited(W0, 1))[0].exits == {}
+        assert play(policy, *running(policy), *started(unknown), exited(unknown, 1))[0].phase is Phase.RUNNING
 
     def test_nothing_is_prepared_or_started_before_it_was_asked_for(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, NodePrepared("a", {W0: 1}), NodePrepared("b", {W1: 2}), *started(W0))
+        state, actions = play(policy, NodePrepared("a", {W0: 1}), NodePrepared("b", {W1: 2}), *started(W0))
 
-        assert (gang, actions) == (new_gang(rules, 0.0), [])
+        assert (state, actions) == (new_attempt(policy, 0.0), [])
 
     def test_ports_for_other_tasks_than_the_nodes_own_prepare_nothing(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        _, actions = play(rules, NodeReady("a"), NodeReady("b"), NodePrepared("a", {W0: 1}), NodePrepared("b", {W0: 2}))
+        _, actions = play(
+            policy, NodeReady("a"), NodeReady("b"), NodePrepared("a", {W0: 1}), NodePrepared("b", {W0: 2})
+        )
 
         assert actions == [PrepareNodes()]
 
     def test_a_node_that_says_it_is_empty_while_training_is_not_believed(self) -> None:
-        rules = make_rules(TWO_NODES)
+        policy = make_policy(TWO_NODES)
 
-        gang, actions = play(rules, *running(rules), NodeEmpty("a"), exited(W1, 1), NodeEmpty("b"))
+        state, actions = play(policy, *running(policy), NodeEmpty("a"), exited(W1, 1), NodeEmpty("b"))
 
-        assert (gang.phase, actions[2:]) == (Phase.STOPPING, [FAILURE_STOP])
+        assert (state.phase, actions[2:]) == (Phase.STOPPING, [FAILURE_STOP])
 
 
 # --- what holds for every history ---------------------------------------------------------------------------
@@ -628,7 +634,7 @@ exits = st.one_of(
 )
 timeouts = st.sampled_from([0.0, 1.0, 600.0])
 layouts = st.builds(
-    lambda layout, start, drain, grace: make_rules(layout, start_s=start, drain_s=drain, stop_grace_s=grace),
+    lambda layout, start, drain, grace: make_policy(layout, start_s=start, drain_s=drain, stop_grace_s=grace),
     st.sampled_from(LAYOUTS),
     timeouts,
     timeouts,
@@ -646,44 +652,48 @@ anything: st.SearchStrategy[Event] = st.one_of(
     st.builds(TaskListening, tasks, st.just(1001.0)),
     st.builds(TaskExited, tasks, exits, st.floats(1000, 1100)),
     st.sampled_from([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]).map(Interrupted),
-    st.builds(TaskTold, tasks, st.just("is training"), st.just(1001.0), progresses),
-    st.builds(StacksTold, st.just({})),
+    st.builds(TaskReported, tasks, st.just("is training"), st.just(1001.0), progresses),
+    st.builds(StacksReceived, st.just({})),
     tasks.map(TaskWrote),
     st.just(Tick()),
 )
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Rules, list[tuple[float, Event]]]:
+def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]]:
     """Rules, and what a gang of them hears: a plausible beginning of any length, then anything; each with its time."""
-    rules = draw(layouts)
-    sensible = running(rules)
+    policy = draw(layouts)
+    sensible = running(policy)
     events = [*sensible[: draw(st.integers(0, len(sensible)))], *draw(st.lists(anything, max_size=25))]
     now, history = 0.0, []
     for event in events:
         now += draw(st.sampled_from([0.0, 0.0, 0.5, 50.0]))
         history.append((now, event))
-    return rules, history
+    return policy, history
 
 
-def replay(rules: Rules, history: Iterable[tuple[float, Event]]) -> list[tuple[Gang, Action | None, Gang]]:
+def replay(
+    policy: AttemptPolicy, history: Iterable[tuple[float, Event]]
+) -> list[tuple[AttemptState, Action | None, AttemptState]]:
     """Every action, or None where there was none, with the gang before and after it was decided."""
-    gang, steps = new_gang(rules, 0.0), list[tuple[Gang, Action | None, Gang]]()
+    state, steps = new_attempt(policy, 0.0), list[tuple[AttemptState, Action | None, AttemptState]]()
     for now, event in history:
-        before = gang
-        gang, actions = decide(gang, event, now)
-        steps += [(before, action, gang) for action in actions or (None,)]
+        before = state
+        state, actions = decide(state, event, now)
+        steps += [(before, action, state) for action in actions or (None,)]
     return steps
 
 
-def actions_of(steps: Iterable[tuple[Gang, Action | None, Gang]]) -> list[Action]:
+def actions_of(steps: Iterable[tuple[AttemptState, Action | None, AttemptState]]) -> list[Action]:
     return [action for _, action, _ in steps if action is not None]
 
 
 class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
-    def test_has_its_actions_in_the_one_possible_order(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+    def test_has_its_actions_in_the_one_possible_order(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
 
         order = (PrepareNodes, StartTasks, AskStacks, StopNodes, Finish)
@@ -693,17 +703,17 @@ class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
     def test_starts_tasks_only_when_every_node_holds_the_ports_of_its_own(
-        self, told: tuple[Rules, list[tuple[float, Event]]]
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
-        rules, _ = told
+        policy, _ = told
         for _, action, after in replay(*told):
             if isinstance(action, StartTasks):
-                assert after.prepared == rules.nodes.keys()
-                assert action.ports.keys() == rules.tasks
+                assert after.prepared == policy.nodes.keys()
+                assert action.ports.keys() == policy.tasks
 
     @settings(deadline=None)
     @given(histories())
-    def test_has_a_grace_that_only_shrinks(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+    def test_has_a_grace_that_only_shrinks(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         graces = [action.grace_s for action in actions_of(replay(*told)) if isinstance(action, StopNodes)]
 
         assert graces == sorted(graces, reverse=True)
@@ -711,7 +721,7 @@ class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
     def test_stops_every_node_that_may_have_processes_before_it_finishes(
-        self, told: tuple[Rules, list[tuple[float, Event]]]
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         told_to_stop: set[str] = set()
         for _, action, after in replay(*told):
@@ -724,7 +734,7 @@ class TestEveryHistory:
 
     @settings(deadline=None)
     @given(histories())
-    def test_keeps_its_reason_once_it_has_one(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+    def test_keeps_its_reason_once_it_has_one(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         reasons = [after.reason for _, _, after in replay(*told)]
 
         given_ones = [reason for reason in reasons if reason is not None]
@@ -733,20 +743,24 @@ class TestEveryHistory:
 
     @settings(deadline=None)
     @given(histories())
-    def test_succeeds_only_if_every_worker_ended_with_zero(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
-        rules, history = told
-        steps = replay(rules, history)
+    def test_succeeds_only_if_every_worker_ended_with_zero(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
+        policy, history = told
+        steps = replay(policy, history)
         if steps and steps[-1][2].reason is Reason.SUCCEEDED:
-            trainers = [task for task in rules.tasks if task.trains]
+            trainers = [task for task in policy.tasks if task.trains]
             assert all(steps[-1][2].exits[task].exit.ok for task in trainers)
 
     @settings(deadline=None)
     @given(histories())
-    def test_that_is_being_stopped_ends_when_time_goes_on(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
-        rules, history = told
+    def test_that_is_being_stopped_ends_when_time_goes_on(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
+        policy, history = told
         end = history[-1][0] if history else 0.0
 
-        steps = replay(rules, [*history, (end, CTRL_C), (end + 1e6, Tick())])
+        steps = replay(policy, [*history, (end, CTRL_C), (end + 1e6, Tick())])
 
         assert steps[-1][2].phase is Phase.FINISHED
         assert isinstance(actions_of(steps)[-1], Finish)
@@ -754,20 +768,20 @@ class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
     def test_waits_for_ever_only_for_training_or_where_the_user_said_so(
-        self, told: tuple[Rules, list[tuple[float, Event]]]
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
-        rules, history = told
+        policy, history = told
         end = history[-1][0] if history else 0.0
 
-        steps = replay(rules, [*history, *((end + 1e6 * turn, Tick()) for turn in (1, 2, 3))])
+        steps = replay(policy, [*history, *((end + 1e6 * turn, Tick()) for turn in (1, 2, 3))])
 
-        gang = steps[-1][2]
-        if gang.phase in (*BEFORE_START, Phase.FORMING):
-            assert rules.start_s == 0
-        elif gang.phase is Phase.RUNNING:
-            assert rules.drain_s == 0 or not any(task.trains for task in gang.exits)
+        state = steps[-1][2]
+        if state.phase in (*BEFORE_START, Phase.FORMING):
+            assert policy.start_s == 0
+        elif state.phase is Phase.RUNNING:
+            assert policy.drain_s == 0 or not any(task.trains for task in state.exits)
         else:
-            assert gang.phase is Phase.FINISHED
+            assert state.phase is Phase.FINISHED
 
 
 class TestOutOfStep:
@@ -777,28 +791,28 @@ class TestOutOfStep:
     APART = TaskExited(W1, TaskExit(1), 1010.0, CRASH)
 
     def test_the_others_are_asked_before_they_are_stopped(self) -> None:
-        rules = make_rules({"a": [W0, W1, W2]})
+        policy = make_policy({"a": [W0, W1, W2]})
 
-        gang, actions = play(rules, *running(rules), self.APART)
-        assert (actions[-1], gang.reason) == (AskStacks(), None)
+        state, actions = play(policy, *running(policy), self.APART)
+        assert (actions[-1], state.reason) == (AskStacks(), None)
 
-        gang, actions = play_on(gang, exited(W2, 1), StacksTold({W0: "here"}))
-        assert (actions, gang.reason) == ([FAILURE_STOP], Reason.TASK_FAILED)
-        assert gang.stacks == {W0: "here"}
-        assert gang.stopped == {W0}
+        state, actions = play_on(state, exited(W2, 1), StacksReceived({W0: "here"}))
+        assert (actions, state.reason) == ([FAILURE_STOP], Reason.TASK_FAILED)
+        assert state.stacks == {W0: "here"}
+        assert state.stopped == {W0}
 
     def test_they_are_stopped_if_they_do_not_answer(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        gang, actions = play(rules, *running(rules), self.APART, STACKS_S, Tick())
+        state, actions = play(policy, *running(policy), self.APART, STACKS_S, Tick())
 
-        assert (actions[-2:], gang.reason) == ([AskStacks(), FAILURE_STOP], Reason.TASK_FAILED)
+        assert (actions[-2:], state.reason) == ([AskStacks(), FAILURE_STOP], Reason.TASK_FAILED)
 
     def test_nobody_is_asked_if_all_have_ended(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        _, actions = play(rules, *running(rules), self.APART, exited(W0, 1))
+        _, actions = play(policy, *running(policy), self.APART, exited(W0, 1))
         assert actions[-2:] == [AskStacks(), FAILURE_STOP]
 
-        _, actions = play(make_rules({"a": [W1]}), *running(make_rules({"a": [W1]})), self.APART)
+        _, actions = play(make_policy({"a": [W1]}), *running(make_policy({"a": [W1]})), self.APART)
         assert actions[-1] == FAILURE_STOP

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.gang.decide import FAILURE_GRACE_S, decide, new_gang
+from launcher.gang.decide import FAILURE_GRACE_S, decide, new_attempt
 from launcher.gang.events import (
     Event,
     Finish,
     Interrupted,
     NodeEmpty,
     NodeLost,
-    StartAgain,
+    RestartTask,
     StopNodes,
     TaskStarted,
     Tick,
 )
-from launcher.gang.state import Gang, Phase, Reason, Rules
+from launcher.gang.state import AttemptPolicy, AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES, TORCH, find_role_problem
 from launcher.tasks import TENSORBOARD, TaskId, parse_task_id
 from launcher.verdict.causes import find_cause
@@ -31,134 +31,136 @@ CHIEF, W0, W1, PS, EVALUATOR = (
     parse_task_id(text) for text in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
 )
 FAILURE_STOP = StopNodes(FAILURE_GRACE_S)
-MAX_RETURNS = 2
+MAX_INDIVIDUAL_RESTARTS = 2
 
 
-def make_rules(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> Rules:
+def make_policy(nodes: Mapping[str, Iterable[TaskId]] | None = None) -> AttemptPolicy:
     tasks = {node: frozenset(of_node) for node, of_node in (nodes or {"a": [CHIEF, W0, W1, PS]}).items()}
     forming = frozenset(task for task in frozenset().union(*tasks.values()) if task.type != "evaluator")
-    return Rules(
+    return AttemptPolicy(
         tasks,
         forming,
         start_s=600.0,
         drain_s=DRAIN_S,
         stop_grace_s=GRACE_S,
         strategy=RULES["parameter_server"],
-        max_returns=MAX_RETURNS,
+        max_individual_restarts=MAX_INDIVIDUAL_RESTARTS,
     )
 
 
-def running(rules: Rules) -> list[Event]:
-    return [*preparing(rules), *started(*sorted(rules.tasks)), *listening(*sorted(rules.forming))]
+def running(policy: AttemptPolicy) -> list[Event]:
+    return [*preparing(policy), *started(*sorted(policy.tasks)), *listening(*sorted(policy.forming))]
 
 
 def test_it_is_up_when_all_ports_are_open_and_asks_no_leader() -> None:
-    rules = make_rules()
-    gang, _ = play(rules, *running(rules)[:-1])
-    assert gang.phase is Phase.FORMING
-    gang, _ = play(rules, *running(rules))
-    assert gang.phase is Phase.RUNNING
+    policy = make_policy()
+    state, _ = play(policy, *running(policy)[:-1])
+    assert state.phase is Phase.FORMING
+    state, _ = play(policy, *running(policy))
+    assert state.phase is Phase.RUNNING
 
 
 def test_the_chiefs_success_is_that_of_all_and_stops_the_rest_at_once() -> None:
-    rules = make_rules()
-    gang, actions = play(rules, *running(rules), exited(CHIEF))
-    assert (gang.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
-    assert gang.stopped == {W0, W1, PS}
-    gang, _ = play(rules, *running(rules), exited(CHIEF), *(exited(t, signal=15) for t in (W0, W1, PS)), NodeEmpty("a"))
-    assert gang.phase is Phase.FINISHED
-    assert find_cause(gang, {}) is None
+    policy = make_policy()
+    state, actions = play(policy, *running(policy), exited(CHIEF))
+    assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
+    assert state.stopped == {W0, W1, PS}
+    state, _ = play(
+        policy, *running(policy), exited(CHIEF), *(exited(t, signal=15) for t in (W0, W1, PS)), NodeEmpty("a")
+    )
+    assert state.phase is Phase.FINISHED
+    assert find_cause(state, {}) is None
 
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"code": 0}, {"code": None, "signal": signal.SIGKILL}])
 def test_a_worker_that_ends_however_is_started_again_alone(how: dict[str, int]) -> None:
-    rules = make_rules()
-    gang, actions = play(rules, *running(rules), exited(W1, how["code"], signal=how.get("signal")))
-    assert actions[-1] == StartAgain(W1)
-    assert (gang.phase, gang.reason) == (Phase.RUNNING, None)
-    assert W1 not in gang.started
-    gang, _ = decide(gang, TaskStarted(W1, 200, 1020.0), 0.0)
-    gang, _ = decide(gang, listening(W1)[0], 0.0)
-    gang, _ = decide(gang, exited(CHIEF), 0.0)
-    assert gang.reason is Reason.SUCCEEDED
+    policy = make_policy()
+    state, actions = play(policy, *running(policy), exited(W1, how["code"], signal=how.get("signal")))
+    assert actions[-1] == RestartTask(W1)
+    assert (state.phase, state.reason) == (Phase.RUNNING, None)
+    assert W1 not in state.started
+    state, _ = decide(state, TaskStarted(W1, 200, 1020.0), 0.0)
+    state, _ = decide(state, listening(W1)[0], 0.0)
+    state, _ = decide(state, exited(CHIEF), 0.0)
+    assert state.reason is Reason.SUCCEEDED
 
 
 def test_a_worker_that_keeps_ending_is_the_cause_in_the_end() -> None:
-    rules = make_rules()
-    again = [event for _ in range(MAX_RETURNS) for event in (exited(W1, 3), *started(W1))]
-    gang, actions = play(rules, *running(rules), *again)
-    assert actions[-MAX_RETURNS:] == [StartAgain(W1)] * MAX_RETURNS
-    gang, actions = play(rules, *running(rules), *again, exited(W1, 3))
-    assert (gang.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
-    cause = find_cause(gang, {})
+    policy = make_policy()
+    again = [event for _ in range(MAX_INDIVIDUAL_RESTARTS) for event in (exited(W1, 3), *started(W1))]
+    state, actions = play(policy, *running(policy), *again)
+    assert actions[-MAX_INDIVIDUAL_RESTARTS:] == [RestartTask(W1)] * MAX_INDIVIDUAL_RESTARTS
+    state, actions = play(policy, *running(policy), *again, exited(W1, 3))
+    assert (state.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
+    cause = find_cause(state, {})
     assert cause is not None
     assert cause.exited.task == W1
 
 
 def test_one_worker_does_not_use_up_the_restarts_of_another() -> None:
-    rules = make_rules()
-    events = [event for _ in range(MAX_RETURNS) for w in (W0, W1) for event in (exited(w, 1), *started(w))]
-    gang, _ = play(rules, *running(rules), *events)
-    assert gang.reason is None
+    policy = make_policy()
+    events = [event for _ in range(MAX_INDIVIDUAL_RESTARTS) for w in (W0, W1) for event in (exited(w, 1), *started(w))]
+    state, _ = play(policy, *running(policy), *events)
+    assert state.reason is None
 
 
 @pytest.mark.parametrize("how", [0, 1])
 def test_a_parameter_server_that_ends_fails_the_attempt(how: int) -> None:
-    rules = make_rules()
-    gang, actions = play(rules, *running(rules), exited(PS, how))
-    assert (gang.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
-    cause = find_cause(gang, {})
+    policy = make_policy()
+    state, actions = play(policy, *running(policy), exited(PS, how))
+    assert (state.reason, actions[-1]) == (Reason.TASK_FAILED, FAILURE_STOP)
+    cause = find_cause(state, {})
     assert cause is not None
     assert cause.exited.task == PS
 
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_it_stays_the_cause_however_the_chief_ends_that_is_stopped_for_it(code: int) -> None:
-    rules = make_rules()
+    policy = make_policy()
     died = replace(exited(PS, 1), time=1005.0)
-    gang, _ = play(rules, *running(rules), died, exited(CHIEF, code), exited(W0, signal=15))
-    cause = find_cause(gang, {})
+    state, _ = play(policy, *running(policy), died, exited(CHIEF, code), exited(W0, signal=15))
+    cause = find_cause(state, {})
     assert cause is not None
     assert cause.exited.task == PS
 
 
 def test_a_chief_that_fails_is_the_cause_though_servers_are_stopped_for_it() -> None:
-    rules = make_rules()
-    gang, _ = play(rules, *running(rules), exited(CHIEF, 1), exited(PS, signal=15))
-    cause = find_cause(gang, {})
-    assert gang.reason is Reason.TASK_FAILED
+    policy = make_policy()
+    state, _ = play(policy, *running(policy), exited(CHIEF, 1), exited(PS, signal=15))
+    cause = find_cause(state, {})
+    assert state.reason is Reason.TASK_FAILED
     assert cause is not None
     assert cause.exited.task == CHIEF
 
 
 def test_a_lost_node_fails_the_attempt_whatever_ran_there() -> None:
-    rules = make_rules({"a": [CHIEF, PS], "b": [W0], "c": [W1]})
-    gang, _ = play(rules, *running(rules), NodeLost("c", "gone"))
-    assert gang.reason is Reason.NODE_LOST
+    policy = make_policy({"a": [CHIEF, PS], "b": [W0], "c": [W1]})
+    state, _ = play(policy, *running(policy), NodeLost("c", "gone"))
+    assert state.reason is Reason.NODE_LOST
 
 
 def test_an_evaluator_has_its_time_after_the_chiefs_success_and_servers_are_not_waited_for() -> None:
-    rules = make_rules({"a": [CHIEF, W0, PS, EVALUATOR]})
-    gang, _ = play(rules, *running(rules), exited(CHIEF))
-    assert gang.reason is None
-    later, _ = decide(gang, exited(EVALUATOR), 1.0)
+    policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
+    state, _ = play(policy, *running(policy), exited(CHIEF))
+    assert state.reason is None
+    later, _ = decide(state, exited(EVALUATOR), 1.0)
     assert later.reason is Reason.SUCCEEDED
-    later, _ = decide(gang, Tick(), DRAIN_S + 1)
+    later, _ = decide(state, Tick(), DRAIN_S + 1)
     assert later.reason is Reason.SUCCEEDED
     assert EVALUATOR in later.stopped
 
 
 def test_a_server_that_ends_after_the_chiefs_success_is_no_matter() -> None:
-    rules = make_rules({"a": [CHIEF, W0, PS, EVALUATOR]})
-    gang, actions = play(rules, *running(rules), exited(CHIEF), exited(W0, 1), exited(PS, 1))
-    assert gang.reason is None
-    assert StartAgain(W0) not in actions
+    policy = make_policy({"a": [CHIEF, W0, PS, EVALUATOR]})
+    state, actions = play(policy, *running(policy), exited(CHIEF), exited(W0, 1), exited(PS, 1))
+    assert state.reason is None
+    assert RestartTask(W0) not in actions
 
 
 def test_nothing_is_started_again_while_it_is_being_stopped() -> None:
-    rules = make_rules()
-    _, actions = play(rules, *running(rules), exited(CHIEF, 1), exited(W0, 1), NodeEmpty("a"))
-    assert StartAgain(W0) not in actions
+    policy = make_policy()
+    _, actions = play(policy, *running(policy), exited(CHIEF, 1), exited(W0, 1), NodeEmpty("a"))
+    assert RestartTask(W0) not in actions
     assert actions[-1] == Finish()
 
 
@@ -183,53 +185,55 @@ class TestRoles:
 
 
 def test_the_state_of_a_gang_without_servers_is_as_it_was() -> None:
-    rules = Rules({"a": frozenset([W0, W1])}, frozenset([W0, W1]), start_s=1, drain_s=1, stop_grace_s=1)
-    assert rules.trainers == {W0, W1}
-    assert not rules.servers
-    assert isinstance(new_gang(rules, 0.0), Gang)
+    policy = AttemptPolicy({"a": frozenset([W0, W1])}, frozenset([W0, W1]), start_s=1, drain_s=1, stop_grace_s=1)
+    assert policy.trainers == {W0, W1}
+    assert not policy.servers
+    assert isinstance(new_attempt(policy, 0.0), AttemptState)
 
 
 class TestWhatRunsBesideTheTasks:
     BOARD = TENSORBOARD
 
-    def rules(self, *, keeps: bool) -> Rules:
+    def policy(self, *, keeps: bool) -> AttemptPolicy:
         tasks = frozenset([W0, W1, self.BOARD])
-        return Rules({"a": tasks}, frozenset([W0, W1]), 600.0, DRAIN_S, GRACE_S, keeps_sides=keeps, strategy=TORCH)
+        return AttemptPolicy(
+            {"a": tasks}, frozenset([W0, W1]), 600.0, DRAIN_S, GRACE_S, keeps_auxiliary=keeps, strategy=TORCH
+        )
 
-    def up(self, *, keeps: bool) -> tuple[Rules, list[Event]]:
-        rules = self.rules(keeps=keeps)
-        return rules, [*preparing(rules), *started(W0, W1, self.BOARD), *listening(W0, W1)]
+    def up(self, *, keeps: bool) -> tuple[AttemptPolicy, list[Event]]:
+        policy = self.policy(keeps=keeps)
+        return policy, [*preparing(policy), *started(W0, W1, self.BOARD), *listening(W0, W1)]
 
     def test_ends_with_the_tasks(self) -> None:
-        rules, events = self.up(keeps=False)
-        gang, actions = play(rules, *events, exited(W0), exited(W1))
-        assert (gang.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
-        assert gang.stopped == {self.BOARD}
+        policy, events = self.up(keeps=False)
+        state, actions = play(policy, *events, exited(W0), exited(W1))
+        assert (state.reason, actions[-1]) == (Reason.SUCCEEDED, FAILURE_STOP)
+        assert state.stopped == {self.BOARD}
 
     def test_stays_if_it_is_to_until_the_user_ends_it_and_that_is_no_interruption(self) -> None:
-        rules, events = self.up(keeps=True)
-        gang, _ = play(rules, *events, exited(W0), exited(W1))
-        assert (gang.reason, gang.is_over) == (None, True)
-        later, _ = decide(gang, Tick(), 10 * DRAIN_S)
+        policy, events = self.up(keeps=True)
+        state, _ = play(policy, *events, exited(W0), exited(W1))
+        assert (state.reason, state.is_over) == (None, True)
+        later, _ = decide(state, Tick(), 10 * DRAIN_S)
         assert later.reason is None
         ended, actions = decide(later, Interrupted(signal.SIGINT), 10 * DRAIN_S)
         assert (ended.reason, ended.signal, actions) == (Reason.SUCCEEDED, None, (FAILURE_STOP,))
 
     def test_its_end_is_not_told_of_however_it_came(self) -> None:
-        rules, events = self.up(keeps=False)
+        policy, events = self.up(keeps=False)
         slow = replace(exited(self.BOARD, signal=signal.SIGKILL), finished=1009.0)  # TERM was heeded, but for too long
-        gang, _ = play(rules, *events, exited(W0), exited(W1), slow, NodeEmpty("a"))
-        verdict = judged(gang)
+        state, _ = play(policy, *events, exited(W0), exited(W1), slow, NodeEmpty("a"))
+        verdict = judged(state)
         assert (verdict.reference, verdict.evidence) == ("succeeded", [])
 
     def test_does_not_keep_a_failure_waiting(self) -> None:
-        rules, events = self.up(keeps=True)
-        gang, _ = play(rules, *events, exited(W0, 1))
-        assert gang.reason is Reason.TASK_FAILED
+        policy, events = self.up(keeps=True)
+        state, _ = play(policy, *events, exited(W0, 1))
+        assert state.reason is Reason.TASK_FAILED
 
     def test_its_own_end_is_no_matter(self) -> None:
-        rules, events = self.up(keeps=True)
-        gang, _ = play(rules, *events, exited(self.BOARD, 1))
-        assert gang.reason is None
-        gang, _ = play(rules, *events, exited(self.BOARD, 1), exited(W0), exited(W1))
-        assert gang.reason is Reason.SUCCEEDED
+        policy, events = self.up(keeps=True)
+        state, _ = play(policy, *events, exited(self.BOARD, 1))
+        assert state.reason is None
+        state, _ = play(policy, *events, exited(self.BOARD, 1), exited(W0), exited(W1))
+        assert state.reason is Reason.SUCCEEDED

@@ -14,7 +14,7 @@ from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink
-from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inlet, Placement, weigh
+from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
 from tests.witness import wait_until
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import (
@@ -31,7 +31,7 @@ from worker_entry.protocol.messages import (
     Refused,
     Stacks,
     Started,
-    Told,
+    Status,
 )
 from worker_entry.protocol.orders import VERSION
 from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
@@ -76,23 +76,23 @@ class FarTransport:
 class Run:
     links: NodeLinks
     root: Path
-    ways: dict[str, FarTransport]
+    targets: dict[str, FarTransport]
 
     def say(self, node: str, message: Message) -> None:
-        self.ways[node].deliver(node, message)
+        self.targets[node].deliver(node, message)
 
     def log(self, node: str, attempt: int, task: str, data: bytes) -> None:
-        self.ways[node].logs.write(Log(attempt, task, 0, len(data)), data)
+        self.targets[node].logs.write(Log(attempt, task, 0, len(data)), data)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    ways = {node: FarTransport() for node in NODES}
-    links = NodeLinks(ways, "run", RunDir(tmp_path), 60.0)
+    targets = {node: FarTransport() for node in NODES}
+    links = NodeLinks(targets, "run", RunDir(tmp_path), 60.0)
     links.begin(1, NODES)
     for node in NODES:
         links.connect(node, "/")
-    yield Run(links, tmp_path, ways)
+    yield Run(links, tmp_path, targets)
     links.close()
 
 
@@ -103,7 +103,7 @@ def of_task(task: str) -> list[Message]:
         Started(task, 1, 1.0),
         Listening(task, 1.0),
         Halted(task, 19, 1.0),
-        Told(task, TaskStatus("trains", 1.0)),
+        Status(task, TaskStatus("trains", 1.0)),
         Stacks(task, "", Activity()),
         Exited(task, TaskExit(0), 1.0),
         Exited(str(W1), TaskExit(1), 1.0, evidence=problem),
@@ -156,7 +156,7 @@ def test_what_is_late_of_an_attempt_changes_nothing_in_the_next_where_the_task_i
 
 
 def test_a_node_is_what_its_link_says_and_an_older_link_says_nothing(run: Run) -> None:
-    old = run.ways["hostile"].deliver
+    old = run.targets["hostile"].deliver
     run.say("hostile", READY)
     run.links.forget(["hostile"])
     run.links.connect("hostile", "/")
@@ -187,7 +187,7 @@ class Flood:
     def __init__(self, tmp_path: Path, message: Message) -> None:
         self.arrived: list[Arrived] = []
         placement = Placement.of(1, NODES)
-        self.inlet = Inlet("hostile", lambda: placement, LogMirror(lambda *_: tmp_path), self.arrived.append)
+        self.inbox = Inbox("hostile", lambda: placement, LogMirror(lambda *_: tmp_path), self.arrived.append)
         self.stop = threading.Event()
         self._message = message
         self._thread = threading.Thread(target=self._run)
@@ -195,11 +195,11 @@ class Flood:
 
     def _run(self) -> None:
         while not self.stop.is_set():
-            self.inlet.deliver("hostile", self._message)
+            self.inbox.deliver("hostile", self._message)
 
     def end(self) -> None:
         self.stop.set()
-        self.inlet.close()
+        self.inbox.close()
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -214,7 +214,7 @@ def test_a_flood_waits_at_a_bound_of_messages_and_of_bytes_and_goes_on_as_they_a
     try:
         wait_until(lambda: len(flood.arrived) == most, "it waits")
         for arrived in flood.arrived[:most]:
-            flood.inlet.release(arrived)
+            flood.inbox.release(arrived)
         wait_until(lambda: len(flood.arrived) == 2 * most, "it goes on")
         assert sum(arrived.weight for arrived in flood.arrived[most:]) <= UNREAD_BYTES
     finally:
@@ -233,7 +233,7 @@ def test_the_end_of_a_link_is_told_whatever_is_unread(tmp_path: Path) -> None:
     flood = Flood(tmp_path, Listening("worker:1", 1.0))
     try:
         wait_until(lambda: len(flood.arrived) == UNREAD_MESSAGES, "it waits")
-        flood.inlet.deliver("hostile", LinkClosed("gone"))
+        flood.inbox.deliver("hostile", LinkClosed("gone"))
         assert len(flood.arrived) == UNREAD_MESSAGES + 1
     finally:
         flood.end()

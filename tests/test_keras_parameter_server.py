@@ -188,13 +188,13 @@ def test_a_step_that_fails_ends_fit_with_its_error_and_the_next_fit_works(runs: 
 
 @pytest.mark.parametrize("configuration", ["one worker", "older Keras"])
 def test_the_log_says_once_that_fit_has_been_patched(runs: Runs, configuration: str) -> None:
-    said = re.findall(r"^distlaunch: mended Keras (\S+) .*", runs.get(configuration)["log"], re.MULTILINE)
+    said = re.findall(r"^distlaunch: patched Keras (\S+) .*", runs.get(configuration)["log"], re.MULTILINE)
     assert said == [runs.get(configuration)["version"]]
     assert "fit under ParameterServerStrategy" in runs.get(configuration)["log"]
 
 
 def test_tf_keras_is_left_alone(runs: Runs) -> None:
-    assert "distlaunch: mended" not in runs.get("tf_keras")["log"]
+    assert "distlaunch: patched" not in runs.get("tf_keras")["log"]
 
 
 def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -232,8 +232,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_fit_comes_back_and_every_batch
 
 
 def test_without_the_patch_the_failure_says_what_to_do(tmp_path: Path) -> None:
-    done = start(tmp_path, "--workers", "1", "--no-keras-mend", str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
+    done = start(tmp_path, "--workers", "1", "--no-keras-patch", str(PROGRAM), str(tmp_path), "raise:fit_on_dataset")
     assert done.returncode == 1
     assert "create_per_worker_dataset" in done.stderr
-    assert "remove --no-keras-mend" in done.stderr
+    assert "remove --no-keras-patch" in done.stderr
     assert "TF_USE_LEGACY_KERAS=1" in done.stderr

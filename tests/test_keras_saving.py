@@ -216,7 +216,7 @@ class TestTogether:
 
     def test_the_log_names_what_is_treated_so(self, together: Saved) -> None:
         for log in together.log:
-            line = next(line for line in log.splitlines() if "mended Keras" in line)
+            line = next(line for line in log.splitlines() if "patched Keras" in line)
             assert {"ModelCheckpoint", "TensorBoard", "CSVLogger", "Model.save", "Model.export"} <= {
                 *re.split(r"[, ]+", line)
             }

@@ -1,6 +1,6 @@
-"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: what the mend finds, and what training then comes to.
+"""Keras 3's `model.fit` under MultiWorkerMirroredStrategy: what the patch finds, and what training then comes to.
 
-The first half needs no TensorFlow: it mends small packages that are written like Keras. The second half runs
+The first half needs no TensorFlow: it patches small packages that are written like Keras. The second half runs
 tests/programs/keras_cases.py, an ordinary user's script of many cases, once per configuration, and compares the
 numbers: worker with worker, cluster with one process, Keras 3 with tf_keras.
 """
@@ -231,7 +231,7 @@ WriteKeras = Callable[..., None]
 
 @pytest.fixture
 def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteKeras]:
-    """Writes a package `keras` that can be imported, with the modules that the mend looks at."""
+    """Writes a package `keras` that can be imported, with the modules that the patch looks at."""
 
     def forget_keras() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "keras"]:
@@ -269,8 +269,8 @@ def write_keras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wri
     forget_keras()
 
 
-def import_mended() -> tuple[ModuleType, list[str]]:
-    """Imports the written Keras with the mend installed; gives its trainer and what was logged."""
+def import_patched() -> tuple[ModuleType, list[str]]:
+    """Imports the written Keras with the patch installed; gives its trainer and what was logged."""
     lines: list[str] = []
     patching.install(lines.append)
     importlib.import_module("keras")
@@ -299,16 +299,16 @@ def finders() -> list[Any]:
 
 def test_faulty_code_is_replaced_and_named_in_one_line(write_keras: WriteKeras) -> None:
     write_keras()
-    _, lines = import_mended()
+    _, lines = import_patched()
     assert lines == [
-        f"mended Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} (--no-keras-mend turns this off)"
+        f"patched Keras 3.99.0 for distributed training: {', '.join(EVERYTHING)} (--no-keras-patch turns this off)"
     ]
 
 
 def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras) -> None:
     write_keras(FIXED_TRAINER, FIXED_LAYER, FIXED_SCALER, FIXED_OPTIMIZER, OTHER_VARIABLE)
-    trainer, lines = import_mended()
-    assert lines == ["Keras 3.99.0 needs no mend for distributed training"]
+    trainer, lines = import_patched()
+    assert lines == ["Keras 3.99.0 needs no patch for distributed training"]
     functions = [
         trainer.reduce_per_replica,
         *vars(trainer.TensorFlowTrainer).values(),
@@ -320,7 +320,7 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
 
 
 @pytest.mark.parametrize(
-    ("sources", "mended"),
+    ("sources", "patched"),
     [
         ({"trainer": FIXED_TRAINER}, EVERYTHING[3:]),
         ({"layer": FIXED_LAYER}, [*EVERYTHING[:3], *EVERYTHING[5:]]),
@@ -332,17 +332,17 @@ def test_code_that_upstream_has_fixed_is_left_untouched(write_keras: WriteKeras)
     ids=["trainer", "layer", "loss scaling", "optimizer", "optimizer but for a condition", "variable"],
 )
 def test_what_is_still_faulty_is_mended_where_the_rest_is_fixed(
-    write_keras: WriteKeras, sources: dict[str, str], mended: list[str]
+    write_keras: WriteKeras, sources: dict[str, str], patched: list[str]
 ) -> None:
     write_keras(**sources)
-    _, (line,) = import_mended()
-    assert f": {', '.join(mended)} (" in line
+    _, (line,) = import_patched()
+    assert f": {', '.join(patched)} (" in line
 
 
 def test_weights_that_aggregate_by_default_are_left_untouched(write_keras: WriteKeras) -> None:
     """As they once did: a layer's weights were averaged unless they said otherwise."""
     write_keras(layer=LAYER.format(default="mean", aggregation="", call="self._moments(inputs)"))
-    _, (line,) = import_mended()
+    _, (line,) = import_patched()
     assert "BatchNormalization._moments" in line
     assert "add_weight" not in line
 
@@ -357,8 +357,8 @@ def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
 ) -> None:
     """Keras before 3.8, and before 3.10: a loud failure is better than a wrong model."""
     write_keras(**sources)
-    trainer, (line,) = import_mended()
-    assert line.startswith("Keras 3.99.0 is not mended, for it would train wrongly")
+    trainer, (line,) = import_patched()
+    assert line.startswith("Keras 3.99.0 is not patched, for it would train wrongly")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
@@ -374,7 +374,7 @@ def test_hook_is_lazy(write_keras: WriteKeras) -> None:
 
 def test_hook_is_gone_after_the_import(write_keras: WriteKeras) -> None:
     write_keras()
-    import_mended()
+    import_patched()
     assert finders() == []
 
 
@@ -393,21 +393,21 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
     importlib.import_module("keras")
     lines: list[str] = []
     patching.install(lines.append)
-    assert "mended Keras 3.99.0" in lines[0]
+    assert "patched Keras 3.99.0" in lines[0]
     assert finders() == []
 
 
 def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
-    _, (problem, mended) = import_mended()
-    assert problem.startswith(f"could not look at Keras 3.99.0 to mend {layers.BATCH_NORMALIZATION} (")
-    assert mended.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-mend turns this off)")
+    _, (problem, patched) = import_patched()
+    assert problem.startswith(f"could not look at Keras 3.99.0 to patch {layers.BATCH_NORMALIZATION} (")
+    assert patched.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-patch turns this off)")
 
 
 def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: WriteKeras) -> None:
     write_keras(metric="Metric = None")
-    trainer, (line,) = import_mended()
-    assert line.startswith("could not look at Keras 3.99.0 to mend it (")
+    trainer, (line,) = import_patched()
+    assert line.startswith("could not look at Keras 3.99.0 to patch it (")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
@@ -429,7 +429,7 @@ def test_process_of_its_own_is_patched_when_it_makes_a_strategy_of_several_repli
     assert lines == []
     for _ in range(2):
         assert Strategy(replicas).num_replicas_in_sync == replicas
-    assert [line[:19] for line in lines] == ["mended Keras 3.99.0"] * (replicas - 1)
+    assert [line[:19] for line in lines] == ["patched Keras 3.99.0"] * (replicas - 1)
 
 
 def test_keras_without_the_tensorflow_trainer_is_left_alone(tmp_path: Path, write_keras: WriteKeras) -> None:
@@ -455,7 +455,7 @@ class FakeStrategy:
 
 def test_several_workers_build_a_model_from_the_first_local_part_of_a_batch(write_keras: WriteKeras) -> None:
     write_keras()
-    trainer, _ = import_mended()
+    trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
     model._distribute_strategy = FakeStrategy(2)
     model._maybe_symbolic_build(iterator=[(0, 0, iter([trainer.DistributedValues()]))])
@@ -464,7 +464,7 @@ def test_several_workers_build_a_model_from_the_first_local_part_of_a_batch(writ
 
 def test_one_worker_builds_a_model_by_the_original_code(write_keras: WriteKeras) -> None:
     write_keras()
-    trainer, _ = import_mended()
+    trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
     model._distribute_strategy = FakeStrategy(1)
     batch = trainer.DistributedValues()
@@ -475,13 +475,13 @@ def test_one_worker_builds_a_model_by_the_original_code(write_keras: WriteKeras)
 @pytest.mark.parametrize("reduction", ["auto", "mean"])
 def test_log_values_of_several_workers_are_averaged_over_replicas_only(write_keras: WriteKeras, reduction: str) -> None:
     write_keras()
-    trainer, _ = import_mended()
+    trainer, _ = import_patched()
     assert trainer.reduce_per_replica(1.5, FakeStrategy(2), reduction) == ("MEAN", 1.5, None)
 
 
 def test_one_worker_and_other_reductions_run_the_original_code(write_keras: WriteKeras) -> None:
     write_keras()
-    trainer, _ = import_mended()
+    trainer, _ = import_patched()
     assert trainer.reduce_per_replica(1.5, FakeStrategy(1), "auto") == ("MEAN", 1.5, 0)
     assert trainer.reduce_per_replica(1.5, FakeStrategy(2), "concat") == "concatenated"
 
@@ -495,7 +495,7 @@ def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
     write_keras: WriteKeras, workers: int, steps: int, step_has_own_function: bool
 ) -> None:
     write_keras()
-    trainer, _ = import_mended()
+    trainer, _ = import_patched()
     model = trainer.TensorFlowTrainer()
     model.steps_per_execution, model.run_eagerly, model.jit_compile = steps, False, False
     model.distribute_strategy = FakeStrategy(workers)
@@ -512,7 +512,7 @@ def test_step_is_traced_in_the_loop_only_where_it_has_to_be(
 
 def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) -> None:
     write_keras()
-    import_mended()
+    import_patched()
     layer = sys.modules[layers.BATCH_NORMALIZATION].BatchNormalization()
     layer.build()
     assert layer.gamma == ("gamma", "none")
@@ -641,8 +641,8 @@ class Run:
         assert "error" not in result, f"worker {worker} raised:\n{result['error']}"
         return result
 
-    def mend_line(self) -> str:
-        """What the mend said about Keras, which is the same in every worker's log, once."""
+    def patch_line(self) -> str:
+        """What the patch said about Keras, which is the same in every worker's log, once."""
         lines = [[line for line in log.splitlines() if line.startswith("distlaunch: ")] for log in self.logs]
         about_keras = [[line for line in of_worker if "Keras" in line] for of_worker in lines]
         assert [len(of_worker) for of_worker in about_keras] == [1] * len(self.logs)
@@ -691,12 +691,12 @@ class Runs:
             )
             cases = ON_DEVICES
             if configuration.endswith("unmended"):
-                flags, cases = (*flags, "--no-keras-mend"), ["clipnorm"]
+                flags, cases = (*flags, "--no-keras-patch"), ["clipnorm"]
             done = start(run_dir, str(out), *cases, flags=flags, env=env)
             log = run_dir / "attempt-1" / "worker-0.log"
             return Run([read_results(out, 0, done)], [log.read_text(errors="replace")])
         if configuration == "unmended":
-            done = start(run_dir, str(out), "plain_fit", flags=("--workers", "2", "--no-keras-mend"), env=env)
+            done = start(run_dir, str(out), "plain_fit", flags=("--workers", "2", "--no-keras-patch"), env=env)
         else:
             flags = ("--no-preload",) if "one by one" in configuration else ()
             done = start(run_dir, str(out), flags=("--workers", "2", *flags), env=env)
@@ -771,21 +771,21 @@ every_keras = pytest.mark.parametrize("keras", KERAS)
 
 @tensorflow
 def test_plain_fit_fails_without_the_mend(runs: Runs) -> None:
-    if "needs no mend" in runs.get("newest Keras").mend_line():
-        pytest.skip("this Keras needs no mend")
+    if "needs no patch" in runs.get("newest Keras").patch_line():
+        pytest.skip("this Keras needs no patch")
     for result in runs.get("unmended").workers:
         assert "error" in result["plain_fit"]
 
 
 @tensorflow
 def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
-    line = runs.get("newest Keras").mend_line()
-    if "mended Keras" in line and "reduce_per_replica" in line:
+    line = runs.get("newest Keras").patch_line()
+    if "patched Keras" in line and "reduce_per_replica" in line:
         return
     errors = [result["plain_fit"].get("error") for result in runs.get("unmended").workers]
     if any(errors):
         pytest.fail(
-            "Keras has changed: the mend no longer finds the faulty code in its trainer, and model.fit on two "
+            "Keras has changed: the patch no longer finds the faulty code in its trainer, and model.fit on two "
             f"workers still fails. worker_entry/keras_trainer.py has to learn it.\nIts log line: {line}\n{errors[0]}",
             pytrace=False,
         )
@@ -796,7 +796,7 @@ def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
 def test_mend_says_once_in_every_log_what_it_did(runs: Runs, keras: str) -> None:
     run = runs.get(keras)
     version = run.workers[0]["version"]
-    assert run.mend_line().startswith(("distlaunch: mended Keras " + version, f"distlaunch: Keras {version} needs"))
+    assert run.patch_line().startswith(("distlaunch: patched Keras " + version, f"distlaunch: Keras {version} needs"))
     assert keras.startswith("newest Keras") or keras == f"Keras {version}"
 
 
@@ -804,7 +804,7 @@ def test_mend_says_once_in_every_log_what_it_did(runs: Runs, keras: str) -> None
 def test_tf_keras_is_not_mended(runs: Runs) -> None:
     run = runs.get("tf_keras")
     assert [results["library"] for results in run.workers] == ["tf_keras", "tf_keras"]
-    assert not [log for log in run.logs if "mended" in log]
+    assert not [log for log in run.logs if "patched" in log]
 
 
 @tensorflow
@@ -872,7 +872,7 @@ def test_devices_of_one_process_clip_each_their_own_gradients_without_the_patch(
 @tensorflow
 @every_strategy
 def test_patch_says_once_what_it_did_in_a_process_of_several_devices(runs: Runs, strategy: str) -> None:
-    assert runs.get(strategy).mend_line().startswith("distlaunch: mended Keras ")
+    assert runs.get(strategy).patch_line().startswith("distlaunch: patched Keras ")
 
 
 @tensorflow

@@ -59,7 +59,7 @@ class TestProgram:
             pytest.param(["-m", "my.train", "--epochs", "3"], ["-m", "my.train", "--epochs", "3"], id="module"),
             pytest.param(["-m", "my.train", "-m", "--", "x"], ["-m", "my.train", "-m", "--", "x"], id="module-dashes"),
             pytest.param(["--module", "my.train"], ["-m", "my.train"], id="module-in-full"),
-            pytest.param(["--no-keras-mend", "train.py"], ["--no-keras-mend", "train.py"], id="our-option-before-it"),
+            pytest.param(["--no-keras-patch", "train.py"], ["--no-keras-patch", "train.py"], id="our-option-before-it"),
             pytest.param(["--", "./train", "--epochs", "3"], ["--", "./train", "--epochs", "3"], id="command"),
             pytest.param(["--", "ls", "--", "-l"], ["--", "ls", "--", "-l"], id="command-with-dashes"),
             pytest.param(["--", "python", "-m", "x"], ["--", "python", "-m", "x"], id="command-with-an-option-of-ours"),

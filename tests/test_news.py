@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.console.messages import render_patches
-from launcher.gang.events import TaskExited, TaskTold
+from launcher.gang.events import TaskExited, TaskReported
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch
 from worker_entry.protocol.values import KerasPatch, TaskExit
@@ -15,12 +15,12 @@ from worker_entry.protocol.values import KerasPatch, TaskExit
 W0 = TaskId("worker", 0)
 
 
-def told(patch: KerasPatch | None) -> TaskTold:
-    return TaskTold(W0, "is training", 1000.0, keras=patch)
+def told(patch: KerasPatch | None) -> TaskReported:
+    return TaskReported(W0, "is training", 1000.0, keras=patch)
 
 
 def test_it_has_the_version_the_number_of_faults_and_what_turns_it_off() -> None:
-    line = "Keras 3.15.1: 8 faults patched for multi-worker training (--no-keras-mend turns this off)"
+    line = "Keras 3.15.1: 8 faults patched for multi-worker training (--no-keras-patch turns this off)"
     assert render_patches(told(KerasPatch("3.15.1", 8))) == line
     assert "1 fault patched" in str(render_patches(told(KerasPatch("3.15.1", 1))))
 
@@ -52,7 +52,7 @@ def test_of_a_real_cluster_it_is_said_once_and_is_not_in_the_end_of_a_log_that_i
     (tmp_path / "train.py").write_text(TRAIN)
     ran = distlaunch("local", "train.py", how, "worker:1")
     said = ran.stdout + ran.stderr
-    assert said.count("patched for multi-worker training (--no-keras-mend turns this off)\n") == count, said
+    assert said.count("patched for multi-worker training (--no-keras-patch turns this off)\n") == count, said
     assert "worker:1 │ ValueError: the end" in ran.stderr
-    assert "mended" not in said
-    assert "mended Keras" in ran.log("worker-1").decode()
+    assert "patched" not in said
+    assert "patched Keras" in ran.log("worker-1").decode()

@@ -29,7 +29,7 @@ KERAS = str(PROGRAMS / "train_keras.py")
 
 
 class Forker:
-    """A nursery with a TensorFlow of the test's own, and the one who asks it for tasks."""
+    """A forkserver with a TensorFlow of the test's own, and the one who asks it for tasks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Forker:
         if tensorflow is not None:  # else the real one
             (folder / "tensorflow.py").write_text(tensorflow)
         self.env = {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", **(env or {})}
-        arguments = [json.dumps({"env": self.env, "modules": modules}), str(folder / "nursery.log")]
+        arguments = [json.dumps({"env": self.env, "modules": modules}), str(folder / "forkserver.log")]
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAMS / "fork_tasks.py"), *arguments],
             cwd=folder,
@@ -53,7 +53,7 @@ class Forker:
         )
         said = self._hear()
         self.problem: str = said["problem"]
-        self.nursery = psutil.Process(said["pids"][0]) if said["pids"] else None
+        self.forkserver = psutil.Process(said["pids"][0]) if said["pids"] else None
 
     @property
     def order_file(self) -> Path:
@@ -134,17 +134,17 @@ class TestLikePlainPython:
 
     def test_two_hundred_in_a_row_leave_nothing_behind(self, forker: Forker, tmp_path: Path) -> None:
         write(tmp_path, "print('done')")
-        assert forker.nursery is not None
+        assert forker.forkserver is not None
         for _ in range(20):
             forker.run(tmp_path, ["program.py"])
-        descriptors, memory = forker.nursery.num_fds(), forker.nursery.memory_info().rss
+        descriptors, memory = forker.forkserver.num_fds(), forker.forkserver.memory_info().rss
         for _ in range(200):
             assert forker.run(tmp_path, ["program.py"]) == Ended(0, "done\n", "")
-        assert forker.nursery.num_fds() == descriptors
-        assert forker.nursery.memory_info().rss < memory + (1 << 20)
-        assert forker.nursery.children(recursive=True) == []
-        others = psutil.Process(forker.nursery.ppid()).children()
-        assert [each for each in others if each.status() != psutil.STATUS_ZOMBIE] == [forker.nursery]
+        assert forker.forkserver.num_fds() == descriptors
+        assert forker.forkserver.memory_info().rss < memory + (1 << 20)
+        assert forker.forkserver.children(recursive=True) == []
+        others = psutil.Process(forker.forkserver.ppid()).children()
+        assert [each for each in others if each.status() != psutil.STATUS_ZOMBIE] == [forker.forkserver]
 
 
 class TestWhenNotTo:
@@ -171,9 +171,9 @@ class TestWhenNotTo:
             "import sys; print('beside' in sys.modules, end=' ')  # and no tensorflow\n"
             "import colorsys, beside; print(sys.path[1])"
         )
-        for _ in range(2):  # what the import says is in the log of the nursery
+        for _ in range(2):  # what the import says is in the log of the forkserver
             assert good.run(tmp_path, ["program.py"], expected=True).stdout == f"False {tmp_path}/good\n"
-        assert (tmp_path / "good" / "nursery.log").read_text().count("imported once") == 1
+        assert (tmp_path / "good" / "forkserver.log").read_text().count("imported once") == 1
         good.close()
         bad = Forker(tmp_path / "bad", modules=("no_such_module",))
         said, _ = bad.ask(tmp_path, ["program.py"], expected=True)
@@ -246,7 +246,7 @@ class TestRealClusters:
             directory = tmp_path / str(number)
             ran = distlaunch("local", "-n", "2", *option, "--run-dir", str(directory), str(program))
             assert ran.status == 0, ran.stderr
-            assert (directory / "nursery.log").exists() is not bool(option)
+            assert (directory / "forkserver.log").exists() is not bool(option)
             log = (directory / "attempt-1" / "worker-0.log").read_text()
             said.append(re.findall(r"(?:accuracy|loss): [\d.]+|validation accuracy [\d.]+", log))
         assert len(said[0]) > 6
@@ -256,7 +256,7 @@ class TestRealClusters:
         self, distlaunch: Distlaunch, tmp_path: Path
     ) -> None:
         (tmp_path / "draw.py").write_text(
-            "early = 'nursery' in open('/proc/self/cmdline').read()\n"
+            "early = 'forkserver' in open('/proc/self/cmdline').read()\n"
             "import random, threading, numpy as np, tensorflow as tf, keras\n"
             "numbers = [random.random(), np.random.rand(), tf.random.uniform([]), keras.random.uniform([])]\n"
             "print('drawn', early, threading.active_count(), *map(float, numbers))\n"
@@ -285,7 +285,7 @@ class TestRealClusters:
         assert len(ran.report["attempts"]) == 3
         assert "one by one" not in ran.stderr
         assert marked(mark) == []
-        starts = (ran.directory / "nursery.log").read_text().count("oneDNN custom operations")
+        starts = (ran.directory / "forkserver.log").read_text().count("oneDNN custom operations")
         assert starts in (0, 1, 2)  # lines of one import, not of three
 
     def test_one_that_is_killed_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
@@ -300,9 +300,9 @@ class TestRealClusters:
                 status = tmp_path / "run" / "attempt-1" / "worker-1.status.json"
                 wait_until(lambda: status.exists() and '"first_step": 1' in status.read_text(), "it trains", 60)
                 below = psutil.Process(process.pid).children(recursive=True)
-                nursery, *tasks = [each for each in below if each.cmdline()[-1:] == ["nursery"]]
-                assert (nursery.pid, len(tasks)) == (min(each.pid for each in (nursery, *tasks)), 2)
-                nursery.kill()
+                forkserver, *tasks = [each for each in below if each.cmdline()[-1:] == ["forkserver"]]
+                assert (forkserver.pid, len(tasks)) == (min(each.pid for each in (forkserver, *tasks)), 2)
+                forkserver.kill()
                 time.sleep(1)
                 assert all(task.is_running() for task in tasks)
                 tasks[0].kill()
@@ -319,10 +319,10 @@ class TestRealClusters:
 def test_a_forkserver_that_was_stopped_is_waited_for_once_and_not_by_every_task(tmp_path: Path) -> None:
     forker = Forker(tmp_path / "early")
     write(tmp_path, "print('here')")
-    assert forker.nursery is not None
-    forker.nursery.suspend()
+    assert forker.forkserver is not None
+    forker.forkserver.suspend()
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
-    assert not forker.nursery.is_running()  # it is given up
+    assert not forker.forkserver.is_running()  # it is given up
     asked = time.monotonic()
     assert "does not answer" in forker.ask(tmp_path, ["program.py"])[0]["problem"]
     assert time.monotonic() - asked < 2.0

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.gang.events import StacksTold, TaskExited
+from launcher.gang.events import StacksReceived, TaskExited
 from launcher.gang.out_of_step import find_outsider, is_out_of_step, render_split
 from launcher.gang.stacks import find_call
-from launcher.gang.state import Gang, Reason
+from launcher.gang.state import AttemptState, Reason
 from launcher.tasks import TaskId
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.judge import exit_status
 from tests.conftest import PROGRAMS, Distlaunch
-from tests.test_gang import ONE_NODE, W0, W1, W2, make_rules, play, running
+from tests.test_gang import ONE_NODE, W0, W1, W2, make_policy, play, running
 from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, judged
 from worker_entry.protocol.values import CrashRecord, Place, TaskExit
 
@@ -43,13 +43,13 @@ def apart(task: TaskId, at: float, place: Place | None = FIT, said: str = OTHER_
     return TaskExited(task, TaskExit(1), at, CrashRecord(at - 1.0, "InternalError", message, None, None, None, place))
 
 
-def split(layout: dict[str, list[TaskId]], *exits: TaskExited, **stacks: str) -> Gang:
-    rules = make_rules(layout)
-    gang, _ = play(rules, *running(rules), *exits[:1])
-    gang = replace(gang, stacks={TaskId("worker", int(name[1:])): text for name, text in stacks.items()})
-    stopped = gang.rules.tasks - {exits[0].task}
+def split(layout: dict[str, list[TaskId]], *exits: TaskExited, **stacks: str) -> AttemptState:
+    policy = make_policy(layout)
+    state, _ = play(policy, *running(policy), *exits[:1])
+    state = replace(state, stacks={TaskId("worker", int(name[1:])): text for name, text in stacks.items()})
+    stopped = state.policy.tasks - {exits[0].task}
     ends = {event.task: event for event in exits}
-    return replace(gang, reason=Reason.TASK_FAILED, exits=ends, stopped=stopped)
+    return replace(state, reason=Reason.TASK_FAILED, exits=ends, stopped=stopped)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_a_peer_that_is_gone_is_not_out_of_step() -> None:
 
 
 def test_a_log_tells_it_where_there_is_no_crash_record() -> None:
-    gang = split(ONE_NODE, ended(W1, 1050.0, code=1))
-    cause = find_cause(gang, {W1: [f"tensorflow…InternalError: Collective ops is aborted by: {OTHER_TYPE}"]})
+    state = split(ONE_NODE, ended(W1, 1050.0, code=1))
+    cause = find_cause(state, {W1: [f"tensorflow…InternalError: Collective ops is aborted by: {OTHER_TYPE}"]})
     assert cause is not None
     assert cause.reference == "out-of-step"
 
 
 def test_the_place_is_known_from_crash_records_and_stacks() -> None:
-    gang = split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), w0=EVALUATE)
-    verdict = judged(gang)
+    state = split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), w0=EVALUATE)
+    verdict = judged(state)
     assert verdict.reference == "out-of-step"
     assert verdict.message == (
         "worker:0 and worker:1 no longer do the same: worker:0 is in evaluate at /home/me/train.py:31, "
@@ -82,8 +82,8 @@ def test_the_place_is_known_from_crash_records_and_stacks() -> None:
     )
     assert verdict.task is None
     assert verdict.evidence[:2] == [f"worker:1 noticed it: {OTHER_TYPE}", "stopped by distlaunch: worker:0"]
-    assert "all workers must make the same calls" in verdict.cure
-    assert exit_status(gang, verdict) == 1
+    assert "all workers must make the same calls" in verdict.hint
+    assert exit_status(state, verdict) == 1
 
 
 def test_the_crash_record_goes_before_the_stack() -> None:
@@ -91,29 +91,29 @@ def test_the_crash_record_goes_before_the_stack() -> None:
     lost = failed(W0, 1051.0, "UnavailableError", UNAVAILABLE)
     assert lost.crash is not None
     lost = replace(lost, crash=replace(lost.crash, place=Place("/home/me/train.py", 33, "save")))
-    gang = split(ONE_NODE, apart(W1, 1050.0), lost, w0=EVALUATE)
-    assert render_split(gang).startswith("worker:0 is in save at /home/me/train.py:33, ")
+    state = split(ONE_NODE, apart(W1, 1050.0), lost, w0=EVALUATE)
+    assert render_split(state).startswith("worker:0 is in save at /home/me/train.py:33, ")
 
 
 def test_the_one_that_is_elsewhere_is_named_if_there_are_others_to_compare_it_with() -> None:
-    gang = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0), w0=EVALUATE)
-    assert find_outsider(gang) == W0
-    assert judged(gang).task == "worker:0"
-    assert judged(gang).message.startswith("worker:0, worker:1, worker:2 no longer do the same: worker:0 is in ")
-    assert judged(gang).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
+    state = split(THREE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL), apart(W2, 1050.0), w0=EVALUATE)
+    assert find_outsider(state) == W0
+    assert judged(state).task == "worker:0"
+    assert judged(state).message.startswith("worker:0, worker:1, worker:2 no longer do the same: worker:0 is in ")
+    assert judged(state).message.endswith(", worker:1, worker:2 in fit at /home/me/train.py:29")
 
 
 def test_all_may_be_at_the_same_place() -> None:
-    gang = split(ONE_NODE, apart(W1, 1050.0), apart(W0, 1051.0))
-    assert render_split(gang) == "all are in fit at /home/me/train.py:29"
+    state = split(ONE_NODE, apart(W1, 1050.0), apart(W0, 1051.0))
+    assert render_split(state) == "all are in fit at /home/me/train.py:29"
 
 
 def test_a_place_may_be_unknown() -> None:
     assert render_split(split(ONE_NODE, apart(W1, 1050.0), ended(W0, 1051.0, by=signal.SIGKILL))) == (
         "worker:1 is in fit at /home/me/train.py:29, worker:0 somewhere unknown"
     )
-    gang = split(ONE_NODE, apart(W1, 1050.0, None))
-    assert judged(gang).message == "worker:0 and worker:1 no longer do the same"
+    state = split(ONE_NODE, apart(W1, 1050.0, None))
+    assert judged(state).message == "worker:0 and worker:1 no longer do the same"
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_stack_has_the_users_line_and_what_it_calls(text: str, place: Place | 
 
 
 def test_the_places_are_not_told_twice() -> None:
-    rules = make_rules(ONE_NODE)
-    gang, _ = play(rules, *running(rules), apart(W1, 1050.0), StacksTold({W0: EVALUATE}))
-    assert [line for line in judged(gang).evidence if "train.py" in line] == []
+    policy = make_policy(ONE_NODE)
+    state, _ = play(policy, *running(policy), apart(W1, 1050.0), StacksReceived({W0: EVALUATE}))
+    assert [line for line in judged(state).evidence if "train.py" in line] == []
 
 
 PROGRAM = PROGRAMS / "out_of_step.py"

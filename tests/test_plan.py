@@ -106,7 +106,7 @@ class TestGpus:
         with pytest.raises(UsageError, match="local has 2 GPUs, 2 workers with 2 each need 4") as caught:
             planned({"tasks": {"worker": 2}, "gpus_per_worker": 2}, gpus="01")
 
-        assert "--gpus-per-worker" in caught.value.cure
+        assert "--gpus-per-worker" in caught.value.hint
 
     def test_that_are_named_and_not_there_are_warned_of(self) -> None:
         plan = planned({"gpus": ["0", "7"]}, gpus="01")
@@ -398,9 +398,9 @@ class TestShown:
         spec = ClusterSpec.model_validate({"nodes": nodes, "restart": {"max_restarts": 1}})
         # Two names of one machine are no contradiction: its agents share its free ports.
         planner = Planner(spec, "/work", {}, "python3", {"a": "10.0.0.9", "spare": "10.0.0.9"})
-        assert [task.address for task in planner.at_first().plan().tasks] == ["10.0.0.9", "10.0.0.2"]
+        assert [task.address for task in planner.without_spares().plan().tasks] == ["10.0.0.9", "10.0.0.2"]
         assert planner.candidates == {"a": ["10.0.0.9"], "b": ["10.0.0.2"], "spare": ["10.0.0.9"]}
-        found = planner.cast(["b"])
+        found = planner.select_nodes(["b"])
         assert found is not None
         assert [task.address for task in found[0].plan().tasks] == ["10.0.0.9", "10.0.0.9"]
 
@@ -424,7 +424,7 @@ of_a_run = (
 names = ("_", "PWD", "OLDPWD", "SHLVL", "LC_CTYPE", "DISTLAUNCH_CHILDREN", *of_a_run)
 env = {name: value for name, value in os.environ.items() if name not in names}
 shown = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": env, "path": sys.path}
-shown["mends_keras"] = '"mend_keras": true' in os.environ["DISTLAUNCH_CHILDREN"]  # in the Pythons that it starts
+shown["patches_keras"] = '"patch_keras": true' in os.environ["DISTLAUNCH_CHILDREN"]  # in the Pythons that it starts
 print("SHOWN " + json.dumps(shown), flush=True)
 """
 
@@ -523,19 +523,19 @@ class TestByHand:
         assert render_by_hand(plan.tasks[0]).startswith(f"cd {shown} && ")
 
     def test_keras_is_left_alone_by_hand_where_the_run_leaves_it_alone(self) -> None:
-        for mend in (True, False):
-            plan = planned({}, program={"script": "train.py"}, keras={"mend": mend})
+        for patch in (True, False):
+            plan = planned({}, program={"script": "train.py"}, keras={"patch": patch})
 
-            assert ("--no-keras-mend" in render_by_hand(plan.tasks[0])) == (not mend)
+            assert ("--no-keras-patch" in render_by_hand(plan.tasks[0])) == (not patch)
 
     def test_a_command_by_hand_has_the_pythons_that_it_starts_mend_keras_where_the_run_has_them_do_so(self) -> None:
-        for mend in (True, False):
-            plan = planned({}, program={"command": ["./run.sh", "3"]}, keras={"mend": mend})
+        for patch in (True, False):
+            plan = planned({}, program={"command": ["./run.sh", "3"]}, keras={"patch": patch})
 
             assert render_by_hand(plan.tasks[0]).endswith(
-                " -m worker_entry run -- ./run.sh 3" if mend else " ./run.sh 3"
+                " -m worker_entry run -- ./run.sh 3" if patch else " ./run.sh 3"
             )
-            assert ("worker_entry" in render_by_hand(plan.tasks[0])) == mend
+            assert ("worker_entry" in render_by_hand(plan.tasks[0])) == patch
 
 
 class TestStrategies:
@@ -560,7 +560,7 @@ class TestStrategies:
         for name, task in tasks.items():
             # The evaluator needs it not, but is forked from what was imported for all.
             assert task.env["GRPC_FAIL_FAST"] == "use_caller", name
-            assert (task.mend_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
+            assert (task.patch_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
 
     def test_one_process_has_no_tf_config_and_is_told_its_strategy(self) -> None:
         [task] = self.planned("nodes: [{host: a}]\nstrategy: mirrored\ndevices: 4\ncross_device: nccl\n").values()

@@ -160,7 +160,7 @@ def test_a_range_that_is_too_small_is_told_for_every_task_that_gets_none(free: i
         ("no-free-port", "worker:4"),
     ]
     assert problems[0].message == f"no free port is left in {free}-{free + 2}"
-    assert "ports:" in problems[0].cure
+    assert "ports:" in problems[0].hint
 
 
 @linux

@@ -33,7 +33,7 @@ from launcher.gang.events import (
 )
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
-from launcher.gang.state import BEFORE_START, Gang, Phase, Reason, Rules
+from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
 from launcher.report.check_report import COLUMNS, make_check_report, make_rows, render_findings
 from launcher.report.models import CheckReport
 from launcher.spec.models import ClusterSpec
@@ -48,7 +48,7 @@ from tests.test_gang import (
     W2,
     actions_of,
     anything,
-    make_rules,
+    make_policy,
     play,
     play_on,
     ports_of,
@@ -156,27 +156,27 @@ class Answered:
         return make_check_report(self.spec, self.preflight, checked(self.spec, *events))
 
 
-def checked(spec: ClusterSpec, *events: Event | float) -> Gang:
+def checked(spec: ClusterSpec, *events: Event | float) -> AttemptState:
     """A gang that only checks, and is finished."""
     layout: dict[str, list[TaskId]] = {}
     for node, task in spec.placements():
         layout.setdefault(node.host, []).append(task)
-    rules = checking(layout, only=True)
-    gang, _ = play(rules, *asked(rules), *(events or [Checked()]), *map(NodeEmpty, rules.nodes))
-    assert gang.phase is Phase.FINISHED
-    return gang
+    policy = checking(layout, only=True)
+    state, _ = play(policy, *asked(policy), *(events or [Checked()]), *map(NodeEmpty, policy.nodes))
+    assert state.phase is Phase.FINISHED
+    return state
 
 
-def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: Sequence[str] = ()) -> Rules:
-    return replace(make_rules(layout), checks=True, only_checks=only, syncs=frozenset(syncs))
+def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: Sequence[str] = ()) -> AttemptPolicy:
+    return replace(make_policy(layout), checks=True, only_checks=only, syncs=frozenset(syncs))
 
 
-def asked(rules: Rules) -> list[Event]:
+def asked(policy: AttemptPolicy) -> list[Event]:
     """All that is heard until the nodes are to dial each other."""
-    events: list[Event] = [NodeReady(node) for node in rules.nodes]
-    events += [NodeSynced(node, 1, 10) for node in sorted(rules.syncs)]
-    events += [NodePrepared(node, ports_of(rules, node)) for node in rules.nodes]
-    return [*events, *map(NodeInspected, rules.nodes)]
+    events: list[Event] = [NodeReady(node) for node in policy.nodes]
+    events += [NodeSynced(node, 1, 10) for node in sorted(policy.syncs)]
+    events += [NodePrepared(node, ports_of(policy, node)) for node in policy.nodes]
+    return [*events, *map(NodeInspected, policy.nodes)]
 
 
 class TestWhatNodesAreAsked:
@@ -315,7 +315,7 @@ class TestAddresses:
 
 class TestWhoDoesNotReachWhom:
     @pytest.mark.parametrize(
-        ("failure", "message", "cure"),
+        ("failure", "message", "hint"),
         [
             ("refused", "connection refused", "another machine may have that address, or a firewall rejects"),
             ("timed-out", "no answer", "a firewall may drop it: open ports 20000-20999 between the nodes"),
@@ -325,15 +325,15 @@ class TestWhoDoesNotReachWhom:
             ("Permission denied", "Permission denied", ""),
         ],
     )
-    def test_is_told_with_its_cause_and_cure(self, failure: str, message: str, cure: str) -> None:
+    def test_is_told_with_its_cause_and_cure(self, failure: str, message: str, hint: str) -> None:
         answered = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure})
 
         [finding] = answered.findings
 
         assert (finding.level, finding.node, finding.reference) == ("error", "gpu-a", "cannot-reach")
         assert finding.message == f"gpu-a cannot reach worker:1 on gpu-b at 10.0.0.12:20001: {message}"
-        assert finding.cure.startswith(cure)
-        assert bool(finding.cure) == bool(cure)
+        assert finding.hint.startswith(hint)
+        assert bool(finding.hint) == bool(hint)
 
     def test_shows_what_a_name_stands_for(self) -> None:
         spec = spec_of(A, {"host": "gpu-b", "address": "b.lan"})
@@ -353,7 +353,7 @@ class TestWhoDoesNotReachWhom:
         assert finding.message == (
             f"gpu-a cannot reach worker:1 on gpu-b at b.lan:20001: there the name stands for {itself}, gpu-a itself"
         )
-        assert finding.cure == "/etc/hosts of gpu-a names itself so: correct it, or give gpu-b an `address:`"
+        assert finding.hint == "/etc/hosts of gpu-a names itself so: correct it, or give gpu-b an `address:`"
 
     def test_tells_a_node_that_does_not_reach_itself(self) -> None:
         [finding] = Answered(spec_of(), failures={("gpu-b", "10.0.0.12"): "refused"}).findings
@@ -419,7 +419,7 @@ class TestDifferences:
         assert finding.message == (
             "the program is not the same on all nodes: abababababab on gpu-a, gpu-c; cdcdcdcdcdcd on gpu-b"
         )
-        assert "--no-check" in finding.cure
+        assert "--no-check" in finding.hint
 
     def test_of_a_program_that_a_node_has_no_code_of_are_none(self) -> None:
         assert Answered(spec_of(), looks={"gpu-b": {"program_hash": ""}}).findings == []
@@ -568,13 +568,13 @@ class TestReport:
         spec = spec_of()
         preflight = Preflight(spec, NONCE)
         tell(preflight, "gpu-a", ready(), inspected(), Dialled([], []))
-        rules = checking(TWO_NODES, only=True)
-        rules = replace(rules, nodes={"gpu-a": rules.nodes["a"], "gpu-b": rules.nodes["b"]})
-        gang, _ = play(rules, NodeLost("gpu-b", "connection refused"), NodeReady("gpu-a"))
-        gang, _ = play_on(gang, NodePrepared("gpu-a", {W0: 20000}), NodeInspected("gpu-a"), Checked())
-        gang, _ = play_on(gang, NodeEmpty("gpu-a"))
+        policy = checking(TWO_NODES, only=True)
+        policy = replace(policy, nodes={"gpu-a": policy.nodes["a"], "gpu-b": policy.nodes["b"]})
+        state, _ = play(policy, NodeLost("gpu-b", "connection refused"), NodeReady("gpu-a"))
+        state, _ = play_on(state, NodePrepared("gpu-a", {W0: 20000}), NodeInspected("gpu-a"), Checked())
+        state, _ = play_on(state, NodeEmpty("gpu-a"))
 
-        report = make_check_report(spec, preflight, gang)
+        report = make_check_report(spec, preflight, state)
 
         assert [(node.node, node.usable) for node in report.nodes] == [("gpu-a", True), ("gpu-b", False)]
         assert make_rows(report)[1][:3] == ("gpu-b", "cannot be used", "")
@@ -633,171 +633,171 @@ class TestReport:
 
 class TestGangThatChecks:
     def test_goes_through_all_phases(self) -> None:
-        rules = checking(TWO_NODES, syncs=["a", "b"])
-        gang, actions = play(rules, *asked(rules))
-        assert (gang.phase, actions) == (Phase.CHECKING, [SyncNodes(), PrepareNodes(), CheckNodes()])
+        policy = checking(TWO_NODES, syncs=["a", "b"])
+        state, actions = play(policy, *asked(policy))
+        assert (state.phase, actions) == (Phase.CHECKING, [SyncNodes(), PrepareNodes(), CheckNodes()])
 
-        gang, actions = play_on(gang, Checked())
+        state, actions = play_on(state, Checked())
 
-        assert (gang.phase, actions) == (Phase.FORMING, [StartTasks({W0: 20000, W1: 20001})])
+        assert (state.phase, actions) == (Phase.FORMING, [StartTasks({W0: 20000, W1: 20001})])
 
     def test_starts_nothing_before_all_is_checked(self) -> None:
-        rules = checking(TWO_NODES)
+        policy = checking(TWO_NODES)
 
-        gang, actions = play(rules, *asked(rules), START_S - 1, Tick(), Tick())
+        state, actions = play(policy, *asked(policy), START_S - 1, Tick(), Tick())
 
-        assert (gang.phase, actions) == (Phase.CHECKING, [PrepareNodes(), CheckNodes()])
+        assert (state.phase, actions) == (Phase.CHECKING, [PrepareNodes(), CheckNodes()])
 
     def test_has_all_nodes_inspected_before_any_looks_for_the_marks_of_the_others(self) -> None:
-        rules = checking(TWO_NODES)
-        *earlier, last = asked(rules)
+        policy = checking(TWO_NODES)
+        *earlier, last = asked(policy)
         assert isinstance(last, NodeInspected)
 
-        gang, actions = play(rules, *earlier)
-        assert (gang.phase, actions, gang.silent) == (Phase.PREPARING, [PrepareNodes()], frozenset("b"))
+        state, actions = play(policy, *earlier)
+        assert (state.phase, actions, state.silent) == (Phase.PREPARING, [PrepareNodes()], frozenset("b"))
 
-        assert play_on(gang, last)[1] == [CheckNodes()]
+        assert play_on(state, last)[1] == [CheckNodes()]
 
     def test_takes_inspections_and_ports_in_any_order(self) -> None:
-        rules = checking(TWO_NODES)
-        events = asked(rules)
+        policy = checking(TWO_NODES)
+        events = asked(policy)
 
-        gang, _ = play(rules, *events[:2], *reversed(events[2:]))
+        state, _ = play(policy, *events[:2], *reversed(events[2:]))
 
-        assert gang.phase is Phase.CHECKING
+        assert state.phase is Phase.CHECKING
 
     def test_does_not_prepare_before_every_node_has_the_program(self) -> None:
-        rules = checking(TWO_NODES, syncs=["b"])
+        policy = checking(TWO_NODES, syncs=["b"])
 
-        gang, actions = play(rules, NodeReady("a"), NodeReady("b"), NodeSynced("a", 1, 10))
-        assert (gang.phase, actions, gang.silent) == (Phase.SYNCING, [SyncNodes()], frozenset("b"))
+        state, actions = play(policy, NodeReady("a"), NodeReady("b"), NodeSynced("a", 1, 10))
+        assert (state.phase, actions, state.silent) == (Phase.SYNCING, [SyncNodes()], frozenset("b"))
 
-        assert play_on(gang, NodeSynced("b", 1, 10))[1] == [PrepareNodes()]
+        assert play_on(state, NodeSynced("b", 1, 10))[1] == [PrepareNodes()]
 
     def test_a_finding_refuses_the_start_and_all_of_them_are_kept(self) -> None:
-        rules = checking(TWO_NODES)
+        policy = checking(TWO_NODES)
         refusals = [
             NodeRefused(node, (Problem("cannot-reach", f"{node} cannot reach {other}"),))
             for node, other in (("a", "b"), ("b", "a"))
         ]
 
-        gang, actions = play(rules, *asked(rules), *refusals, NodeEmpty("a"), NodeEmpty("b"))
+        state, actions = play(policy, *asked(policy), *refusals, NodeEmpty("a"), NodeEmpty("b"))
 
         assert actions[2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
-        assert (gang.reason, gang.refusals, gang.started) == (Reason.REFUSED, tuple(refusals), {})
-        verdict = judged(gang)
+        assert (state.reason, state.refusals, state.started) == (Reason.REFUSED, tuple(refusals), {})
+        verdict = judged(state)
         assert (verdict.reference, verdict.message) == ("cannot-reach", "a cannot reach b")
         assert verdict.evidence == ["b cannot reach a [cannot-reach]"]
 
     @pytest.mark.parametrize("length", range(2, 7))
     def test_a_lost_node_ends_it_in_every_phase(self, length: int) -> None:
-        rules = checking(TWO_NODES)
+        policy = checking(TWO_NODES)
 
-        gang, actions = play(rules, *asked(rules)[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
+        state, actions = play(policy, *asked(policy)[:length], NodeLost("b", "the agent ended"), NodeEmpty("a"))
 
         assert actions[-2:] == [StopNodes(FAILURE_GRACE_S), Finish()]
-        assert gang.reason is Reason.NODE_LOST
+        assert state.reason is Reason.NODE_LOST
 
     def test_a_start_that_takes_too_long_names_who_has_not_answered(self) -> None:
-        rules = checking(TWO_NODES)
+        policy = checking(TWO_NODES)
 
         for length, silent in ((1, "b"), (2, "a, b"), (3, "a, b"), (4, "a, b"), (5, "b")):
-            gang, _ = play(rules, *asked(rules)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
+            state, _ = play(policy, *asked(policy)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
 
-            assert judged(gang).message == f"no answer from {silent} within 600 s"
+            assert judged(state).message == f"no answer from {silent} within 600 s"
 
     def test_inspections_that_nobody_asked_for_are_nothing(self) -> None:
-        plain = make_rules(TWO_NODES)
+        plain = make_policy(TWO_NODES)
         early = checking(TWO_NODES)
 
         assert play(plain, NodeReady("a"), NodeReady("b"), NodeInspected("a"))[0].inspected == frozenset()
         assert play(early, NodeReady("a"), NodeInspected("a"))[0].inspected == frozenset()
 
     def test_checked_means_nothing_before_the_checks(self) -> None:
-        rules = checking(TWO_NODES)
-        events = asked(rules)
+        policy = checking(TWO_NODES)
+        events = asked(policy)
 
         for length in range(len(events)):
-            assert StartTasks not in map(type, play(rules, *events[:length], Checked())[1])
+            assert StartTasks not in map(type, play(policy, *events[:length], Checked())[1])
 
 
 class TestGangThatOnlyChecks:
     def test_ends_without_starting_anything(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        gang, actions = play(rules, *asked(rules), Checked(), NodeEmpty("a"), NodeEmpty("b"))
+        state, actions = play(policy, *asked(policy), Checked(), NodeEmpty("a"), NodeEmpty("b"))
 
         assert actions == [PrepareNodes(), CheckNodes(), StopNodes(0.0), Finish()]
-        assert (gang.phase, gang.reason) == (Phase.FINISHED, Reason.CHECKED)
+        assert (state.phase, state.reason) == (Phase.FINISHED, Reason.CHECKED)
 
     @pytest.mark.parametrize(
         "way", [NodeLost("b", "connection refused"), NodeRefused("b", ())], ids=["lost", "refused"]
     )
     @pytest.mark.parametrize("length", range(13))
     def test_goes_on_with_the_others_when_a_node_cannot_be_used(self, way: Event, length: int) -> None:
-        rules = checking({"a": [W0], "b": [W1], "c": [W2]}, only=True, syncs=["a", "b", "c"])
-        events = asked(rules)
+        policy = checking({"a": [W0], "b": [W1], "c": [W2]}, only=True, syncs=["a", "b", "c"])
+        events = asked(policy)
         rest = [event for event in events[length:] if getattr(event, "node", "") != "b"]
         told = [*events[:length], way, *rest, Tick(), Checked(), NodeEmpty("a"), NodeEmpty("c"), NodeEmpty("b")]
 
-        gang, actions = play(rules, *told)
+        state, actions = play(policy, *told)
 
         assert actions == [SyncNodes(), PrepareNodes(), CheckNodes(), StopNodes(0.0), Finish()]
-        assert (gang.reason, gang.awaited) == (Reason.CHECKED, frozenset("ac"))
+        assert (state.reason, state.awaited) == (Reason.CHECKED, frozenset("ac"))
 
     def test_dials_only_the_tasks_of_nodes_that_can_be_used(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        gang, _ = play(rules, NodeReady("a"), NodeReady("b"), NodeRefused("b", ()), NodePrepared("a", {W0: 20000}))
+        state, _ = play(policy, NodeReady("a"), NodeReady("b"), NodeRefused("b", ()), NodePrepared("a", {W0: 20000}))
 
-        assert gang.ports == {W0: 20000}
+        assert state.ports == {W0: 20000}
 
     def test_ends_at_once_when_no_node_can_be_reached(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        gang, actions = play(rules, NodeLost("a", "refused"), NodeLost("b", "unknown name"))
+        state, actions = play(policy, NodeLost("a", "refused"), NodeLost("b", "unknown name"))
 
-        assert (actions, gang.reason, gang.phase) == ([Finish()], Reason.CHECKED, Phase.FINISHED)
-        assert gang.lost == {"a": "refused", "b": "unknown name"}
+        assert (actions, state.reason, state.phase) == ([Finish()], Reason.CHECKED, Phase.FINISHED)
+        assert state.lost == {"a": "refused", "b": "unknown name"}
 
     @pytest.mark.parametrize("layout", [ONE_NODE, TWO_NODES], ids=["one-node", "two-nodes"])
     @pytest.mark.parametrize("refuse", [True, False], ids=["refused", "lost"])
     def test_ends_when_the_last_node_goes_in_whichever_phase(
         self, layout: dict[str, list[TaskId]], refuse: bool
     ) -> None:
-        rules = checking(layout, only=True)
-        events = asked(rules)
+        policy = checking(layout, only=True)
+        events = asked(policy)
         gone: list[Event] = [NodeRefused(n, ()) if refuse else NodeLost(n, "the agent ended") for n in layout]
 
         for length in range(len(events) + 1):
             # What the checks came to, of no node in the end, is told when they are under way.
             told: list[Event] = [*events[:length], *gone, Tick(), Tick(), Checked(), *map(NodeEmpty, layout)]
-            gang, actions = play(rules, *told)
+            state, actions = play(policy, *told)
 
-            assert (gang.phase, gang.reason, actions[-1]) == (Phase.FINISHED, Reason.CHECKED, Finish())
+            assert (state.phase, state.reason, actions[-1]) == (Phase.FINISHED, Reason.CHECKED, Finish())
 
     def test_that_takes_too_long_ends(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        for length in range(len(asked(rules)) + 1):
-            gang, actions = play(rules, *asked(rules)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
+        for length in range(len(asked(policy)) + 1):
+            state, actions = play(policy, *asked(policy)[:length], START_S, Tick(), NodeEmpty("a"), NodeEmpty("b"))
 
-            assert (gang.reason, actions[-1]) == (Reason.START_TIMEOUT, Finish())
+            assert (state.reason, actions[-1]) == (Reason.START_TIMEOUT, Finish())
 
     def test_waits_for_whom_it_awaits_and_for_nobody_else(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        assert play(rules, NodeReady("a"))[0].silent == {"b"}
-        assert play(rules, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # who is to prepare
+        assert play(policy, NodeReady("a"))[0].silent == {"b"}
+        assert play(policy, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # who is to prepare
 
     def test_ctrl_c_ends_it_in_every_phase(self) -> None:
-        rules = checking(TWO_NODES, only=True)
+        policy = checking(TWO_NODES, only=True)
 
-        for length in range(len(asked(rules)) + 1):
-            gang, _ = play(rules, *asked(rules)[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
+        for length in range(len(asked(policy)) + 1):
+            state, _ = play(policy, *asked(policy)[:length], CTRL_C, NodeEmpty("a"), NodeEmpty("b"))
 
-            assert (gang.phase, gang.reason) == (Phase.FINISHED, Reason.INTERRUPTED)
-            assert gang.signal == signal.SIGINT
+            assert (state.phase, state.reason) == (Phase.FINISHED, Reason.INTERRUPTED)
+            assert state.signal == signal.SIGINT
 
 
 # --- what holds for every history ---------------------------------------------------------------------------
@@ -812,12 +812,12 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Rules, list[tuple[float, Event]]]:
+def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]]:
     """As those of test_gang, for gangs that check, and may send the program before."""
     layout = draw(st.sampled_from(LAYOUTS))
-    rules = checking(layout, only=draw(st.booleans()), syncs=draw(st.lists(st.sampled_from(sorted(layout)))))
-    rules = replace(rules, start_s=draw(st.sampled_from([0.0, 600.0])))
-    sensible = [*asked(rules), Checked()]
+    policy = checking(layout, only=draw(st.booleans()), syncs=draw(st.lists(st.sampled_from(sorted(layout)))))
+    policy = replace(policy, start_s=draw(st.sampled_from([0.0, 600.0])))
+    sensible = [*asked(policy), Checked()]
     for event in draw(st.lists(EVENTS, max_size=4)):
         sensible.insert(draw(st.integers(0, len(sensible))), event)
     events = [*sensible[: draw(st.integers(0, len(sensible)))], *draw(st.lists(EVENTS, max_size=12))]
@@ -825,13 +825,15 @@ def histories(draw: st.DrawFn) -> tuple[Rules, list[tuple[float, Event]]]:
     for event in events:
         now += draw(st.sampled_from([0.0, 0.0, 0.5, 50.0]))
         history.append((now, event))
-    return rules, history
+    return policy, history
 
 
 class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
-    def test_has_its_actions_in_the_one_possible_order(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+    def test_has_its_actions_in_the_one_possible_order(
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
+    ) -> None:
         kinds = [type(action) for action in actions_of(replay(*told))]
 
         order: tuple[type[Action], ...] = (SyncNodes, PrepareNodes, CheckNodes, StartTasks, StopNodes, Finish)
@@ -841,7 +843,7 @@ class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
     def test_dials_only_when_every_node_that_counts_is_ready_for_it(
-        self, told: tuple[Rules, list[tuple[float, Event]]]
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
         for _, action, after in replay(*told):
             if isinstance(action, CheckNodes):
@@ -850,27 +852,27 @@ class TestEveryHistory:
     @settings(deadline=None)
     @given(histories())
     def test_starts_only_what_is_checked_and_nothing_if_it_only_checks(
-        self, told: tuple[Rules, list[tuple[float, Event]]]
+        self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
     ) -> None:
-        rules, _ = told
+        policy, _ = told
         for before, action, after in replay(*told):
             if isinstance(action, StartTasks):
-                assert not rules.only_checks
+                assert not policy.only_checks
                 assert before.phase is Phase.CHECKING
                 assert not after.lost
                 assert not after.refusals
 
     @settings(deadline=None)
     @given(histories())
-    def test_comes_to_an_end_when_time_goes_on(self, told: tuple[Rules, list[tuple[float, Event]]]) -> None:
-        rules, history = told
+    def test_comes_to_an_end_when_time_goes_on(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
+        policy, history = told
         end = history[-1][0] if history else 0.0
 
-        steps = replay(rules, [*history, *((end + 1e6 * turn, Tick()) for turn in (1, 2, 3))])
+        steps = replay(policy, [*history, *((end + 1e6 * turn, Tick()) for turn in (1, 2, 3))])
 
-        gang = steps[-1][2]
-        if gang.phase in BEFORE_START:
-            assert rules.start_s == 0
-            assert gang.silent or gang.phase is Phase.CHECKING  # somebody is waited for, and can be named
-        elif rules.only_checks:
-            assert gang.phase is Phase.FINISHED
+        state = steps[-1][2]
+        if state.phase in BEFORE_START:
+            assert policy.start_s == 0
+            assert state.silent or state.phase is Phase.CHECKING  # somebody is waited for, and can be named
+        elif policy.only_checks:
+            assert state.phase is Phase.FINISHED

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from launcher.gang.events import TaskTold
-from launcher.gang.stragglers import SAMPLES, PaceWatch, render_slow
+from launcher.gang.events import TaskReported
+from launcher.gang.stragglers import SAMPLES, StragglerWatch, render_slow
 from launcher.tasks import TaskId
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.polling import eventually
 from tests.test_gang import W0, W1, W2
 from worker_entry.protocol.values import Progress
 from worker_entry.task.meter import Meter
-from worker_entry.task.status_file import Teller
+from worker_entry.task.status_file import StatusFile
 
 
 class TestPace:
@@ -41,12 +41,12 @@ class TestPace:
         assert render_slow(W2, own, step_s) is None
 
     def test_it_is_said_after_some_measures_and_not_again_soon(self) -> None:
-        watch = PaceWatch()
+        watch = StragglerWatch()
         lines = []
         for number in range(1, SAMPLES + 5):
             for task, own_s in ((W0, 0.1), (W1, 0.1), (W2, 0.3)):
                 progress = Progress(number, 1, number, 1000.0, 1000.0 + number, step_s=0.4, own_s=own_s + number * 1e-6)
-                event = TaskTold(task, "is training", 990.0, progress)
+                event = TaskReported(task, "is training", 990.0, progress)
                 lines += [(number, line) for line in (watch.note(event, 5.0 * number), watch.note(event, 5.0)) if line]
         assert [number for number, _ in lines] == [SAMPLES]
         assert lines[0][1].startswith("worker:2 takes 3.0 × the median step")
@@ -59,7 +59,7 @@ class TestMeter:
 
     def test_tells_what_it_has_counted(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"
-        meter = Meter(Teller(str(file)), lambda: 0.0)
+        meter = Meter(StatusFile(str(file)), lambda: 0.0)
         assert self.read(file)["progress"] is None
         meter.begin()
         assert self.read(file)["progress"]["training"] is True

@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 import worker_entry
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
-from launcher.transports.resumable_link import PASSING_LIMIT, Frames
+from launcher.transports.resumable_link import PASSING_LIMIT, ResumableLink
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry.agent import reattach
-from worker_entry.agent import reattachment as newcomers
+from worker_entry.agent import reattachment as reattachments
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import (
     Attached,
@@ -92,9 +92,9 @@ class FarEnd:
     to_agent: bytearray = field(default_factory=bytearray)
     is_cut: bool = False
 
-    def read(self, size: int, patience_s: float) -> bytes:
+    def read(self, size: int, timeout_s: float) -> bytes:
         try:
-            data = self.from_agent.get(timeout=patience_s)
+            data = self.from_agent.get(timeout=timeout_s)
         except queue.Empty:
             raise LinkBroken("nothing came") from None
         if data is None:
@@ -125,21 +125,21 @@ class FarEnd:
         return [message for message, _ in Decoder().feed(bytes(self.to_agent)) if not isinstance(message, Beat)]
 
 
-READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None, meeting="/tmp/agent-x")
+READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None, reattach_folder="/tmp/agent-x")
 
 
 class Controller:
-    def __init__(self, ways: list[FarEnd], root: Path, lease_s: float = 20.0) -> None:
+    def __init__(self, targets: list[FarEnd], root: Path, lease_s: float = 20.0) -> None:
         self.delivered: list[Message | LinkNews] = []
-        self._ways = iter(ways)
+        self._targets = iter(targets)
         self.mirror = LogMirror(lambda attempt, task: root / f"{attempt}-{task.replace(':', '-')}")
-        self.frames = Frames(
+        self.frames = ResumableLink(
             "gpu-a",
-            lambda: next(self._ways),
+            lambda: next(self._targets),
             lambda _, message: self.delivered.append(message),
             self.mirror,
             lease_s=lease_s,
-            reopen=lambda _: next(self._ways),
+            reopen=lambda _: next(self._targets),
         )
 
     def wait_for(self, kind: type) -> None:
@@ -359,8 +359,8 @@ class Pipes:
         self.is_cut = True
         self._in.close()
 
-    def read(self, size: int, patience_s: float) -> bytes:
-        ends = time.monotonic() + patience_s
+    def read(self, size: int, timeout_s: float) -> bytes:
+        ends = time.monotonic() + timeout_s
         while time.monotonic() < ends:
             if self.is_cut:
                 raise LinkBroken("cut")
@@ -404,7 +404,7 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
         return used[-1]
 
     mirror = LogMirror(lambda attempt, task: tmp_path / "mirror")
-    link = Frames(
+    link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
         lambda _, message: delivered.append(message),
@@ -449,7 +449,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
         used.append(Pipes(verb, mark))
         return used[-1]
 
-    link = Frames(
+    link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
         lambda _, message: delivered.append(message),
@@ -477,13 +477,13 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
 class Visit:
     """A newcomer at a place where the test is the agent."""
 
-    place: reattach.Meeting
+    place: reattach.ReattachFolder
     way: Pipes
 
-    def accept(self) -> reattach.Newcomer:
-        newcomer = self.place.accept()
-        assert isinstance(newcomer, reattach.Newcomer)
-        return newcomer
+    def accept(self) -> reattach.Reattachment:
+        reattachment = self.place.accept()
+        assert isinstance(reattachment, reattach.Reattachment)
+        return reattachment
 
     @property
     def has_said(self) -> bytes:
@@ -499,7 +499,7 @@ class Visit:
 
 @pytest.fixture
 def visit() -> Iterator[Visit]:
-    place = reattach.Meeting.make()
+    place = reattach.ReattachFolder.make()
     assert place is not None
     place.listen()
     way = Pipes("attach", {})
@@ -512,21 +512,21 @@ def visit() -> Iterator[Visit]:
 
 
 def test_a_newcomer_says_nothing_before_the_agent_does(visit: Visit) -> None:
-    newcomer = visit.accept()
+    reattachment = visit.accept()
     assert visit.has_said == b""
-    assert newcomer.take()
+    assert reattachment.take()
     assert visit.has_said == b""
-    os.write(newcomer.stdout, MARKER)
+    os.write(reattachment.stdout, MARKER)
     wait_until(lambda: visit.has_said == MARKER, "the agent's word arrives")
-    newcomer.leave()
+    reattachment.leave()
 
 
 def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
-    newcomer = visit.accept()
+    reattachment = visit.accept()
     visit.way.cut()
     wait_until(visit.has_ended, "it ends")
-    assert not newcomer.take()
-    newcomer.leave()
+    assert not reattachment.take()
+    reattachment.leave()
 
 
 def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
@@ -540,35 +540,35 @@ def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_pl
 
 
 def test_a_newcomer_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
-    newcomer = visit.accept()
-    assert newcomer.take()
-    reattach.release(newcomer.call, reattach.NOT_NEEDED)
+    reattachment = visit.accept()
+    assert reattachment.take()
+    reattach.release(reattachment.call, reattach.NOT_NEEDED)
     assert visit.way.process.wait(30) == -signal.SIGKILL
 
 
 def test_a_newcomer_that_is_not_taken_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert newcomers._await_word(theirs, time.monotonic() + 0.1) is None
+        assert reattachments._await_word(theirs, time.monotonic() + 0.1) is None
 
 
 @pytest.mark.skipif(not kernel.LINUX, reason="a newcomer's pid is not known")
 def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
-    newcomer = visit.accept()
-    assert newcomer.take()
+    reattachment = visit.accept()
+    assert reattachment.take()
     visit.way.process.send_signal(signal.SIGSTOP)
-    newcomer.refuse("nothing")
+    reattachment.refuse("nothing")
     wait_until(visit.has_ended, "it ends")
 
 
 def test_places_of_agents_that_were_killed_are_removed_and_others_are_not(tmp_path: Path) -> None:
-    first = reattach.Meeting.make()
+    first = reattach.ReattachFolder.make()
     assert first is not None
     base = os.path.dirname(first.path)
     dead = os.path.join(base, "agent-dead")
     os.mkdir(dead, 0o700)
     Path(dead, "lock").touch()
-    second = reattach.Meeting.make()
+    second = reattach.ReattachFolder.make()
     assert second is not None
     try:
         assert not os.path.exists(dead)

@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import TooFewGpusError
 from launcher.gang.events import Event, Interrupted, NodeEmpty, NodeLost, NodeReady, NodeRefused, TaskExited
 from launcher.gang.findings import Finding
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.report.models import ProgressReport, RunReport
 from launcher.report.run_report import (
     Attempt,
@@ -26,22 +26,24 @@ from launcher.report.run_report import (
 )
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
-from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_rules, play, preparing, running, started
+from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_policy, play, preparing, running, started
 from tests.test_verdict import UNAVAILABLE, ended, failed, judged, plan_of
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
 LOCAL = {"local": [W0, W1]}
 
 
-def attempt_of(gang: Gang, number: int) -> Attempt:
-    logs = {task: f"attempt-{number}/{task.type}-{task.index}.log" for task in gang.rules.tasks}
-    verdict = judged(gang) if gang.reason is not None else Verdict(reference="x", message="not over")
-    return Attempt(number, gang, plan_of(gang.rules), verdict, 999.0, 1061.5, logs)
+def attempt_of(state: AttemptState, number: int) -> Attempt:
+    logs = {task: f"attempt-{number}/{task.type}-{task.index}.log" for task in state.policy.tasks}
+    verdict = judged(state) if state.reason is not None else Verdict(reference="x", message="not over")
+    return Attempt(number, state, plan_of(state.policy), verdict, 999.0, 1061.5, logs)
 
 
-def make_report(gang: Gang, *, left: dict[str, int | None] | None = None, end: RunEnd | None = None) -> RunReport:
+def make_report(
+    state: AttemptState, *, left: dict[str, int | None] | None = None, end: RunEnd | None = None
+) -> RunReport:
     return make_run_report(
-        [attempt_of(gang, 1)],
+        [attempt_of(state, 1)],
         run_id="20261121-143005-test-3f9a",
         name="test",
         directory="/runs/x",
@@ -53,9 +55,9 @@ def make_report(gang: Gang, *, left: dict[str, int | None] | None = None, end: R
     )
 
 
-def history(layout: dict[str, list[TaskId]], *events: Event | float, left_behind: int = 0) -> Gang:
-    rules = make_rules(layout)
-    return play(rules, *running(rules), *events, *(NodeEmpty(node, left_behind) for node in rules.nodes))[0]
+def history(layout: dict[str, list[TaskId]], *events: Event | float, left_behind: int = 0) -> AttemptState:
+    policy = make_policy(layout)
+    return play(policy, *running(policy), *events, *(NodeEmpty(node, left_behind) for node in policy.nodes))[0]
 
 
 class TestSummary:
@@ -78,9 +80,9 @@ class TestSummary:
         assert "\n  0 processes left on this machine (2 processes that had outlived their task were ended)\n" in two
 
     def test_of_a_failure(self) -> None:
-        gang = history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL))
+        state = history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL))
 
-        assert render_summary(make_report(gang)) == (
+        assert render_summary(make_report(state)) == (
             "  worker:0  SIGKILL (signal 9), stopped by distlaunch\n"
             "  worker:1  exit status 1\n"
             "  0 processes left on 2 nodes\n"
@@ -108,16 +110,16 @@ class TestSummary:
 
     def test_of_a_refusal_names_no_tasks(self) -> None:
         refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
-        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+        state, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
-        assert render_summary(make_report(gang)) == (
+        assert render_summary(make_report(state)) == (
             "  0 processes left on 1 node\nFailed after 62.5 s, exit status 2\nLogs and report: /runs/x"
         )
 
     def test_of_a_lost_node_does_not_claim_to_know(self) -> None:
-        gang = history(TWO_NODES, NodeLost("b", "the agent ended"), ended(W0, 1051.0, by=signal.SIGTERM))
+        state = history(TWO_NODES, NodeLost("b", "the agent ended"), ended(W0, 1051.0, by=signal.SIGTERM))
 
-        assert render_summary(make_report(gang, left={"a": 0, "b": None})) == (
+        assert render_summary(make_report(state, left={"a": 0, "b": None})) == (
             "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
             "  worker:1  its end was not seen\n"
             "  0 processes left on 1 node\n"
@@ -128,15 +130,15 @@ class TestSummary:
         )
 
     def test_counts_one_process_as_one(self) -> None:
-        gang = history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0))
+        state = history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert "  1 process left on this machine\n" in render_summary(make_report(gang, left={"local": 1}))
+        assert "  1 process left on this machine\n" in render_summary(make_report(state, left={"local": 1}))
 
     def test_tells_a_task_that_was_not_started(self) -> None:
-        rules = make_rules(TWO_NODES)
-        gang, _ = play(rules, *preparing(rules), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, rules.nodes))
+        policy = make_policy(TWO_NODES)
+        state, _ = play(policy, *preparing(policy), *started(W0), failed(W0, 1001.0), *map(NodeEmpty, policy.nodes))
 
-        assert "  worker:1  not started\n" in render_summary(make_report(gang))
+        assert "  worker:1  not started\n" in render_summary(make_report(state))
 
     def test_does_not_name_a_report_that_could_not_be_written(self) -> None:
         report = make_report(history(LOCAL, ended(W0, 1050.0), ended(W1, 1051.0)))
@@ -148,17 +150,17 @@ class TestEnd:
     """What has ended a run outside of its attempts."""
 
     def test_by_a_wrong_usage_says_that_nothing_was_started_only_where_that_is_so(self) -> None:
-        never_started, _ = play(make_rules(ONE_NODE), NodeReady("a"))
-        error = TooFewGpusError("c has 0 GPUs", cure="lower it")
+        never_started, _ = play(make_policy(ONE_NODE), NodeReady("a"))
+        error = TooFewGpusError("c has 0 GPUs", hint="lower it")
 
         assert make_report(never_started, end=end_by_error(error)).exit_status == 2
         report = make_report(history(ONE_NODE, failed(W0, 1050.0)), end=end_by_error(error))
         assert (report.outcome, report.exit_status) == ("failed", 3)
-        assert report.verdict == Verdict(reference="too-few-gpus", message="c has 0 GPUs", cure="lower it")
+        assert report.verdict == Verdict(reference="too-few-gpus", message="c has 0 GPUs", hint="lower it")
 
     def test_by_a_refusal_after_another_attempt_does_not_say_so_either(self) -> None:
         refusal = NodeRefused("a", (Problem("no-program", "there is no program /x"),))
-        refused, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+        refused, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
         report = make_report(refused)
         first = history(ONE_NODE, failed(W0, 1050.0))
         again = make_run_report(
@@ -187,7 +189,7 @@ def test_words_of_others_are_printable_in_all_of_the_report() -> None:
     crash = CrashRecord(1050.0, "E\x1b[2J", "\u202egnp.\x9b31m", "\udce9.py", 3)
     progress = ProgressReport(step=1, first_step=1, began=1.0, metrics={"loss\x1b]0;x\x07": 1.0})
     report = make_report(history(LOCAL, replace(failed(W1, 1050.0), crash=crash)))
-    finding = Finding(level="error", node="a\x1b[A", reference="x", message="\x07", cure="\x9d")
+    finding = Finding(level="error", node="a\x1b[A", reference="x", message="\x07", hint="\x9d")
 
     for model in (report, progress, finding):
         text = model.model_dump_json()
@@ -199,14 +201,14 @@ def test_words_of_others_are_printable_in_all_of_the_report() -> None:
 
 class TestManyAttempts:
     def report(self, count: int) -> RunReport:
-        gang = history(LOCAL, failed(W1, 1050.0))
-        logs = dict.fromkeys(gang.rules.tasks, "log")
+        state = history(LOCAL, failed(W1, 1050.0))
+        logs = dict.fromkeys(state.policy.tasks, "log")
         earlier = Earlier()
         for number in range(1, count):
             reference = "preempted" if number % 10 else "task-killed"
             verdict = Verdict(reference=reference, message=f"it was attempt {number}")
-            earlier = earlier.add(Attempt(number, gang, plan_of(gang.rules), verdict, 1.0 * number, 0.0, logs))
-        last = Attempt(count, gang, plan_of(gang.rules), judged(gang), 1.0 * count, 1061.5, logs)
+            earlier = earlier.add(Attempt(number, state, plan_of(state.policy), verdict, 1.0 * number, 0.0, logs))
+        last = Attempt(count, state, plan_of(state.policy), judged(state), 1.0 * count, 1061.5, logs)
         return make_run_report(
             [last],
             earlier=earlier,
@@ -247,13 +249,13 @@ class TestManyAttempts:
 
 class TestError:
     def test_shows_message_evidence_log_and_cure(self) -> None:
-        gang = history(
+        state = history(
             TWO_NODES,
             failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
             failed(W1, 1043.0, "ModuleNotFoundError", "No module named 'pandas'", raised=1042.0),
         )
 
-        assert render_error(judged(gang), ["Traceback (most recent call last):", "ModuleNotFoundError: …"]) == (
+        assert render_error(judged(state), ["Traceback (most recent call last):", "ModuleNotFoundError: …"]) == (
             "Error: worker:1 on b exited with status 1 after 42.0 s [task-failed]\n"
             "  ModuleNotFoundError: No module named 'pandas'   train.py:88\n"
             "  worker:0 failed 0.9 s later because of it\n"
@@ -285,16 +287,16 @@ class TestError:
 class TestReport:
     def test_holds_all_that_is_known_of_a_task(self) -> None:
         crash = CrashRecord(1042.0, "ValueError", "no", "train.py", 88)
-        rules = make_rules(TWO_NODES)
-        gang, _ = play(
-            rules,
-            *preparing(rules),
+        policy = make_policy(TWO_NODES)
+        state, _ = play(
+            policy,
+            *preparing(policy),
             *started(W0, W1),
             *listening(W0),
             TaskExited(W1, TaskExit(None, signal.SIGABRT, core_dumped=True), 1043.0, crash),
         )
 
-        attempt = make_report(gang).attempts[0]
+        attempt = make_report(state).attempts[0]
 
         assert attempt.tasks[1].model_dump() == {
             "task": "worker:1",
@@ -324,15 +326,15 @@ class TestReport:
         assert attempt.cluster_up is None
 
     def test_says_when_the_cluster_was_up(self) -> None:
-        gang = history(TWO_NODES, ended(W0, 1050.0), ended(W1, 1051.0))
+        state = history(TWO_NODES, ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert make_report(gang).attempts[0].cluster_up == 1001.0
+        assert make_report(state).attempts[0].cluster_up == 1001.0
 
     def test_sums_up_what_the_nodes_cleaned(self) -> None:
-        rules = make_rules(TWO_NODES)
-        gang, _ = play(rules, *running(rules), failed(W0, 1050.0), NodeEmpty("a", 1, 2), NodeEmpty("b", 3, 4))
+        policy = make_policy(TWO_NODES)
+        state, _ = play(policy, *running(policy), failed(W0, 1050.0), NodeEmpty("a", 1, 2), NodeEmpty("b", 3, 4))
 
-        attempt = make_report(gang).attempts[0]
+        attempt = make_report(state).attempts[0]
 
         assert (attempt.left_behind, attempt.killed) == (4, 6)
 
@@ -343,9 +345,9 @@ class TestReport:
         assert RunReport.model_validate_json(report.model_dump_json()) == report
 
     def test_keeps_texts_that_are_not_unicode_as_escapes(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1050.0, message="no file 'caf\udce9'"))
+        state = history(ONE_NODE, failed(W0, 1050.0, message="no file 'caf\udce9'"))
 
-        report = make_report(gang)
+        report = make_report(state)
 
         crash = report.attempts[0].tasks[0].crash
         assert crash is not None

@@ -24,7 +24,7 @@ from tests.apart import linux
 from tests.conftest import Distlaunch
 
 W0 = TaskId("worker", 0)
-CURE = "name another place with --run-dir"
+HINT = "name another place with --run-dir"
 
 
 def mode(path: Path) -> int:
@@ -167,7 +167,7 @@ class TestRefusals:
         error = refusal(tmp_path)
 
         assert error.message == f"the run directory {tmp_path} is not empty"
-        assert error.cure == "name a new one; each run has its own"
+        assert error.hint == "name a new one; each run has its own"
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_of_a_file(self, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ class TestRefusals:
 
         error = refusal(tmp_path / "file")
 
-        assert (error.message, error.cure) == (f"cannot write {tmp_path}/file: {tmp_path}/file is not a folder", CURE)
+        assert (error.message, error.hint) == (f"cannot write {tmp_path}/file: {tmp_path}/file is not a folder", HINT)
 
     def test_of_a_place_below_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
@@ -221,7 +221,7 @@ class TestCommand:
 
         ran = distlaunch("local", "--run-dir", str(root), "--", "touch", str(marker), run_dir=False)
 
-        assert ran.stderr == f"Error: {told} [run-directory]\n  {CURE}\n"
+        assert ran.stderr == f"Error: {told} [run-directory]\n  {HINT}\n"
         assert (ran.status, ran.stdout) == (EXIT_INFRASTRUCTURE, "")
         assert not marker.exists()
         assert [p for p in psutil.process_iter(["cmdline"]) if str(marker) in (p.info["cmdline"] or [])] == []
@@ -281,7 +281,7 @@ class TestCommand:
         ran = distlaunch("local", "--run-dir", tmp_path / os.fsdecode(b"caf\xe9"), "--", "true", run_dir=False)
 
         shown = os.fsencode(tmp_path / os.fsdecode(b"caf\xe9"))
-        assert ran.stderr == f"Error: the run directory {shown!r} is not UTF-8 [run-directory]\n  {CURE}\n"
+        assert ran.stderr == f"Error: the run directory {shown!r} is not UTF-8 [run-directory]\n  {HINT}\n"
         assert ran.status == EXIT_INFRASTRUCTURE
 
     def test_in_a_folder_of_somebody_elses(self, distlaunch: Distlaunch, tmp_path: Path) -> None:

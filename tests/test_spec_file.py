@@ -55,7 +55,7 @@ class TestWhatIsAccepted:
             nodes: [{host: 10.1, gpus: [0, 1], tasks: {worker: 1}}]
             program: {script: 2024-01-01, args: [no, 1:30, 0x10, 1e3, ~, null, 007, "3", on]}
             env: {DEBUG: no, LEVEL: 1_000, EMPTY: , QUOTED: ""}
-            keras: {mend: no}
+            keras: {patch: no}
             """,
         )
 
@@ -64,7 +64,7 @@ class TestWhatIsAccepted:
         assert spec.env == {"DEBUG": "no", "LEVEL": "1_000", "EMPTY": "", "QUOTED": ""}
         assert spec.nodes[0].host == "10.1"
         assert spec.nodes[0].gpus == ["0", "1"]
-        assert spec.keras.mend is False
+        assert spec.keras.patch is False
 
     @pytest.mark.parametrize(
         ("ports", "expected"),
@@ -264,7 +264,7 @@ ports: low
 
 WORDS = [
     *("nodes", "host", "local", "tasks", "worker", "chief", "ps", "evaluator", "port", "ports", "gpus", "program"),
-    *("script", "args", "env", "env_from", "name", "timeouts", "start_s", "keras", "mend", "restart", "max_restarts"),
+    *("script", "args", "env", "env_from", "name", "timeouts", "start_s", "keras", "patch", "restart", "max_restarts"),
     *(
         ": ",
         "\n",

@@ -305,7 +305,7 @@ def test_two_nodes_train_the_demo(distlaunch: Distlaunch, hosts: Hosts) -> None:
 def test_each_node_imports_tensorflow_once_and_forks(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     program = tmp_path / "early.py"
     program.write_text(
-        "import os; early = 'nursery' in open('/proc/self/cmdline').read()\n"
+        "import os; early = 'forkserver' in open('/proc/self/cmdline').read()\n"
         "print('early', early, os.getppid())\nimport tensorflow\n"
     )
     spec = hosts.write_spec(f"program: {{script: {program}}}\n")

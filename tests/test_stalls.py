@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from launcher.gang.busy import render_busy
-from launcher.gang.events import AskStacks, Event, StacksTold, TaskHalted, TaskTold, TaskWrote, Tick
-from launcher.gang.not_joined import parse_stragglers
+from launcher.gang.events import AskStacks, Event, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
+from launcher.gang.not_joined import parse_not_joined
 from launcher.gang.stalls import find_staller, render_stall, render_steps
-from launcher.gang.state import Gang, Phase, Reason
+from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.tasks import TaskId, find_leader
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import (
@@ -23,7 +23,7 @@ from tests.test_gang import (
     W2,
     exited,
     listening,
-    make_rules,
+    make_policy,
     play,
     play_on,
     preparing,
@@ -42,16 +42,16 @@ def told(task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True,
     """What a task tells after this step, of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
     progress = Progress(step, min(step, 1), step, 1000.0 if step else 0.0, time if step else 0.0, training)
-    return TaskTold(task, phase, 990.0, progress)
+    return TaskReported(task, phase, 990.0, progress)
 
 
 def all_told(step: int, **how: float) -> list[Event]:
     return [told(task, step, **how) for task in (W0, W1, W2)]  # type: ignore[arg-type]  # floats, all of them
 
 
-def stalled(*events: Event | float, stall_s: float | None = None) -> Gang:
-    rules = replace(make_rules(THREE), stall_s=stall_s)
-    return play(rules, *running(rules), *events)[0]
+def stalled(*events: Event | float, stall_s: float | None = None) -> AttemptState:
+    policy = replace(make_policy(THREE), stall_s=stall_s)
+    return play(policy, *running(policy), *events)[0]
 
 
 class TestWhen:
@@ -73,8 +73,8 @@ class TestWhen:
         assert stalled(*all_told(50), *all_told(50, training=False), 1e6, Tick()).suspicion is None
 
     def test_a_task_that_has_ended_leaves_it_to_the_rules_of_the_end(self) -> None:
-        gang = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick(), StacksTold({}))
-        assert gang.reason is Reason.DRAIN_TIMEOUT
+        state = stalled(*all_told(50), 10.0, exited(W0), 200.0, Tick(), 310.0, Tick(), StacksReceived({}))
+        assert state.reason is Reason.DRAIN_TIMEOUT
 
     def test_a_limit_counts_from_when_the_cluster_is_up(self) -> None:
         assert stalled(30.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
@@ -86,24 +86,26 @@ class TestWhen:
         assert stalled(*all_told(5), 20.0, TaskWrote(W1), 31.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
 
     def test_a_batch_of_anybody_counts(self) -> None:
-        gang = stalled(*all_told(5), 29.0, told(W2, 6), 58.0, Tick(), stall_s=30.0)
-        assert gang.suspicion is None
+        state = stalled(*all_told(5), 29.0, told(W2, 6), 58.0, Tick(), stall_s=30.0)
+        assert state.suspicion is None
 
 
 class TestThen:
     LATE = (*all_told(50), 120.0, Tick())
 
     def test_all_say_what_they_do_before_they_are_stopped(self) -> None:
-        rules = make_rules(THREE)
-        gang, actions = play(rules, *running(rules), *self.LATE, StacksTold({W0: WAITING}))
+        policy = make_policy(THREE)
+        state, actions = play(policy, *running(policy), *self.LATE, StacksReceived({W0: WAITING}))
         assert actions[2:] == [AskStacks(), FAILURE_STOP]
-        assert (gang.reason, gang.stacks, gang.stalled_s) == (Reason.STALLED, {W0: WAITING}, 120.0)
-        assert render_stall(gang) == "no step for 120 s, where one takes 0.5 s"
+        assert (state.reason, state.stacks, state.stalled_s) == (Reason.STALLED, {W0: WAITING}, 120.0)
+        assert render_stall(state) == "no step for 120 s, where one takes 0.5 s"
 
     def test_a_step_calls_it_off(self) -> None:
-        rules = make_rules(THREE)
-        gang, actions = play(rules, *running(rules), *self.LATE, 121.0, told(W1, 51), StacksTold({}), 200.0, Tick())
-        assert (gang.phase, gang.suspicion, gang.deadline) == (Phase.RUNNING, None, None)
+        policy = make_policy(THREE)
+        state, actions = play(
+            policy, *running(policy), *self.LATE, 121.0, told(W1, 51), StacksReceived({}), 200.0, Tick()
+        )
+        assert (state.phase, state.suspicion, state.deadline) == (Phase.RUNNING, None, None)
         assert actions[2:] == [AskStacks()]
 
     def test_it_does_not_wait_for_ever_for_what_they_do(self) -> None:
@@ -130,11 +132,11 @@ class TestAtWork:
     IDLE, ACTIVE = Activity(idle_s=120.0), Activity(idle_s=1.0)
     LOCKED = Activity(idle_s=120.0, waits=True)
 
-    def asked(self, *events: Event | float, stall_s: float | None = None, **said: tuple[str, Activity]) -> Gang:
+    def asked(self, *events: Event | float, stall_s: float | None = None, **said: tuple[str, Activity]) -> AttemptState:
         answers = {task: said.get(f"w{task.index}", (WAITING, self.LOCKED)) for task in (W0, W1, W2)}
         texts = {task: text for task, (text, _) in answers.items()}
         activity = {task: activity for task, (_, activity) in answers.items()}
-        return stalled(*self.LATE, *events, StacksTold(texts, activity), stall_s=stall_s)
+        return stalled(*self.LATE, *events, StacksReceived(texts, activity), stall_s=stall_s)
 
     @pytest.mark.parametrize(
         ("text", "activity", "place"),
@@ -148,9 +150,9 @@ class TestAtWork:
         ],
     )
     def test_it_is_named_and_left_at_it(self, text: str, activity: Activity, place: str) -> None:
-        gang = self.asked(w0=(text, activity))
-        assert (gang.phase, gang.suspicion, gang.busy) == (Phase.RUNNING, None, {W0: place})
-        assert render_busy(gang) == f"worker:0 has been {place} for 120 s; the others wait"
+        state = self.asked(w0=(text, activity))
+        assert (state.phase, state.suspicion, state.busy) == (Phase.RUNNING, None, {W0: place})
+        assert render_busy(state) == f"worker:0 has been {place} for 120 s; the others wait"
 
     @pytest.mark.parametrize(
         ("text", "activity"),
@@ -163,62 +165,62 @@ class TestAtWork:
         assert self.asked(w0=(self.CALLBACK, self.ACTIVE), stall_s=60.0).reason is Reason.STALLED
 
     def test_a_task_that_a_signal_stopped_is_not_excused_by_another(self) -> None:
-        gang = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=(self.CALLBACK, self.ACTIVE))
-        assert gang.reason is Reason.STALLED
+        state = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=(self.CALLBACK, self.ACTIVE))
+        assert state.reason is Reason.STALLED
 
     def test_it_is_asked_again_after_a_minute_and_stopped_once_all_wait(self) -> None:
-        gang = self.asked(w0=(self.CALLBACK, self.IDLE))
-        gang, actions = play_on(gang, 179.0, Tick(), 180.0, Tick(), StacksTold({}))
-        assert (gang.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
+        state = self.asked(w0=(self.CALLBACK, self.IDLE))
+        state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))
+        assert (state.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
 
     def test_a_step_ends_it(self) -> None:
-        gang = self.asked(w0=(self.CALLBACK, self.IDLE))
-        gang, _ = play_on(gang, 130.0, told(W0, 51), 249.0, Tick())
-        assert (gang.busy, gang.suspicion) == ({}, None)
-        assert play_on(gang, 250.0, Tick())[0].suspicion is Reason.STALLED
+        state = self.asked(w0=(self.CALLBACK, self.IDLE))
+        state, _ = play_on(state, 130.0, told(W0, 51), 249.0, Tick())
+        assert (state.busy, state.suspicion) == ({}, None)
+        assert play_on(state, 250.0, Tick())[0].suspicion is Reason.STALLED
 
 
 class TestTogether:
     """Training tasks that ought to be one cluster, and whether they are."""
 
-    RULES = make_rules({"a": [W0, W1]})
+    RULES = make_policy({"a": [W0, W1]})
     STARTED = (*preparing(RULES), *started(W0, W1))
 
     def test_steps_show_that_a_cluster_is_up(self) -> None:
-        gang, _ = play(self.RULES, *self.STARTED, *listening(W0), told(W0, 1))
-        assert gang.phase is Phase.FORMING
-        gang, _ = play_on(gang, told(W1, 1), START_S, Tick())
-        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset())
+        state, _ = play(self.RULES, *self.STARTED, *listening(W0), told(W0, 1))
+        assert state.phase is Phase.FORMING
+        state, _ = play_on(state, told(W1, 1), START_S, Tick())
+        assert (state.phase, state.separate) == (Phase.RUNNING, frozenset())
 
     def test_who_does_steps_without_a_port_trains_alone(self) -> None:
-        gang, _ = play(self.RULES, *self.STARTED, told(W0, 1))
-        assert gang.separate == frozenset()
-        gang, _ = play_on(gang, told(W1, 1), START_S, Tick())
-        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset({W0, W1}))
+        state, _ = play(self.RULES, *self.STARTED, told(W0, 1))
+        assert state.separate == frozenset()
+        state, _ = play_on(state, told(W1, 1), START_S, Tick())
+        assert (state.phase, state.separate) == (Phase.RUNNING, frozenset({W0, W1}))
 
     def test_who_builds_a_strategy_of_one_process_trains_alone(self) -> None:
-        said = [TaskTold(task, "is busy", 1.0, strategy="MirroredStrategy") for task in (W0, W1)]
-        gang, _ = play(self.RULES, *self.STARTED, *said, START_S, Tick())
-        assert (gang.phase, gang.separate) == (Phase.RUNNING, frozenset({W0, W1}))
+        said = [TaskReported(task, "is busy", 1.0, strategy="MirroredStrategy") for task in (W0, W1)]
+        state, _ = play(self.RULES, *self.STARTED, *said, START_S, Tick())
+        assert (state.phase, state.separate) == (Phase.RUNNING, frozenset({W0, W1}))
 
     def test_one_task_alone_is_no_cluster(self) -> None:
-        rules = make_rules({"a": [W0]})
-        gang, _ = play(rules, *preparing(rules), *started(W0), told(W0, 1))
-        assert gang.separate == frozenset()
+        policy = make_policy({"a": [W0]})
+        state, _ = play(policy, *preparing(policy), *started(W0), told(W0, 1))
+        assert state.separate == frozenset()
 
     def test_who_is_at_work_before_any_port_is_open_has_more_time_to_form(self) -> None:
         late = (START_S, Tick())
-        at_work = StacksTold({}, {task: Activity(idle_s=1.0) for task in (W0, W1)})
-        gang, _ = play(self.RULES, *self.STARTED, *late, at_work)
-        assert (gang.phase, gang.deadline) == (Phase.FORMING, 2 * START_S)
-        gang, _ = play(self.RULES, *self.STARTED, *listening(W0), *late, at_work)
-        assert gang.reason is Reason.START_TIMEOUT
+        at_work = StacksReceived({}, {task: Activity(idle_s=1.0) for task in (W0, W1)})
+        state, _ = play(self.RULES, *self.STARTED, *late, at_work)
+        assert (state.phase, state.deadline) == (Phase.FORMING, 2 * START_S)
+        state, _ = play(self.RULES, *self.STARTED, *listening(W0), *late, at_work)
+        assert state.reason is Reason.START_TIMEOUT
 
 
 class TestWhom:
     def staller(self, *events: Event | float, **stacks: str) -> TaskId | None:
         texts = {task: stacks.get(name, WAITING) for name, task in (("w0", W0), ("w1", W1), ("w2", W2))}
-        return find_staller(stalled(*events, 300.0, Tick(), StacksTold(texts), stall_s=120.0))
+        return find_staller(stalled(*events, 300.0, Tick(), StacksReceived(texts), stall_s=120.0))
 
     def test_nobody_if_all_are_alike(self) -> None:
         assert self.staller(*all_told(50)) is None
@@ -248,10 +250,10 @@ def test_what_the_leader_says_of_those_that_it_waits_for() -> None:
     first = b"I0000 coordination_service.cc:502] Waiting for 2/3 tasks to connect.\nI0000 Example stragglers:\n"
     first += b"/job:worker/replica:0/task:1\n/job:worker/replica:0/task:2\n"
     then = first + b"I0000 Waiting for 1/3 tasks to connect.\nExample stragglers:\n/job:worker/replica:0/task:2\n"
-    assert parse_stragglers(b"") is None
-    assert parse_stragglers(first) == frozenset({W1, W2})
-    assert parse_stragglers(then) == frozenset({W2})
-    assert parse_stragglers(then + b"I0000 Waiting for 0/3 tasks to connect.\n") == frozenset()
+    assert parse_not_joined(b"") is None
+    assert parse_not_joined(first) == frozenset({W1, W2})
+    assert parse_not_joined(then) == frozenset({W2})
+    assert parse_not_joined(then + b"I0000 Waiting for 0/3 tasks to connect.\n") == frozenset()
     chief = TaskId("chief", 0)
     assert (find_leader([W1, W0]), find_leader([W0, chief]), find_leader([W1])) == (W0, chief, None)
 

@@ -24,7 +24,7 @@ from tests.sshd import Hosts, make_hosts, running_sshd
 from tests.test_link_drops import send_to_sessions
 from tests.test_ssh import skip_without_openssh
 from tests.witness import wait_until
-from worker_entry.agent.program_copy import Replica
+from worker_entry.agent.program_copy import ProgramCopy
 from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry
@@ -120,7 +120,7 @@ def arrive(order: Offer, content: Callable[[str], bytes]) -> tuple[list[str], Me
     """Answers every Fetch; returns the paths that were fetched, and how it ended."""
     said: list[Message] = []
     fetched: list[str] = []
-    replica = Replica(order, said.append)
+    replica = ProgramCopy(order, said.append)
     while not replica.done:
         replica.step()
         for message in said:
@@ -212,7 +212,7 @@ def arrived(
     def hear(message: Message) -> None:
         (pieces if isinstance(message, Fetch) else said).append(message)  # type: ignore[arg-type]
 
-    replica = Replica(order, hear)
+    replica = ProgramCopy(order, hear)
     while not replica.done:
         replica.step()
         while pieces:

@@ -540,8 +540,8 @@ class Task:
             "finished_file": str(self.finished_file),
             "status_file": str(self.folder / "status.json"),
             "stacks_file": str(self.folder / "stacks"),
-            "mend_keras": False,
-            "heartbeat_s": 0.0,
+            "patch_keras": False,
+            "coordination_timeout_s": 0.0,
         }
         (self.folder / "order.json").write_text(json.dumps(order))
         return run(self.folder, [ENTRY, "task", "order.json"], **options)
@@ -780,8 +780,8 @@ def test_a_task_can_be_run_by_hand(tmp_path: Path, runner: list[str]) -> None:
     for arguments in (
         ["train.py"],
         ["-m", "train"],
-        ["--no-keras-mend", "train.py"],
-        ["--no-keras-mend", "-m", "train"],
+        ["--no-keras-patch", "train.py"],
+        ["--no-keras-patch", "-m", "train"],
     ):
         ended = run(tmp_path, [*runner, *arguments])
         assert ended.status == 1
@@ -790,7 +790,9 @@ def test_a_task_can_be_run_by_hand(tmp_path: Path, runner: list[str]) -> None:
     assert not list(tmp_path.glob("*.json"))  # a crash record is the agent's business
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "-m"], ["run", "--no-keras-mend"], ["dance"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["run", "-m"], ["run", "--no-keras-patch"], ["dance"]], ids=" ".join
+)
 def test_wrong_usage_shows_the_right_one(tmp_path: Path, arguments: list[str]) -> None:
     ended = run(tmp_path, ["-m", "worker_entry", *arguments])
     assert ended.status == 1

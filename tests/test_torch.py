@@ -95,4 +95,4 @@ def test_processes_see_all_gpus_of_their_node_and_no_tf_config() -> None:
     assert [task.opens_port for task in plan.tasks] == [True, False, False]
     for task in plan.tasks:
         assert "TF_CONFIG" not in task.env
-        assert (task.env["MASTER_ADDR"], task.mend_keras) == ("a", False)
+        assert (task.env["MASTER_ADDR"], task.patch_keras) == ("a", False)

@@ -18,13 +18,13 @@ from launcher.gang.events import (
     NodeLost,
     NodeReady,
     NodeRefused,
-    StacksTold,
+    StacksReceived,
     TaskExited,
     TaskHalted,
-    TaskTold,
+    TaskReported,
     Tick,
 )
-from launcher.gang.state import Gang, Reason, Rules
+from launcher.gang.state import AttemptPolicy, AttemptState, Reason
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.tasks import TaskId
 from launcher.verdict.causes import (
@@ -49,7 +49,7 @@ from tests.test_gang import (
     WITH_EVALUATOR,
     histories,
     listening,
-    make_rules,
+    make_policy,
     play,
     preparing,
     replay,
@@ -63,7 +63,7 @@ THREE = {"a": [W0, W1, W2]}
 UNAVAILABLE = "failed to connect to all addresses; last error: ipv4:10.0.0.11:20001: Socket closed"
 
 
-def plan_of(rules: Rules) -> LaunchPlan:
+def plan_of(policy: AttemptPolicy) -> LaunchPlan:
     tasks = [
         TaskPlan(
             directory="/work",
@@ -77,17 +77,17 @@ def plan_of(rules: Rules) -> LaunchPlan:
             tf_config=None,
             env={},
             secrets=frozenset(),
-            mend_keras=True,
+            patch_keras=True,
         )
-        for node, of_node in rules.nodes.items()
+        for node, of_node in policy.nodes.items()
         for task in sorted(of_node)
     ]
     return LaunchPlan("test", "multi_worker_mirrored", "/work", tuple(tasks))
 
 
-def judged(gang: Gang, agents_said: Sequence[str] = ()) -> Verdict:
-    logs = {task: f"/runs/x/attempt-1/{task.type}-{task.index}.log" for task in gang.rules.tasks}
-    return judge(gang, plan_of(gang.rules), logs, agents_said=agents_said)
+def judged(state: AttemptState, agents_said: Sequence[str] = ()) -> Verdict:
+    logs = {task: f"/runs/x/attempt-1/{task.type}-{task.index}.log" for task in state.policy.tasks}
+    return judge(state, plan_of(state.policy), logs, agents_said=agents_said)
 
 
 def failed(
@@ -107,30 +107,30 @@ def ended(task: TaskId, at: float, code: int | None = 0, by: int | None = None) 
     return TaskExited(task, TaskExit(None if by else code, by), at)
 
 
-def status_of(gang: Gang) -> int:
-    return exit_status(gang, judged(gang))
+def status_of(state: AttemptState) -> int:
+    return exit_status(state, judged(state))
 
 
-def history(layout: dict[str, list[TaskId]], *events: Event | float) -> Gang:
+def history(layout: dict[str, list[TaskId]], *events: Event | float) -> AttemptState:
     """A gang that ran, then heard the events, and whose nodes all became empty."""
-    rules = make_rules(layout)
-    gang, _ = play(rules, *running(rules), *events, *map(NodeEmpty, rules.nodes))
-    return gang
+    policy = make_policy(layout)
+    state, _ = play(policy, *running(policy), *events, *map(NodeEmpty, policy.nodes))
+    return state
 
 
 class TestCause:
     def test_is_the_earliest_raise_though_its_exit_is_seen_after_that_of_its_victim(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1050.0, raised=1049.9), failed(W1, 1050.4, raised=1049.1))
+        state = history(ONE_NODE, failed(W0, 1050.0, raised=1049.9), failed(W1, 1050.4, raised=1049.1))
 
-        cause = find_cause(gang, {})
+        cause = find_cause(state, {})
 
         assert cause is not None
         assert cause.exited.task == W1
 
     def test_is_a_signal_that_came_before_a_raise(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1051.0, raised=1050.2), ended(W1, 1050.0, by=signal.SIGSEGV))
+        state = history(ONE_NODE, failed(W0, 1051.0, raised=1050.2), ended(W1, 1050.0, by=signal.SIGSEGV))
 
-        assert judged(gang).task == "worker:1"
+        assert judged(state).task == "worker:1"
 
     @pytest.mark.parametrize("signature", COLLATERAL_SIGNATURES)
     @pytest.mark.parametrize("exception", COLLATERAL_EXCEPTIONS)
@@ -157,14 +157,14 @@ class TestCause:
         assert not is_collateral(failed(W0, 1050.0, "InternalError", "cuDNN launch failure"), {})
 
     def test_is_never_a_task_that_was_stopped(self) -> None:
-        gang = history(ONE_NODE, failed(W1, 1050.0), ended(W0, 1040.0, by=signal.SIGKILL))
+        state = history(ONE_NODE, failed(W1, 1050.0), ended(W0, 1040.0, by=signal.SIGKILL))
 
-        assert judged(gang).task == "worker:1"
+        assert judged(state).task == "worker:1"
 
     def test_is_never_an_evaluator(self) -> None:
-        gang = history(WITH_EVALUATOR, failed(EVALUATOR, 1020.0), failed(W1, 1050.0))
+        state = history(WITH_EVALUATOR, failed(EVALUATOR, 1020.0), failed(W1, 1050.0))
 
-        assert judged(gang).task == "worker:1"
+        assert judged(state).task == "worker:1"
 
     def test_is_absent_without_a_failure(self) -> None:
         assert find_cause(history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1050.0)), {}) is None
@@ -190,18 +190,18 @@ class TestWasStopped:
     @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
     def test_when_it_had_raised_before_but_then_it_also_failed_by_itself(self, signum: int) -> None:
         event = replace(failed(W0, 1051.0), exit=TaskExit(None, signum))
-        gang = history(ONE_NODE, failed(W1, 1050.0), event)
+        state = history(ONE_NODE, failed(W1, 1050.0), event)
 
-        assert was_stopped(gang, event)
-        assert failed_by_itself(gang, event)
+        assert was_stopped(state, event)
+        assert failed_by_itself(state, event)
 
     def test_when_python_ended_with_143_because_of_its_own_handler_of_term(self) -> None:
         crash = CrashRecord(1050.5, "SystemExit", "sys.exit(143)", "train.py", 9)
         event = TaskExited(W0, TaskExit(143), 1051.0, crash)
-        gang = history(ONE_NODE, failed(W1, 1050.0), event)
+        state = history(ONE_NODE, failed(W1, 1050.0), event)
 
-        assert was_stopped(gang, event)
-        assert not failed_by_itself(gang, event)
+        assert was_stopped(state, event)
+        assert not failed_by_itself(state, event)
 
     def test_not_when_it_ended_before_anything_was_stopped(self) -> None:
         event = ended(W0, 1040.0)
@@ -216,31 +216,33 @@ class TestSuccess:
         assert verdict == Verdict(reference="succeeded", message="all 2 training tasks ended with status 0")
 
     def test_of_one_with_an_evaluator_that_was_stopped(self) -> None:
-        rules = make_rules({"a": [W0, EVALUATOR]})
-        gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), NodeEmpty("a"))
+        policy = make_policy({"a": [W0, EVALUATOR]})
+        state, _ = play(
+            policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), NodeEmpty("a")
+        )
 
-        assert judged(gang) == Verdict(
+        assert judged(state) == Verdict(
             reference="succeeded",
             message="worker:0 ended with status 0",
             evidence=["evaluator:0 was still running and was stopped"],
         )
 
     def test_with_an_evaluator_that_failed(self) -> None:
-        gang = history(WITH_EVALUATOR, ended(EVALUATOR, 1020.0, 1), ended(W0, 1050.0), ended(W1, 1051.0))
+        state = history(WITH_EVALUATOR, ended(EVALUATOR, 1020.0, 1), ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert judged(gang).evidence == ["evaluator:0 ended with exit status 1, which does not fail the run"]
+        assert judged(state).evidence == ["evaluator:0 ended with exit status 1, which does not fail the run"]
 
 
 class TestFailure:
     def test_says_who_when_how_and_what_followed(self) -> None:
-        gang = history(
+        state = history(
             THREE,
             failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),
             failed(W1, 1043.0, raised=1042.0),
             ended(W2, 1044.5, by=signal.SIGKILL),
         )
 
-        assert judged(gang) == Verdict(
+        assert judged(state) == Verdict(
             reference="task-failed",
             message="worker:1 on a exited with status 1 after 42.0 s",
             task="worker:1",
@@ -253,24 +255,24 @@ class TestFailure:
         )
 
     def test_by_a_signal(self) -> None:
-        gang = history(ONE_NODE, TaskExited(W0, TaskExit(None, signal.SIGSEGV, core_dumped=True), 1010.25))
+        state = history(ONE_NODE, TaskExited(W0, TaskExit(None, signal.SIGSEGV, core_dumped=True), 1010.25))
 
-        verdict = judged(gang)
+        verdict = judged(state)
 
         assert verdict.message == "worker:0 on a was ended by SIGSEGV (signal 11, core dumped) after 10.2 s"
         assert verdict.evidence == ["log: /runs/x/attempt-1/worker-0.log"]
-        assert verdict.cure == ""
+        assert verdict.hint == ""
 
     def test_by_kill_points_to_the_memory(self) -> None:
         verdict = judged(history(ONE_NODE, ended(W0, 1010.0, by=signal.SIGKILL)))
 
         assert verdict.message == "worker:0 on a was ended by SIGKILL (signal 9) after 10.0 s"
-        assert verdict.cure == (
+        assert verdict.hint == (
             "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
         )
 
     def test_of_others_on_their_own_tells_how(self) -> None:
-        gang = history(
+        state = history(
             {"a": [W0, W1, W2, W3]},
             failed(W0, 1043.0),
             failed(W1, 1044.0, "KeyError", "'a'"),
@@ -278,7 +280,7 @@ class TestFailure:
             replace(failed(W3, 1045.5, "KeyError", "'b'"), exit=TaskExit(None, signal.SIGTERM)),
         )
 
-        assert judged(gang).evidence[1:] == [
+        assert judged(state).evidence[1:] == [
             "worker:1 failed 1.0 s later: KeyError: 'a'   train.py:88",
             "worker:2 failed 2.0 s later with SIGABRT (signal 6)",
             "worker:3 failed 2.5 s later: KeyError: 'b'   train.py:88",
@@ -286,44 +288,44 @@ class TestFailure:
         ]
 
     def test_of_a_victim_whose_clock_is_early_makes_no_negative_time(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1043.0, "UnavailableError", UNAVAILABLE), failed(W1, 1044.0))
+        state = history(ONE_NODE, failed(W0, 1043.0, "UnavailableError", UNAVAILABLE), failed(W1, 1044.0))
 
-        assert judged(gang).evidence[1] == "worker:0 failed, too"
+        assert judged(state).evidence[1] == "worker:0 failed, too"
 
     def test_because_another_ended_early_says_so(self) -> None:
-        gang = history(ONE_NODE, ended(W1, 1050.0), failed(W0, 1060.8, "UnavailableError", UNAVAILABLE, raised=1059.8))
+        state = history(ONE_NODE, ended(W1, 1050.0), failed(W0, 1060.8, "UnavailableError", UNAVAILABLE, raised=1059.8))
 
-        assert judged(gang) == Verdict(
+        assert judged(state) == Verdict(
             reference="ended-early",
             message="worker:1 on a ended with status 0 after 50.0 s, before the others had finished",
             task="worker:1",
             evidence=["worker:0 failed 9.8 s later because of it", "log: /runs/x/attempt-1/worker-1.log"],
-            cure="all workers must run the same number of steps: when one ends early, the others fail",
+            hint="all workers must run the same number of steps: when one ends early, the others fail",
         )
 
     def test_by_sys_exit_shows_the_call(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1010.0, "SystemExit", "sys.exit(3)"))
+        state = history(ONE_NODE, failed(W0, 1010.0, "SystemExit", "sys.exit(3)"))
 
-        assert judged(gang).evidence[0] == "sys.exit(3)   train.py:88"
+        assert judged(state).evidence[0] == "sys.exit(3)   train.py:88"
 
     def test_shows_one_line_of_a_long_message(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1010.0, message="\n\n  first  \nsecond"))
+        state = history(ONE_NODE, failed(W0, 1010.0, message="\n\n  first  \nsecond"))
 
-        assert judged(gang).evidence[0] == "ValueError: first   train.py:88"
+        assert judged(state).evidence[0] == "ValueError: first   train.py:88"
 
     def test_shows_an_exception_without_a_message(self) -> None:
         assert judged(history(ONE_NODE, failed(W0, 1010.0, message=""))).evidence[0] == "ValueError   train.py:88"
 
     def test_of_many_names_a_few(self) -> None:
         workers = [TaskId("worker", index) for index in range(30)]
-        gang = history(
+        state = history(
             {"a": workers},
             failed(W0, 1010.0),
             *(failed(task, 1011.0, "AbortedError", UNAVAILABLE) for task in workers[1:12]),
             *(ended(task, 1012.0, by=signal.SIGKILL) for task in workers[12:]),
         )
 
-        evidence = judged(gang).evidence
+        evidence = judged(state).evidence
 
         assert evidence[8:] == [
             "worker:8 failed 1.0 s later because of it",
@@ -336,7 +338,7 @@ class TestFailure:
         ]
 
     @pytest.mark.parametrize(
-        ("module", "cure"),
+        ("module", "hint"),
         [
             (
                 "tensorflow",
@@ -345,15 +347,15 @@ class TestFailure:
             ("pandas", "install the module for the Python that the tasks use, or set PYTHONPATH"),
         ],
     )
-    def test_of_an_import_says_how_to_get_the_module(self, module: str, cure: str) -> None:
+    def test_of_an_import_says_how_to_get_the_module(self, module: str, hint: str) -> None:
         crash = failed(W0, 1010.0, "ModuleNotFoundError", f"No module named '{module}'")
 
-        assert judged(history(ONE_NODE, crash)).cure == cure
+        assert judged(history(ONE_NODE, crash)).hint == hint
 
 
 class TestRefusal:
-    def refused(self, *refusals: NodeRefused) -> Gang:
-        return play(make_rules(TWO_NODES), NodeReady("a"), NodeReady("b"), *refusals)[0]
+    def refused(self, *refusals: NodeRefused) -> AttemptState:
+        return play(make_policy(TWO_NODES), NodeReady("a"), NodeReady("b"), *refusals)[0]
 
     def test_of_all_for_one_reason_says_it_once(self) -> None:
         problem = Problem(
@@ -365,7 +367,7 @@ class TestRefusal:
         )
 
         assert verdict.message == "cannot read the script /home/alice/x.py: No such file or directory"
-        assert (verdict.reference, verdict.evidence, verdict.cure) == ("no-program", [], "name another")
+        assert (verdict.reference, verdict.evidence, verdict.hint) == ("no-program", [], "name another")
 
     def test_of_one_task_names_it(self) -> None:
         problem = Problem(
@@ -376,7 +378,7 @@ class TestRefusal:
             reference="port-taken",
             message="worker:0: port 20000 is held by nginx (pid 7)",
             task="worker:0",
-            cure="end it, or choose another port",
+            hint="end it, or choose another port",
         )
 
     def test_for_several_reasons_shows_all(self) -> None:
@@ -398,65 +400,76 @@ class TestRefusal:
 
 class TestLoss:
     def test_names_node_tasks_and_the_agents_last_words(self) -> None:
-        gang = history(TWO_NODES, NodeLost("b", "the agent ended"))
+        state = history(TWO_NODES, NodeLost("b", "the agent ended"))
 
-        assert judged(gang, ["MemoryError"]) == Verdict(
+        assert judged(state, ["MemoryError"]) == Verdict(
             reference="node-lost",
             message="node b was lost: the agent ended",
             evidence=["its tasks: worker:1", "MemoryError"],
         )
 
     def test_begins_with_the_node_that_was_lost_first(self) -> None:
-        gang = history(TWO_NODES, NodeLost("b", "the agent ended"), NodeLost("a", "the agent has been silent for 60 s"))
+        state = history(
+            TWO_NODES, NodeLost("b", "the agent ended"), NodeLost("a", "the agent has been silent for 60 s")
+        )
 
-        verdict = judged(gang)
+        verdict = judged(state)
 
         assert verdict.message == "node b was lost: the agent ended"
         assert verdict.evidence[1:] == ["node a was lost: the agent has been silent for 60 s"]
 
     def test_before_any_answer_means_that_the_node_cannot_be_used(self) -> None:
-        rules = make_rules(TWO_NODES)
-        gang, _ = play(rules, NodeLost("b", "connection refused: b:22"), NodeLost("a", "the host key of a has changed"))
+        policy = make_policy(TWO_NODES)
+        state, _ = play(
+            policy, NodeLost("b", "connection refused: b:22"), NodeLost("a", "the host key of a has changed")
+        )
 
-        assert judged(gang) == Verdict(
+        assert judged(state) == Verdict(
             reference="node-unreachable",
             message="node b cannot be used: connection refused: b:22",
             evidence=["node a cannot be used: the host key of a has changed"],
         )
 
     def test_while_stopping_is_told_beside_the_cause(self) -> None:
-        rules = make_rules(TWO_NODES)
-        gang, _ = play(rules, *running(rules), failed(W0, 1010.0), FAILURE_GRACE_S + STOP_MARGIN_S, Tick())
+        policy = make_policy(TWO_NODES)
+        state, _ = play(policy, *running(policy), failed(W0, 1010.0), FAILURE_GRACE_S + STOP_MARGIN_S, Tick())
 
-        verdict = judged(gang)
+        verdict = judged(state)
 
         assert verdict.reference == "task-failed"
         assert "node b was lost: did not say that all of its processes ended" in verdict.evidence
 
 
 class TestStartTimeout:
-    CURE = (
+    HINT = (
         "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
         "(--start-timeout) if it needs longer; 0 turns the time-out off"
     )
 
-    def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> Gang:
-        rules = make_rules(layout)
-        ends = [ended(task, 1700.0, by=signal.SIGTERM) for task in rules.tasks]
-        gang, _ = play(
-            rules, *preparing(rules), *events, START_S, Tick(), StacksTold({}), *ends, *map(NodeEmpty, rules.nodes)
+    def timed_out(self, layout: dict[str, list[TaskId]], *events: Event) -> AttemptState:
+        policy = make_policy(layout)
+        ends = [ended(task, 1700.0, by=signal.SIGTERM) for task in policy.tasks]
+        state, _ = play(
+            policy,
+            *preparing(policy),
+            *events,
+            START_S,
+            Tick(),
+            StacksReceived({}),
+            *ends,
+            *map(NodeEmpty, policy.nodes),
         )
-        assert gang.reason is Reason.START_TIMEOUT
-        return gang
+        assert state.reason is Reason.START_TIMEOUT
+        return state
 
     def test_names_the_one_task_that_is_missing(self) -> None:
-        gang = self.timed_out(TWO_NODES, *started(W0, W1), *listening(W0))
+        state = self.timed_out(TWO_NODES, *started(W0, W1), *listening(W0))
 
-        assert judged(gang) == Verdict(
+        assert judged(state) == Verdict(
             reference="start-timeout",
             message="no cluster within 600 s: waiting for worker:1 on b (port 20001 not open); worker:0 is ready",
             task="worker:1",
-            cure=self.CURE,
+            hint=self.HINT,
         )
 
     def test_names_all_that_are_missing(self) -> None:
@@ -474,37 +487,41 @@ class TestStartTimeout:
         assert verdict.message.endswith("worker:4 on a (port 20004 not open) and 25 more; worker:0 is ready")
 
     def test_says_how_far_each_has_come(self) -> None:
-        importing = TaskTold(W0, "is importing TensorFlow", 1660.0)
-        gang = self.timed_out(TWO_NODES, *started(W0, W1), importing, TaskHalted(W1, signal.SIGSTOP, 1650.0))
+        importing = TaskReported(W0, "is importing TensorFlow", 1660.0)
+        state = self.timed_out(TWO_NODES, *started(W0, W1), importing, TaskHalted(W1, signal.SIGSTOP, 1650.0))
 
-        assert judged(gang).message == (
+        assert judged(state).message == (
             "no cluster within 600 s: waiting for worker:0 on a (port 20000 not open, is importing TensorFlow, 40 s), "
             "worker:1 on b (port 20001 not open, stopped by a signal)"
         )
 
     def test_names_the_tasks_that_were_never_started(self) -> None:
-        rules = make_rules({"a": [W0, W2], "b": [W1, EVALUATOR]})
+        policy = make_policy({"a": [W0, W2], "b": [W1, EVALUATOR]})
 
-        gang, _ = play(rules, *preparing(rules), *started(W0, W2), *listening(W0), START_S, Tick(), StacksTold({}))
+        state, _ = play(
+            policy, *preparing(policy), *started(W0, W2), *listening(W0), START_S, Tick(), StacksReceived({})
+        )
 
-        assert judged(gang).message == "no cluster within 600 s: not started: evaluator:0, worker:1"
+        assert judged(state).message == "no cluster within 600 s: not started: evaluator:0, worker:1"
 
     def test_names_the_nodes_that_do_not_answer(self) -> None:
-        gang, _ = play(make_rules(TWO_NODES), NodeReady("a"), START_S, Tick())
+        state, _ = play(make_policy(TWO_NODES), NodeReady("a"), START_S, Tick())
 
-        assert judged(gang).message == "no answer from b within 600 s"
+        assert judged(state).message == "no answer from b within 600 s"
 
 
 def test_drain_timeout_names_who_goes_on_and_who_ended() -> None:
-    rules = make_rules(THREE)
+    policy = make_policy(THREE)
     killed = [ended(task, 1400.0, by=signal.SIGKILL) for task in (W1, W2)]
-    gang, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), *killed, NodeEmpty("a"))
+    state, _ = play(
+        policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), *killed, NodeEmpty("a")
+    )
 
-    assert judged(gang) == Verdict(
+    assert judged(state) == Verdict(
         reference="drain-timeout",
         message="worker:1, worker:2 did not end within 300 s after the first task ended, and are not at work",
         evidence=["ended with status 0: worker:0"],
-        cure="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
+        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
     )
 
 
@@ -526,25 +543,25 @@ class TestExitStatus:
         ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGPIPE, 141)]
     )
     def test_of_an_interrupted_run_names_the_signal(self, signum: int, status: int) -> None:
-        gang = history(ONE_NODE, Interrupted(signum))
+        state = history(ONE_NODE, Interrupted(signum))
 
-        assert (status_of(gang), outcome(gang)) == (status, "interrupted")
+        assert (status_of(state), outcome(state)) == (status, "interrupted")
 
     def test_of_success_is_0(self) -> None:
-        gang = history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0))
+        state = history(ONE_NODE, ended(W0, 1050.0), ended(W1, 1051.0))
 
-        assert (status_of(gang), outcome(gang)) == (0, "succeeded")
+        assert (status_of(state), outcome(state)) == (0, "succeeded")
 
     @pytest.mark.parametrize("how", [TaskExit(1), TaskExit(77), TaskExit(None, signal.SIGKILL)])
     def test_of_a_failed_task_is_1_whatever_its_own_was(self, how: TaskExit) -> None:
-        gang = history(ONE_NODE, TaskExited(W0, how, 1050.0))
+        state = history(ONE_NODE, TaskExited(W0, how, 1050.0))
 
-        assert (status_of(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+        assert (status_of(state), outcome(state)) == (EXIT_TASK_FAILED, "failed")
 
     def test_of_a_failed_task_stays_1_when_the_user_cannot_wait_for_the_end(self) -> None:
-        gang = history(ONE_NODE, failed(W0, 1050.0), Interrupted(signal.SIGINT))
+        state = history(ONE_NODE, failed(W0, 1050.0), Interrupted(signal.SIGINT))
 
-        assert (status_of(gang), outcome(gang)) == (EXIT_TASK_FAILED, "failed")
+        assert (status_of(state), outcome(state)) == (EXIT_TASK_FAILED, "failed")
 
     @pytest.mark.parametrize(
         ("reference", "status"),
@@ -561,16 +578,16 @@ class TestExitStatus:
     def test_of_a_refusal_tells_the_users_mistakes_from_the_machines(self, reference: str, status: int) -> None:
         refusal = NodeRefused("a", (Problem(reference, "it is so"),))
 
-        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
+        state, _ = play(make_policy(ONE_NODE), NodeReady("a"), refusal, NodeEmpty("a"))
 
-        assert (status_of(gang), outcome(gang)) == (status, "failed")
+        assert (status_of(state), outcome(state)) == (status, "failed")
 
     def test_of_a_refusal_for_both_is_the_machines(self) -> None:
         problems = (Problem("no-program", "there is none"), Problem("port-taken", "it is"))
 
-        gang, _ = play(make_rules(ONE_NODE), NodeReady("a"), NodeRefused("a", problems), NodeEmpty("a"))
+        state, _ = play(make_policy(ONE_NODE), NodeReady("a"), NodeRefused("a", problems), NodeEmpty("a"))
 
-        assert status_of(gang) == EXIT_INFRASTRUCTURE
+        assert status_of(state) == EXIT_INFRASTRUCTURE
 
     def test_of_a_refusal_once_tasks_ran_is_3(self) -> None:
         assert status_of(history(ONE_NODE, NodeRefused("a", (Problem("no-program", "gone"),)))) == EXIT_INFRASTRUCTURE
@@ -579,40 +596,42 @@ class TestExitStatus:
         assert status_of(history(TWO_NODES, NodeLost("b", "the agent ended"))) == EXIT_INFRASTRUCTURE
 
     def test_of_timeouts_is_3(self) -> None:
-        rules = make_rules(ONE_NODE)
+        policy = make_policy(ONE_NODE)
 
-        assert status_of(play(rules, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
-        drained, _ = play(rules, *running(rules), ended(W0, 1050.0), DRAIN_S, Tick(), StacksTold({}), NodeEmpty("a"))
+        assert status_of(play(policy, START_S, Tick(), NodeEmpty("a"))[0]) == EXIT_INFRASTRUCTURE
+        drained, _ = play(
+            policy, *running(policy), ended(W0, 1050.0), DRAIN_S, Tick(), StacksReceived({}), NodeEmpty("a")
+        )
         assert status_of(drained) == EXIT_INFRASTRUCTURE
 
 
 @settings(deadline=None)
 @given(histories())
-def test_every_end_has_a_verdict(told: tuple[Rules, list[tuple[float, Event]]]) -> None:
+def test_every_end_has_a_verdict(told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
     steps = replay(*told)
     if steps and steps[-1][2].reason is not None:
-        gang = steps[-1][2]
+        state = steps[-1][2]
 
-        verdict = judged(gang)
+        verdict = judged(state)
 
         assert verdict.message
         assert "  " not in verdict.message
-        assert (verdict.reference == "succeeded") == (status_of(gang) == 0)
+        assert (verdict.reference == "succeeded") == (status_of(state) == 0)
 
 
 def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None:
-    rules = make_rules(TWO_NODES)
+    policy = make_policy(TWO_NODES)
     missed = CrashRecord(1050.0, "UnavailableError", "Collective ops is aborted by: Socket closed")
 
-    gang, _ = play(
-        rules,
-        *running(rules),
+    state, _ = play(
+        policy,
+        *running(policy),
         TaskExited(W0, TaskExit(code=1), 1050.5, missed),
         NodeEmpty("a"),
         NodeLost("b", "nothing came for 10 s, and there was no way back within 60 s"),
     )
 
-    verdict = judged(gang)
+    verdict = judged(state)
     assert verdict.reference == "node-lost"
     assert verdict.message == "node b was lost: nothing came for 10 s, and there was no way back within 60 s"
-    assert status_of(gang) == 3
+    assert status_of(state) == 3

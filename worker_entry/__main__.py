@@ -1,7 +1,7 @@
-"""`python …/worker_entry (agent | node | attach | clean | profile | nursery | task FILE | run …)`: a path, or by -m.
+"""`python …/worker_entry (agent | node | attach | clean | profile | forkserver | task FILE | run …)`: a path, or by -m.
 
 An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
-A `nursery` imports TensorFlow, and forks tasks from there. `clean` ends what is left of runs whose controller is gone.
+A `forkserver` imports TensorFlow, and forks tasks from there. `clean` ends what is left of runs whose controller is gone.
 `profile` asks the workers of a cluster what they do.
 """
 
@@ -36,13 +36,13 @@ def main() -> None:
     # Imported while the folder is on sys.path; the user's program then gets a path without it.
     from worker_entry.task import runner
 
-    if verb == "nursery":
+    if verb == "forkserver":
         from worker_entry.task import forkserver
     if not (__package__ and getattr(sys.flags, "safe_path", False)):  # -P and `-m`: Python has put nothing there
         del sys.path[0]
     if verb == "task":
         runner.main(rest)
-    elif verb == "nursery":
+    elif verb == "forkserver":
         order = forkserver.serve()
         if order is not None:
             runner.run(order)

@@ -200,7 +200,7 @@ def compose(spec: Path, nodes: int | None) -> None:
     path = spec.resolve()
     cluster = load_spec(spec)
     if not path.is_relative_to(here):
-        raise UsageError(f"{spec} is not below {here}, which is all that containers see", cure="call it in its folder")
+        raise UsageError(f"{spec} is not below {here}, which is all that containers see", hint="call it in its folder")
     click.echo(render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes)), nl=False)
 
 
@@ -223,7 +223,7 @@ def _run(
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
-    no_keras_mend: bool,
+    no_keras_patch: bool,
     max_restarts: int | None,
     start_s: float | None,
     stall_s: float | None,
@@ -244,7 +244,7 @@ def _run(
         max_restarts = len(chaos)  # to see what becomes of it
     spec = override(
         spec,
-        Override("--no-keras-mend", ("keras", "mend"), False if no_keras_mend else None),
+        Override("--no-keras-patch", ("keras", "patch"), False if no_keras_patch else None),
         Override("--max-restarts", ("restart", "max_restarts"), max_restarts),
         Override("--start-timeout", ("timeouts", "start_s"), start_s),
         Override("--stall-timeout", ("timeouts", "stall_s"), stall_s),

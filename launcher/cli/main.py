@@ -63,7 +63,7 @@ def _show_error(error: Exception) -> int:
     error = as_ours(error)
     if isinstance(error, DistlaunchError):
         if not isinstance(error, ShownError):
-            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.cure)), err=True)
+            click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.hint)), err=True)
         return error.exit_status
     click.echo(f"Error: a bug in distlaunch: {error!r} [bug]\n  `distlaunch --debug …` shows where it is", err=True)
     return EXIT_BUG

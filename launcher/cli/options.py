@@ -42,7 +42,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option("--dry-run", is_flag=True, help="Show what would be started, as `plan` does."),
             click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up chatter, too."),
-            click.option("--no-keras-mend", is_flag=True, help="Leave Keras 3 as it is."),
+            click.option("--no-keras-patch", is_flag=True, help="Leave Keras 3 as it is."),
             click.option(
                 "--max-restarts",
                 type=click.IntRange(min=0),

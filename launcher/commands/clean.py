@@ -38,7 +38,7 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     files = find_run(what)
     run_id, controller = files.read_run()
     if controller is not None:
-        raise UsageError(f"run {run_id} is still under way (pid {controller.pid})", cure="end it with Ctrl-C")
+        raise UsageError(f"run {run_id} is still under way (pid {controller.pid})", hint="end it with Ctrl-C")
     try:
         return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
     except (OSError, ValueError) as error:

@@ -45,17 +45,17 @@ def profile(files: RunDir, duration_s: float) -> Capture:
         DistlaunchError: the run is over, or its tasks cannot be profiled from here.
     """
     if files.read_run()[1] is None:
-        raise UsageError(f"the run {files.root} is over", cure="profile it while it is under way")
+        raise UsageError(f"the run {files.root} is over", hint="profile it while it is under way")
     try:
         plan = json.loads(files.plan.read_text())
         spec = ClusterSpec.model_validate_json(files.spec.read_bytes())
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {files.plan}: {error}") from None
     if spec.logs is None:
-        raise UsageError("the run has no log directory", cure="name a `log_directory:` in the spec")
+        raise UsageError("the run has no log directory", hint="name a `log_directory:` in the spec")
     tasks = _find_servers(spec, plan)
     if not tasks:
-        raise UsageError("only tasks of a cluster have a server to ask", cure="run it with two workers or more")
+        raise UsageError("only tasks of a cluster have a server to ask", hint="run it with two workers or more")
     here = next((task["python"] for task in plan["tasks"] if task["node"] == LOCAL), sys.executable)
     answer = _ask(here, {"tasks": tasks, "directory": spec.logs, "duration_s": duration_s})
     if answer["failed"]:
@@ -63,7 +63,7 @@ def profile(files: RunDir, duration_s: float) -> Capture:
         raise ProfileError("not all tasks could be asked", evidence=evidence)
     found = [Path(answer["directory"], f"{name}.xplane.pb") for name in tasks if name not in answer["silent"]]
     if not found:
-        raise ProfileError("no task had anything to show", cure="try a longer --duration")
+        raise ProfileError("no task had anything to show", hint="try a longer --duration")
     return Capture(tuple(found), tuple(answer["silent"]))
 
 
@@ -103,6 +103,6 @@ def _ask(python: str, order: Mapping[str, Any]) -> dict[str, Any]:
         raise ProfileError("the tasks do not answer") from None
     if done.returncode != 0:
         last = next(reversed(done.stderr.strip().splitlines()), "")
-        raise ProfileError(f"the tasks could not be asked: {last}", cure="install TensorFlow here, or grpcio alone")
+        raise ProfileError(f"the tasks could not be asked: {last}", hint="install TensorFlow here, or grpcio alone")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -24,7 +24,7 @@ def find_run(what: str) -> RunDir:
     """
     folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
     if not folder.is_dir():
-        raise UsageError(f"there is no run {what}", cure="name a run's folder, as its first line tells it")
+        raise UsageError(f"there is no run {what}", hint="name a run's folder, as its first line tells it")
     return RunDir(absolute(folder))
 
 
@@ -62,7 +62,7 @@ def ask_to_end(files: RunDir, within_s: float = 120.0) -> bool:
     while is_alive(controller):
         if time.monotonic() > deadline:
             raise RunDirectoryError(
-                f"run {run_id} has not ended within {within_s:g} s", cure=f"look at its terminal, or at {files.root}"
+                f"run {run_id} has not ended within {within_s:g} s", hint=f"look at its terminal, or at {files.root}"
             )
         time.sleep(POLL_S)
     return True

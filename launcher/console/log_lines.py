@@ -21,7 +21,7 @@ _CHATTER = re.compile(
     rb"|(?:BaseCollectiveExecutor|Aborting \w+ with|Coordination agent is set to error).*?"
     rb"\b(?:UNAVAILABLE|CANCELLED|ABORTED): )"
     # Which functions of Keras were replaced; distlaunch itself says how many, once.
-    rb"|distlaunch: (?:mended Keras |Keras \S+ needs no mend )"
+    rb"|distlaunch: (?:patched Keras |Keras \S+ needs no patch )"
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$".replace(
         # Python programs that use absl's log name a .py file there.
         b"SOURCE",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 from launcher.gang.busy import render_busy
-from launcher.gang.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskTold
+from launcher.gang.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskReported
 from launcher.gang.restarts import Restart
 from launcher.gang.stalls import render_stall
-from launcher.gang.state import BEFORE_START, Gang, Phase, Reason
+from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.models import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
@@ -24,7 +24,7 @@ FORMING_REMIND_S = 15.0
 SHOWN_NODES = 8
 
 
-def render_news(before: Gang, after: Gang, event: Event) -> str | None:
+def render_news(before: AttemptState, after: AttemptState, event: Event) -> str | None:
     """The line, if the event that led from one state to the other is worth one."""
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
@@ -34,24 +34,24 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
         ended = cause.exited
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
-    if isinstance(event, TaskExited) and after.returned is not before.returned:
+    if isinstance(event, TaskExited) and after.restarted is not before.restarted:
         return f"{event.task} ended with {event.exit}; starting it again, the others go on"
     if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
         return _render_board(after)
     if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
         return f"TensorBoard ended with {event.exit}; the tasks go on, and tensorboard-0.log says why"
-    if after.rules.keeps_sides and after.is_over and not before.is_over:
+    if after.policy.keeps_auxiliary and after.is_over and not before.is_over:
         return "The training is over; TensorBoard stays until Ctrl-C"
     if isinstance(event, TaskHalted) and after is not before:
         if event.signal is None:
             return f"{event.task} goes on"
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
-    if isinstance(event, TaskTold) and event.own_tf_config and not _own_configs(before):
+    if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
-    if isinstance(event, TaskTold) and after.separate and not before.separate:
+    if isinstance(event, TaskReported) and after.separate and not before.separate:
         return render_separate(after)
     if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:
-        return f"{name_tasks(sorted(after.rules.trainers))} never met: none has opened its port; {OWN_STRATEGY_HINT}"
+        return f"{name_tasks(sorted(after.policy.trainers))} never met: none has opened its port; {OWN_STRATEGY_HINT}"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
     if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
@@ -64,22 +64,22 @@ def render_news(before: Gang, after: Gang, event: Event) -> str | None:
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
-        count = len(after.rules.forming)
+        count = len(after.policy.forming)
         return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
     return None
 
 
 def render_patches(event: Event) -> str | None:
     """What a task says of the Keras that it trains with; the same for all of them, so that one such line is enough."""
-    if not isinstance(event, TaskTold) or event.keras is None:
+    if not isinstance(event, TaskReported) or event.keras is None:
         return None
     faults = f"{event.keras.faults} fault{'s'[: event.keras.faults != 1]}"
-    return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-mend turns this off)"
+    return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-patch turns this off)"
 
 
-def _render_board(gang: Gang) -> str:
-    port = gang.ports[TENSORBOARD]
-    node = next(node for node, tasks in gang.rules.nodes.items() if TENSORBOARD in tasks)
+def _render_board(state: AttemptState) -> str:
+    port = state.ports[TENSORBOARD]
+    node = next(node for node, tasks in state.policy.nodes.items() if TENSORBOARD in tasks)
     place = f"http://{LOOPBACK}:{port}/"
     if node == LOCAL:
         return f"TensorBoard is at {place}"
@@ -93,29 +93,29 @@ def render_restart(restart: Restart, attempt: int, limit: int) -> str:
     return f"Starting again{when}: attempt {attempt} ({cost})"
 
 
-def _render_interruption(before: Gang, after: Gang, event: Interrupted) -> str | None:
+def _render_interruption(before: AttemptState, after: AttemptState, event: Interrupted) -> str | None:
     name = signal.Signals(event.signal).name
-    if after.rules.only_checks:
+    if after.policy.only_checks:
         return f"{name}: ending the checks" if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
         return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
     insist = "; once more kills them" if event.signal == signal.SIGINT else ""
-    return f"{name}: stopping all tasks, {after.rules.stop_grace_s:g} s grace{insist}"
+    return f"{name}: stopping all tasks, {after.policy.stop_grace_s:g} s grace{insist}"
 
 
-def render_separate(gang: Gang) -> str:
+def render_separate(state: AttemptState) -> str:
     """`worker:0, worker:1 train without each other: the program has not built MultiWorkerMirroredStrategy; …`."""
-    built = sorted({gang.told[task].strategy for task in gang.separate if task in gang.told} - {""})
+    built = sorted({state.status[task].strategy for task in state.separate if task in state.status} - {""})
     what = f"the program uses {', '.join(built)}, and not" if built else "the program has not built"
-    names = name_tasks(sorted(gang.separate))
+    names = name_tasks(sorted(state.separate))
     return f"{names} train without each other: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
 
 
-def _own_configs(gang: Gang) -> bool:
-    return any(told.own_tf_config for told in gang.told.values())
+def _own_configs(state: AttemptState) -> bool:
+    return any(told.own_tf_config for told in state.status.values())
 
 
-def _render_own_config(told: TaskTold) -> str:
+def _render_own_config(told: TaskReported) -> str:
     line, _, kept = told.own_tf_config.rpartition(" ")
     if kept == "kept":
         return f"{told.task} sets a TF_CONFIG of its own at {line}, as --keep-own-tf-config allows"
@@ -125,8 +125,8 @@ def _render_own_config(told: TaskTold) -> str:
     )
 
 
-def _is_up(gang: Gang) -> bool:
-    return bool(gang.rules.forming) and gang.rules.forming <= gang.listening.keys()
+def _is_up(state: AttemptState) -> bool:
+    return bool(state.policy.forming) and state.policy.forming <= state.listening.keys()
 
 
 class Reminder:
@@ -138,37 +138,37 @@ class Reminder:
         self._drains: float | None = None
         """The deadline of which the user was warned."""
 
-    def remind(self, gang: Gang, now: float, time: float) -> str | None:
+    def remind(self, state: AttemptState, now: float, time: float) -> str | None:
         """The line, when one is due; `time`: now in Unix seconds."""
         if now < self._due:
             return None
-        if gang.phase is Phase.RUNNING:
-            return self._remind_of_drain(gang, now)
-        if gang.phase is Phase.FORMING and gang.missing and gang.started:
-            forming_s = time - min(event.time for event in gang.started.values())
+        if state.phase is Phase.RUNNING:
+            return self._remind_of_drain(state, now)
+        if state.phase is Phase.FORMING and state.missing and state.started:
+            forming_s = time - min(event.time for event in state.started.values())
             if forming_s < REMIND_S:
                 return None
             self._due = now + FORMING_REMIND_S
-            return f"Forming, {forming_s:.0f} s: {render_waiting(gang, time)}"
-        if gang.phase not in BEFORE_START:
+            return f"Forming, {forming_s:.0f} s: {render_waiting(state, time)}"
+        if state.phase not in BEFORE_START:
             return None
         self._due = now + REMIND_S
-        missing = sorted(gang.silent or gang.awaited)
+        missing = sorted(state.silent or state.awaited)
         shown = ", ".join(missing[:SHOWN_NODES]) + (
             f" and {len(missing) - SHOWN_NODES} more" * (len(missing) > SHOWN_NODES)
         )
-        return f"{gang.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
+        return f"{state.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
 
-    def _remind_of_drain(self, gang: Gang, now: float) -> str | None:
+    def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
         """A warning, half of the time before those are stopped that have not ended yet."""
-        going = sorted(gang.rules.trainers - gang.exits.keys())
-        waits = len(going) < len(gang.rules.trainers) and bool(going) and gang.suspicion is None
-        if not waits or gang.deadline is None or gang.deadline == self._drains:
+        going = sorted(state.policy.trainers - state.exits.keys())
+        waits = len(going) < len(state.policy.trainers) and bool(going) and state.suspicion is None
+        if not waits or state.deadline is None or state.deadline == self._drains:
             return None
-        left_s = gang.deadline - now
-        if left_s > gang.rules.drain_s / 2:
+        left_s = state.deadline - now
+        if left_s > state.policy.drain_s / 2:
             return None
-        self._drains = gang.deadline
+        self._drains = state.deadline
         return (
             f"{name_tasks(going)} {'is' if len(going) == 1 else 'are'} still running, the others have ended; "
             f"stopped in {left_s:.0f} s unless at work then (--drain-timeout)"

@@ -7,7 +7,7 @@ or in a connection. Every other one is at work.
 from __future__ import annotations
 
 from launcher.gang.stacks import parse_stack, working_frame
-from launcher.gang.state import Gang, Reason
+from launcher.gang.state import AttemptState, Reason
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.protocol.values import Activity
 
@@ -17,12 +17,12 @@ RECHECK_S = 60.0
 """How long a cluster in which somebody is at work is not asked again."""
 
 
-def find_busy(gang: Gang) -> dict[TaskId, str]:
+def find_busy(state: AttemptState) -> dict[TaskId, str]:
     """The training tasks that are at work, by what they have just said, and where that is, as far as it is known."""
     busy = {}
-    for task in sorted(gang.rules.trainers & gang.started.keys() - gang.exits.keys() - gang.halted.keys()):
-        activity = gang.activity.get(task, Activity())
-        stack = parse_stack(gang.stacks.get(task, ""))
+    for task in sorted(state.policy.trainers & state.started.keys() - state.exits.keys() - state.halted.keys()):
+        activity = state.activity.get(task, Activity())
+        stack = parse_stack(state.stacks.get(task, ""))
         frame = working_frame(stack, waits=activity.waits)
         active = activity.idle_s is not None and activity.idle_s < ACTIVE_S
         if frame is not None or active:
@@ -31,26 +31,26 @@ def find_busy(gang: Gang) -> dict[TaskId, str]:
     return busy
 
 
-def is_excused(gang: Gang, reason: Reason, busy: dict[TaskId, str]) -> bool:
+def is_excused(state: AttemptState, reason: Reason, busy: dict[TaskId, str]) -> bool:
     """Whether tasks that are at work keep the cluster from being stopped for this."""
     if not busy:
         return False
     if reason is Reason.STALLED:  # a limit that the user gave is exact; a task that a signal has stopped is waited for
-        return gang.rules.stall_s is None and not gang.halted
+        return state.policy.stall_s is None and not state.halted
     if reason is Reason.START_TIMEOUT:  # who has opened its port waits for the others, and would do so for ever
-        running = gang.rules.trainers - gang.exits.keys()
-        return busy.keys() == running and not running & gang.listening.keys()
+        running = state.policy.trainers - state.exits.keys()
+        return busy.keys() == running and not running & state.listening.keys()
     return reason is Reason.DRAIN_TIMEOUT
 
 
-def render_busy(gang: Gang) -> str:
+def render_busy(state: AttemptState) -> str:
     """`worker:0 has been in on_epoch_end at train.py:40 for 130 s; the others wait`."""
     places: dict[str, list[TaskId]] = {}
-    for task, place in gang.busy.items():
+    for task, place in state.busy.items():
         places.setdefault(place, []).append(task)
     parts = [
         f"{name_tasks(tasks)} {'has' if len(tasks) == 1 else 'have'} been {place}" for place, tasks in places.items()
     ]
-    others = gang.rules.trainers - gang.busy.keys() - gang.exits.keys()
+    others = state.policy.trainers - state.busy.keys() - state.exits.keys()
     rest = "" if not others else "; the others wait" if len(others) > 1 else f"; {next(iter(others))} waits"
-    return f"{', '.join(parts)} for {gang.stalled_s:.0f} s{rest}"
+    return f"{', '.join(parts)} for {state.stalled_s:.0f} s{rest}"

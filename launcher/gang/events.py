@@ -18,8 +18,8 @@ from worker_entry.protocol.messages import (
     Ready,
     Refused,
     Started,
+    Status,
     Synced,
-    Told,
 )
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
 
@@ -108,7 +108,7 @@ class LeaderWaits:
 
 
 @dataclass(frozen=True)
-class TaskTold:
+class TaskReported:
     """How far the task's program has come, as a phrase that goes on from its name, and since when.
 
     `injected`: the faults of `--chaos` that were done to it. `strategy`: the class of the tf.distribute strategy that
@@ -178,7 +178,7 @@ class StacksAsked:
 
 
 @dataclass(frozen=True)
-class StacksTold:
+class StacksReceived:
     """What all tasks are doing, as faulthandler has it, empty for those that have not said; and whether they work."""
 
     texts: Mapping[TaskId, str]
@@ -203,12 +203,12 @@ Event = (
     | TaskListening
     | LeaderWaits
     | TaskHalted
-    | TaskTold
+    | TaskReported
     | TaskWrote
     | TaskExited
     | Interrupted
     | StacksAsked
-    | StacksTold
+    | StacksReceived
     | Tick
 )
 
@@ -239,7 +239,7 @@ class StartTasks:
 
 
 @dataclass(frozen=True)
-class StartAgain:
+class RestartTask:
     """Start this one task again, on the same node and port, while the others go on."""
 
     task: TaskId
@@ -262,7 +262,7 @@ class Finish:
     """The attempt is over: nothing is left, or what is left cannot be reached."""
 
 
-Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | StartAgain | AskStacks | StopNodes | Finish
+Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | RestartTask | AskStacks | StopNodes | Finish
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -290,14 +290,14 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
-        case Told(task, status):
+        case Status(task, status):
             progress = status.progress
             if progress is not None:
                 began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
                 progress = replace(progress, began=began, time=at)
             since = status.since - clock_offset_s
             more = (tuple(status.injected), status.strategy, status.own_tf_config, status.keras)
-            return TaskTold(parse_task_id(task), status.phase, since, progress, *more)
+            return TaskReported(parse_task_id(task), status.phase, since, progress, *more)
         case Halted(task, signum, time):
             return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
         case Exited(task, how, time, crash, finished, evidence):

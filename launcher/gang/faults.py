@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.gang.events import TaskTold
-from launcher.gang.state import Gang
+from launcher.gang.events import TaskReported
+from launcher.gang.state import AttemptState
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.values import Injection
@@ -38,66 +38,66 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
     """
     found = _FAULT.fullmatch(text)
     if found is None:
-        raise UsageError(f"--chaos {text!r} is no fault", cure=_EXAMPLE)
+        raise UsageError(f"--chaos {text!r} is no fault", hint=_EXAMPLE)
     what, at = found["what"], found["at"]
     if what not in DONE:
-        raise UsageError(f"--chaos cannot {what!r} a task", cure=f"use one of {', '.join(DONE)}")
+        raise UsageError(f"--chaos cannot {what!r} a task", hint=f"use one of {', '.join(DONE)}")
     if at not in _MOMENTS:
-        raise UsageError(f"--chaos knows no moment {at!r}", cure=f"use one of {', '.join(_MOMENTS)}")
+        raise UsageError(f"--chaos knows no moment {at!r}", hint=f"use one of {', '.join(_MOMENTS)}")
     try:
         task = parse_task_id(found["task"])
     except ValueError as error:
         raise UsageError(f"--chaos: {error}") from None
     tasks = [placed for _, placed in spec.placements()]
     if task not in tasks:
-        raise UsageError(f"--chaos: this cluster has no {task}", cure=f"it has {', '.join(map(str, tasks[:8]))}")
+        raise UsageError(f"--chaos: this cluster has no {task}", hint=f"it has {', '.join(map(str, tasks[:8]))}")
     if spec.program.command is not None:
         raise UsageError(
-            "--chaos needs a Python program, which distlaunch runs itself", cure="name the script, not a command"
+            "--chaos needs a Python program, which distlaunch runs itself", hint="name the script, not a command"
         )
     if at != "seconds" and not spec.progress:
-        raise UsageError(f"--chaos counts {at}s, which needs `progress: true`", cure="use seconds=")
+        raise UsageError(f"--chaos counts {at}s, which needs `progress: true`", hint="use seconds=")
     return Fault(task, Injection(what, at, float(found["value"])))
 
 
-def pending(faults: Iterable[Fault], gangs: Collection[Gang]) -> list[Fault]:
+def pending(faults: Iterable[Fault], states: Collection[AttemptState]) -> list[Fault]:
     """Those that none of these attempts has seen."""
-    return [fault for fault in faults if not any(was_done(fault, gang) for gang in gangs)]
+    return [fault for fault in faults if not any(was_done(fault, state) for state in states)]
 
 
-def needed(faults: Collection[Fault], gangs: Mapping[int, Gang]) -> dict[int, Gang]:
+def needed(faults: Collection[Fault], states: Mapping[int, AttemptState]) -> dict[int, AttemptState]:
     """Those of the attempts, by their numbers, from which the report on the faults can still be made."""
-    if not faults or not gangs:
+    if not faults or not states:
         return {}
-    done = {number for number, gang in gangs.items() if any(was_done(fault, gang) for fault in faults)}
-    trained = [number for number, gang in gangs.items() if find_beginning(gang) is not None]
+    done = {number for number, state in states.items() if any(was_done(fault, state) for fault in faults)}
+    trained = [number for number, state in states.items() if find_beginning(state) is not None]
     after = {min((later for later in trained if later > number), default=number) for number in done}
-    return {number: gangs[number] for number in sorted({min(gangs), max(gangs), *done, *after})}
+    return {number: states[number] for number in sorted({min(states), max(states), *done, *after})}
 
 
 def injections_of(task: TaskId, faults: Iterable[Fault]) -> list[Injection]:
     return [fault.injection for fault in faults if fault.task == task]
 
 
-def was_done(fault: Fault, gang: Gang) -> bool:
-    told = [told_before(gang, fault), gang.told.get(fault.task)]
+def was_done(fault: Fault, state: AttemptState) -> bool:
+    told = [told_before(state, fault), state.status.get(fault.task)]
     return any(str(fault.injection) in words.injected for words in told if words is not None)
 
 
-def told_before(gang: Gang, fault: Fault) -> TaskTold | None:
+def told_before(state: AttemptState, fault: Fault) -> TaskReported | None:
     """What the task had told when it ended and was started again alone."""
-    ends = [end.told for end in gang.returned.get(fault.task, ()) if end.told is not None]
+    ends = [end.status for end in state.restarted.get(fault.task, ()) if end.status is not None]
     return ends[0] if ends else None
 
 
-def find_beginning(gang: Gang) -> tuple[int, int] | None:
+def find_beginning(state: AttemptState) -> tuple[int, int] | None:
     """The epoch and step that an attempt began with; None if it did no step."""
-    told = [told.progress for told in gang.told.values() if told.progress is not None and told.progress.first_step]
+    told = [told.progress for told in state.status.values() if told.progress is not None and told.progress.first_step]
     return min(((progress.first_epoch or 0, progress.first_step) for progress in told), default=None)
 
 
-def render_place(gang: Gang, task: TaskId) -> str:
-    progress = gang.told[task].progress if task in gang.told else None
+def render_place(state: AttemptState, task: TaskId) -> str:
+    progress = state.status[task].progress if task in state.status else None
     if progress is None or not progress.first_step:
         return "no step"
     step = f"step {progress.step:,}"

@@ -18,7 +18,7 @@ class Finding(Result):
     """Stable kebab-case name: `cannot-reach`, `program-differs`, …"""
     message: str
     """One sentence."""
-    cure: str = ""
+    hint: str = ""
     """What to do about it."""
 
 

@@ -14,7 +14,7 @@ _WAITING = re.compile(rb"Waiting for (\d+)/\d+ tasks to connect")
 _TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
 
 
-def parse_stragglers(log: bytes) -> frozenset[TaskId] | None:
+def parse_not_joined(log: bytes) -> frozenset[TaskId] | None:
     """Those that the leader named last, of many only some; None if it has said nothing."""
     last = None
     for last in _WAITING.finditer(log):  # noqa: B007 - the last one counts

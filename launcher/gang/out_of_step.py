@@ -10,7 +10,7 @@ import re
 
 from launcher.gang.events import TaskExited
 from launcher.gang.stacks import find_call
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, name_tasks
 from worker_entry.protocol.values import Place
 
@@ -28,9 +28,9 @@ def is_out_of_step(event: TaskExited) -> bool:
     return event.crash is not None and SIGNATURE.search(event.crash.message) is not None
 
 
-def render_split(gang: Gang) -> str:
+def render_split(state: AttemptState) -> str:
     """Who was where: `worker:0 is in evaluate at train.py:31, worker:1 in fit at train.py:29`; empty if unknown."""
-    places, unknown = _find_places(gang)
+    places, unknown = _find_places(state)
     groups = [(tasks, _render_place(place)) for place, tasks in places.items()]
     if not groups:
         return ""
@@ -43,19 +43,19 @@ def render_split(gang: Gang) -> str:
     return ", ".join([first, *(f"{name_tasks(tasks)} {where}" for tasks, where in others)])
 
 
-def find_outsider(gang: Gang) -> TaskId | None:
+def find_outsider(state: AttemptState) -> TaskId | None:
     """The only task that was elsewhere, if there are enough of the others to tell."""
-    places, unknown = _find_places(gang)
+    places, unknown = _find_places(state)
     alone = [tasks[0] for tasks in places.values() if len(tasks) == 1]
     return alone[0] if len(places) == 2 and len(alone) == 1 and not unknown else None
 
 
-def _find_places(gang: Gang) -> tuple[dict[Place, list[TaskId]], list[TaskId]]:
+def _find_places(state: AttemptState) -> tuple[dict[Place, list[TaskId]], list[TaskId]]:
     """The training tasks by their places, and those whose place is not known."""
     places: dict[Place, list[TaskId]] = {}
     unknown = []
-    for task in sorted(gang.rules.trainers):
-        place = _find_place(gang, task)
+    for task in sorted(state.policy.trainers):
+        place = _find_place(state, task)
         if place is None:
             unknown.append(task)
         else:
@@ -63,11 +63,11 @@ def _find_places(gang: Gang) -> tuple[dict[Place, list[TaskId]], list[TaskId]]:
     return places, unknown
 
 
-def _find_place(gang: Gang, task: TaskId) -> Place | None:
-    event = gang.exits.get(task)
+def _find_place(state: AttemptState, task: TaskId) -> Place | None:
+    event = state.exits.get(task)
     if event is not None and event.crash is not None and event.crash.place is not None:
         return event.crash.place
-    return find_call(gang.stacks[task]) if task in gang.stacks else None
+    return find_call(state.stacks[task]) if task in state.stacks else None
 
 
 def _render_place(place: Place) -> str:

@@ -132,8 +132,8 @@ class Preflight:
         for node, result in self._results():
             owner = self._owners[result.target.task]
             if result.failure and result.target.host == chosen[owner.host]:
-                message, cure = _explain(node, owner, result, f"{self._spec.ports}")
-                yield Finding(level="error", node=node, reference="cannot-reach", message=message, cure=cure)
+                message, hint = _explain(node, owner, result, f"{self._spec.ports}")
+                yield Finding(level="error", node=node, reference="cannot-reach", message=message, hint=hint)
 
     def _differences(self) -> Iterator[Finding]:
         inspected = {node: a.inspected for node, a in self.answers.items() if a.inspected is not None}
@@ -150,7 +150,7 @@ class Preflight:
                 node=next(iter(hashes)),
                 reference="program-differs",
                 message=f"the program is not the same on all nodes: {_group(hashes)}",
-                cure="copy it there, or have `sync:` in the spec do it; --no-check starts it as it is",
+                hint="copy it there, or have `sync:` in the spec do it; --no-check starts it as it is",
             )
 
     def _shared_findings(self) -> Iterator[Finding]:
@@ -174,13 +174,13 @@ class Preflight:
                     reference="checkpoint-not-shared",
                     message=f"checkpoint_directory {folder} is not shared: {node} does not see what is written there "
                     f"on {', '.join(unseen)}",
-                    cure="name a folder on a file system that all nodes have mounted",
+                    hint="name a folder on a file system that all nodes have mounted",
                 )
 
 
 def _node_findings(node: str, answers: Answers) -> Iterator[Finding]:
-    def warn(reference: str, message: str, cure: str = "") -> Finding:
-        return Finding(level="warning", node=node, reference=reference, message=message, cure=cure)
+    def warn(reference: str, message: str, hint: str = "") -> Finding:
+        return Finding(level="warning", node=node, reference=reference, message=message, hint=hint)
 
     if abs(answers.clock_offset_s) > CLOCK_LIMIT_S:
         ahead = "ahead of" if answers.clock_offset_s > 0 else "behind"
@@ -237,11 +237,11 @@ def _explain(node: str, owner: NodeSpec, result: DialResult, ports: str) -> tupl
     message = f"{node} cannot reach {where} at {place}"
     itself = [address for address in result.resolved if _is_loopback(address)]
     if itself and node != owner.host:
-        cure = f"/etc/hosts of {node} names itself so: correct it, or give {owner.host} an `address:`"
-        return f"{message}: there the name stands for {itself[0]}, {node} itself", cure
+        hint = f"/etc/hosts of {node} names itself so: correct it, or give {owner.host} an `address:`"
+        return f"{message}: there the name stands for {itself[0]}, {node} itself", hint
     shown = f" ({', '.join(result.resolved)})" if result.resolved and result.resolved != [target.host] else ""
-    cause, cure = _CAUSES.get(result.failure, (result.failure, ""))
-    return f"{message}{shown}: {cause}", cure.replace("{ports}", ports)
+    cause, hint = _CAUSES.get(result.failure, (result.failure, ""))
+    return f"{message}{shown}: {cause}", hint.replace("{ports}", ports)
 
 
 def _is_loopback(address: str) -> bool:

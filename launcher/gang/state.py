@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from launcher.gang.events import NodeEmpty, NodeRefused, TaskExited, TaskHalted, TaskListening, TaskStarted, TaskTold
+from launcher.gang.events import (
+    NodeEmpty,
+    NodeRefused,
+    TaskExited,
+    TaskHalted,
+    TaskListening,
+    TaskReported,
+    TaskStarted,
+)
 from launcher.spec.strategies import RULES, StrategyRules
 from launcher.tasks import TaskId
 from worker_entry.protocol.values import NOT_IMPORTED, Activity
@@ -44,7 +52,7 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class AttemptPolicy:
     """What a gang has to know of the plan. Durations in seconds; 0 is for ever."""
 
     nodes: Mapping[str, frozenset[TaskId]]
@@ -54,9 +62,9 @@ class Rules:
     drain_s: float
     stop_grace_s: float
     strategy: StrategyRules = RULES["multi_worker_mirrored"]
-    max_returns: int = 0
+    max_individual_restarts: int = 0
     """How often each task may be started again alone whose type may be at all."""
-    keeps_sides: bool = False
+    keeps_auxiliary: bool = False
     """Whether what runs beside the tasks stays after their success, until the user ends it."""
     stall_s: float | None = None
     """How long a cluster that is up may go without progress; None: by how long its steps take."""
@@ -82,8 +90,8 @@ class Rules:
         return frozenset(task for task in self.tasks if task.type in self.strategy.decides)
 
     @cached_property
-    def sides(self) -> frozenset[TaskId]:
-        return frozenset(task for task in self.tasks if task.is_side)
+    def auxiliary(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self.tasks if task.is_auxiliary)
 
     @cached_property
     def servers(self) -> frozenset[TaskId]:
@@ -91,18 +99,18 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Return:
+class IndividualRestart:
     """The end of a task that was started again alone, and what it had told before."""
 
     exited: TaskExited
-    told: TaskTold | None
+    status: TaskReported | None
 
 
 @dataclass(frozen=True)
-class Gang:
+class AttemptState:
     """One attempt as far as it has come."""
 
-    rules: Rules
+    policy: AttemptPolicy
     phase: Phase = Phase.CONNECTING
     ready: frozenset[str] = frozenset()
     ports: Mapping[TaskId, int] = field(default_factory=dict)
@@ -111,12 +119,12 @@ class Gang:
     inspected: frozenset[str] = frozenset()
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
-    unheard: frozenset[TaskId] | None = None
+    not_joined: frozenset[TaskId] | None = None
     """The tasks that the leader has not heard of yet, as far as it says so; None if it was not looked at."""
-    told: Mapping[TaskId, TaskTold] = field(default_factory=dict)
+    status: Mapping[TaskId, TaskReported] = field(default_factory=dict)
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
     """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
-    moved: float | None = None
+    last_progress: float | None = None
     """When something showed last that the cluster gets on, on the controller's monotonic clock."""
     suspicion: Reason | None = None
     """What it will be stopped for, unless it gets on, as soon as all tasks have said what they are doing."""
@@ -131,7 +139,7 @@ class Gang:
     excused: float | None = None
     """Until when it is not suspected again because of them, on the controller's monotonic clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
-    returned: Mapping[TaskId, tuple[Return, ...]] = field(default_factory=dict)
+    restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that were started again alone."""
     refusals: tuple[NodeRefused, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -147,33 +155,35 @@ class Gang:
     @property
     def awaited(self) -> frozenset[str]:
         """The nodes on which the start depends."""
-        nodes = frozenset(self.rules.nodes)
+        nodes = frozenset(self.policy.nodes)
         refused = {refusal.node for refusal in self.refusals}
-        return nodes - self.lost.keys() - refused if self.rules.only_checks else nodes
+        return nodes - self.lost.keys() - refused if self.policy.only_checks else nodes
 
     @property
     def silent(self) -> frozenset[str]:
         """The nodes that the start waits for: they have not answered what all were asked last."""
         waited = self.awaited - self.lost.keys()
-        synced = self.synced | (waited - self.rules.syncs)
-        inspected = self.inspected if self.rules.checks else waited
+        synced = self.synced | (waited - self.policy.syncs)
+        inspected = self.inspected if self.policy.checks else waited
         steps = (waited - answered for answered in (self.ready, synced, self.prepared & inspected))
         return next(filter(None, steps), frozenset())
 
     @property
     def is_up(self) -> bool:
         """Whether all have joined the cluster, or train without having done so."""
-        if self.separate or all(map(self._has_trained, self.rules.trainers)):
+        if self.separate or all(map(self._has_trained, self.policy.trainers)):
             return True
         return not self.missing and (
-            self.unheard is not None or not self.rules.forming or not self.rules.strategy.collective
+            self.not_joined is not None or not self.policy.forming or not self.policy.strategy.collective
         )
 
     @property
     def separate(self) -> frozenset[TaskId]:
         """All training tasks, if each of them trains for itself: steps are done, and no port was ever opened."""
         return (
-            self.rules.trainers if self._is_apart and all(map(self._trains_alone, self.rules.trainers)) else frozenset()
+            self.policy.trainers
+            if self._is_apart and all(map(self._trains_alone, self.policy.trainers))
+            else frozenset()
         )
 
     @property
@@ -181,26 +191,26 @@ class Gang:
         """Whether training tasks that ought to be one cluster have ended without a word of each other."""
         if not self._is_apart or self.separate:
             return False
-        return any(told.phase != NOT_IMPORTED for task, told in self.told.items() if task in self.rules.trainers)
+        return any(told.phase != NOT_IMPORTED for task, told in self.status.items() if task in self.policy.trainers)
 
     @property
     def _is_apart(self) -> bool:
         """Whether several training tasks ought to be one cluster, and none has opened its port."""
-        trainers = self.rules.trainers
-        return len(trainers) > 1 and self.rules.strategy.collective and self.listening.keys().isdisjoint(trainers)
+        trainers = self.policy.trainers
+        return len(trainers) > 1 and self.policy.strategy.collective and self.listening.keys().isdisjoint(trainers)
 
     def _trains_alone(self, task: TaskId) -> bool:
-        return self._has_trained(task) or (task in self.told and self.told[task].strategy in ALONE_STRATEGIES)
+        return self._has_trained(task) or (task in self.status and self.status[task].strategy in ALONE_STRATEGIES)
 
     def _has_trained(self, task: TaskId) -> bool:
         """Whether the task has told of a step."""
-        progress = self.told[task].progress if task in self.told else None
+        progress = self.status[task].progress if task in self.status else None
         return progress is not None and bool(progress.first_step)
 
     @property
     def is_over(self) -> bool:
         """Whether all that end by themselves have, and well."""
-        rest = self.rules.tasks - self.rules.servers - self.rules.sides
+        rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary
         return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.broken
 
     @property
@@ -210,10 +220,10 @@ class Gang:
 
     def fails(self, event: TaskExited) -> bool:
         """Whether the end of a task is a failure of the attempt, unless it was stopped."""
-        if event.task in self.rules.servers:  # who serves does so until the program has come to its end
+        if event.task in self.policy.servers:  # who serves does so until the program has come to its end
             ended = {task for task, end in self.exits.items() if not end.failed} - self.stopped
-            return not self.rules.trainers <= ended
-        return event.task in self.rules.trainers and event.failed
+            return not self.policy.trainers <= ended
+        return event.task in self.policy.trainers and event.failed
 
     @property
     def missing(self) -> list[TaskId]:
@@ -222,5 +232,5 @@ class Gang:
         Once stopped, those that it had to wait for.
         """
         ended = self.exits.keys() - self.stopped
-        heard = self.listening.keys() - (self.unheard or ())
-        return sorted(self.rules.forming - heard - ended)
+        heard = self.listening.keys() - (self.not_joined or ())
+        return sorted(self.policy.forming - heard - ended)

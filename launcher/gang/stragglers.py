@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 
-from launcher.gang.events import Event, TaskTold
+from launcher.gang.events import Event, TaskReported
 from launcher.tasks import TaskId
 
 SAMPLES = 5
@@ -17,7 +17,7 @@ SLOW_SHARE = 0.1
 SAY_AGAIN_S = 600.0
 
 
-class PaceWatch:
+class StragglerWatch:
     """Compares the times that the tasks need for a step, without those in which they wait for each other."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PaceWatch:
 
     def note(self, event: Event, now: float) -> str | None:
         """A line, when it is news that a task is slow; `now`: monotonic seconds."""
-        if not isinstance(event, TaskTold) or event.progress is None or event.progress.own_s is None:
+        if not isinstance(event, TaskReported) or event.progress is None or event.progress.own_s is None:
             return None
         samples = self._own.setdefault(event.task, deque(maxlen=SAMPLES))
         if samples and samples[-1] == event.progress.own_s:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, find_leader, name_tasks
 
 SHOWN_TASKS = 4
 
 
-def render_waiting(gang: Gang, now: float) -> str:
+def render_waiting(state: AttemptState, now: float) -> str:
     """`waiting for worker:2 on gpu-b (port 20001 not open, is importing TensorFlow, 40 s); worker:0 is ready`.
 
     Args:
         gang: a cluster that not all tasks have joined.
         now: Unix seconds by the controller's clock.
     """
-    missing = gang.missing
-    shown = ", ".join(_render_task(gang, task, now) for task in missing[:SHOWN_TASKS])
+    missing = state.missing
+    shown = ", ".join(_render_task(state, task, now) for task in missing[:SHOWN_TASKS])
     more = f" and {len(missing) - SHOWN_TASKS} more" if len(missing) > SHOWN_TASKS else ""
-    ready = sorted((gang.rules.forming & gang.listening.keys()) - set(missing))
+    ready = sorted((state.policy.forming & state.listening.keys()) - set(missing))
     rest = f"; {name_tasks(ready, SHOWN_TASKS)} {'is' if len(ready) == 1 else 'are'} ready" if ready else ""
     return f"waiting for {shown}{more}{rest}"
 
 
-def _render_task(gang: Gang, task: TaskId, now: float) -> str:
-    node = next(name for name, tasks in gang.rules.nodes.items() if task in tasks)
-    unheard = task in gang.listening
-    known = [f"port {gang.ports[task]} {'open' if unheard else 'not open'}"] if task in gang.ports else []
-    if unheard:
-        known.append(f"{find_leader(gang.rules.tasks)} has not heard of it")
-    if task in gang.halted:
+def _render_task(state: AttemptState, task: TaskId, now: float) -> str:
+    node = next(name for name, tasks in state.policy.nodes.items() if task in tasks)
+    not_joined = task in state.listening
+    known = [f"port {state.ports[task]} {'open' if not_joined else 'not open'}"] if task in state.ports else []
+    if not_joined:
+        known.append(f"{find_leader(state.policy.tasks)} has not heard of it")
+    if task in state.halted:
         known.append("stopped by a signal")
-    elif task in gang.told and not unheard:
-        told = gang.told[task]
+    elif task in state.status and not not_joined:
+        told = state.status[task]
         known.append(f"{told.phase}, {max(now - told.since, 0.0):.0f} s")
         if told.strategy:
             known.append(f"has built {told.strategy}")

@@ -17,7 +17,7 @@ from launcher.plan.torch_env import make_torch_envs
 from launcher.spec.models import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.spec.redaction import REDACTED, is_secret
 from launcher.spec.strategies import RULES, StrategyRules
-from launcher.tasks import TENSORBOARD, SideType, TaskId, TaskType, find_leader
+from launcher.tasks import TENSORBOARD, AuxiliaryType, TaskId, TaskType, find_leader
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
@@ -44,7 +44,7 @@ class TaskPlan:
     tf_config: TfConfig | None
     env: Mapping[str, str] = field(repr=False)
     secrets: frozenset[str]
-    mend_keras: bool
+    patch_keras: bool
     progress: bool = True
     collective: bool = True
     """Whether the task meets the others in every step, so that all wait for each other."""
@@ -149,7 +149,7 @@ def make_plan(
                 tf_config=configs[task],
                 env=env,
                 secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
-                mend_keras=spec.keras.mend and rules.mends_keras and task.type not in rules.serves,
+                patch_keras=spec.keras.patch and rules.patches_keras and task.type not in rules.serves,
                 progress=spec.progress and task.type not in rules.serves,
                 collective=rules.collective,
                 opens_port=_opens_port(spec, task, configs[task], len(placements)),
@@ -192,7 +192,7 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         tf_config=None,
         env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
         secrets=frozenset(),
-        mend_keras=False,
+        patch_keras=False,
         progress=False,
         collective=False,
         reuse_address=True,
@@ -217,7 +217,7 @@ def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
         node: its host.
         keep: whether another attempt may follow, or a task come back alone.
     """
-    tasks = [task for task in plan.tasks if task.node == node and not task.task.is_side]
+    tasks = [task for task in plan.tasks if task.node == node and not task.task.is_auxiliary]
     if plan.preload is None or not tasks:
         return None
     common = set.intersection(*(set(task.env.items()) for task in tasks))
@@ -237,7 +237,7 @@ def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, Task
         following[node.host] += 1
 
 
-def program_of(spec: ClusterSpec, task_type: TaskType | SideType | None = None) -> Program:
+def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = None) -> Program:
     """What the tasks of a type run; without one, what the user has written."""
     if task_type in spec.rules.serves:
         return Program("module", SERVER_MODULE)

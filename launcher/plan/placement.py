@@ -9,12 +9,12 @@ from pydantic_core import ValidationError
 from launcher.spec.models import ClusterSpec, NodeSpec
 
 
-def at_first(spec: ClusterSpec) -> ClusterSpec:
+def without_spares(spec: ClusterSpec) -> ClusterSpec:
     """The spec without its spares."""
     return spec.changed(nodes=[node for node in spec.nodes if not node.spare])
 
 
-def cast(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[ClusterSpec, list[str]] | None:
+def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[ClusterSpec, list[str]] | None:
     """The spec without spares and lost nodes, and what of that the user should know.
 
     A spare gets the tasks of the node whose place it takes, so that all tasks keep their indices. What is returned is

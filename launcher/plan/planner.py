@@ -14,7 +14,7 @@ from pydantic_core import ValidationError
 from launcher.errors import UsageError
 from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.paths import RunPaths
-from launcher.plan.placement import at_first, cast
+from launcher.plan.placement import select_nodes, without_spares
 from launcher.plan.resources import NodeFacts
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.parts import ProgramSpec
@@ -57,13 +57,13 @@ class Planner:
             dialled={**self.reached, **(addresses or {})},
         )
 
-    def at_first(self) -> Planner:
+    def without_spares(self) -> Planner:
         """That of the first attempt: without the spares."""
-        return replace(self, spec=at_first(self.spec))
+        return replace(self, spec=without_spares(self.spec))
 
-    def cast(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
+    def select_nodes(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
         """That of an attempt without the lost nodes, and what the user should know; None if what is left is too few."""
-        chosen = cast(self.spec, lost)
+        chosen = select_nodes(self.spec, lost)
         return None if chosen is None else (replace(self, spec=chosen[0]), chosen[1])
 
     @property
@@ -85,7 +85,7 @@ def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
         return _place_checkpoints(_place_logs(_place_demo(spec, files), files), files)
     except ValidationError:  # a path that is not UTF-8, which is no text
         raise UsageError(
-            f"the path {str(files.root)!r} is not UTF-8", cure="name another place with --run-dir"
+            f"the path {str(files.root)!r} is not UTF-8", hint="name another place with --run-dir"
         ) from None
 
 

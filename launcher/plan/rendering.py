@@ -55,7 +55,7 @@ def render_spec(spec: ClusterSpec) -> str:
 def render_by_hand(task: TaskPlan) -> str:
     """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
 
-    A Python program needs distlaunch installed there, which mends Keras for it; so does a command, for the Pythons that
+    A Python program needs distlaunch installed there, which patches Keras for it; so does a command, for the Pythons that
     it starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
     """
     settings = [
@@ -63,10 +63,10 @@ def render_by_hand(task: TaskPlan) -> str:
         for name, value in task.env.items()
     ]
     program = task.program
-    if program.kind == "command" and not task.mend_keras:
+    if program.kind == "command" and not task.patch_keras:
         command = shlex.join(hide_words([program.target, *program.args]))
     else:
-        flags = [] if task.mend_keras else ["--no-keras-mend"]
+        flags = [] if task.patch_keras else ["--no-keras-patch"]
         target = [*{"module": ["-m"], "command": ["--"]}.get(program.kind, []), program.target]
         words = shlex.join(["-m", "worker_entry", "run", *flags, *target, *hide_words(program.args)])
         command = f"{_quote_path(task.python)} {words}"

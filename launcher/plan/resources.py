@@ -44,7 +44,7 @@ def share_resources(
     if facts is not None and wanted > len(gpus):
         raise TooFewGpusError(
             f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
-            cure="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
+            hint="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
         )
     absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
     if absent:

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import Answers, Preflight
-from launcher.gang.state import Gang, Reason
+from launcher.gang.state import AttemptState, Reason
 from launcher.report.models import CheckReport, NodeReport
 from launcher.spec.models import ClusterSpec
 
 COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
 
 
-def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> CheckReport:
+def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptState) -> CheckReport:
     """The report of finished checks; `gang` knows which nodes could not be used."""
     addresses = preflight.choose_addresses()
-    unusable = {*gang.lost, *(refusal.node for refusal in gang.refusals)}
-    missing = _silent(preflight, gang) if gang.reason is Reason.START_TIMEOUT else frozenset[str]()
-    findings = [*_unusable(gang), *(_render_silence(node, gang) for node in sorted(missing)), *preflight.findings()]
+    unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
+    missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
+    findings = [*_unusable(state), *(_render_silence(node, state) for node in sorted(missing)), *preflight.findings()]
     return CheckReport(
         name=spec.name,
         good=not any(finding.level == "error" for finding in findings),
@@ -36,14 +36,14 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, gang: Gang) -> Ch
     )
 
 
-def _unusable(gang: Gang) -> Iterator[Finding]:
-    refused = {refusal.node for refusal in gang.refusals}
-    for node, reason in gang.lost.items():
+def _unusable(state: AttemptState) -> Iterator[Finding]:
+    refused = {refusal.node for refusal in state.refusals}
+    for node, reason in state.lost.items():
         if node in refused:  # it has said why, before it ended
             continue
-        reference = "node-lost" if node in gang.ready else "node-unreachable"
+        reference = "node-lost" if node in state.ready else "node-unreachable"
         yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")
-    for refusal in gang.refusals:
+    for refusal in state.refusals:
         for problem in refusal.problems:
             where = problem.task or refusal.node
             yield Finding(
@@ -51,16 +51,16 @@ def _unusable(gang: Gang) -> Iterator[Finding]:
                 node=refusal.node,
                 reference=problem.reference,
                 message=f"{where}: {problem.message}",
-                cure=problem.cure,
+                hint=problem.hint,
             )
 
 
-def _silent(preflight: Preflight, gang: Gang) -> frozenset[str]:
-    return gang.silent or frozenset(node for node in gang.awaited if not preflight.is_complete(frozenset({node})))
+def _silent(preflight: Preflight, state: AttemptState) -> frozenset[str]:
+    return state.silent or frozenset(node for node in state.awaited if not preflight.is_complete(frozenset({node})))
 
 
-def _render_silence(node: str, gang: Gang) -> Finding:
-    message = f"no answer from {node} within {gang.rules.start_s:g} s"
+def _render_silence(node: str, state: AttemptState) -> Finding:
+    message = f"no answer from {node} within {state.policy.start_s:g} s"
     return Finding(level="error", node=node, reference="start-timeout", message=message)
 
 
@@ -109,13 +109,13 @@ def _row(node: NodeReport) -> tuple[str, ...]:
 
 
 def render_findings(report: CheckReport) -> list[str]:
-    """What follows the table: the dials in one line, then everything found with its cure."""
+    """What follows the table: the dials in one line, then all findings with their hints."""
     lines = []
     if report.dials:
         good = sum(not dial.failure for dial in report.dials)
         lines.append(f"{good} of {len(report.dials)} dials of every task's address from every node were answered")
     for finding in report.findings:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
-        lines += [f"  {finding.cure}"] if finding.cure else []
+        lines += [f"  {finding.hint}"] if finding.hint else []
     lines.append(f"{report.name}: {'good' if report.good else 'cannot be started so'}")
     return lines

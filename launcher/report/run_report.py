@@ -18,8 +18,8 @@ from launcher.errors import (
     as_ours,
     error_lines,
 )
-from launcher.gang.events import TaskExited, TaskTold
-from launcher.gang.state import Gang
+from launcher.gang.events import TaskExited, TaskReported
+from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.report.models import (
@@ -57,7 +57,7 @@ class Attempt:
     """
 
     number: int
-    gang: Gang
+    state: AttemptState
     plan: LaunchPlan
     verdict: Verdict
     started: float
@@ -81,7 +81,7 @@ def end_by_error(error: Exception) -> RunEnd:
         return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
     if isinstance(error, DistlaunchError):
         verdict = Verdict(
-            reference=error.reference, message=error.message, evidence=list(error.evidence), cure=error.cure
+            reference=error.reference, message=error.message, evidence=list(error.evidence), hint=error.hint
         )
         return RunEnd(verdict, error.exit_status)
     return RunEnd(Verdict(reference="bug", message=f"a bug in distlaunch: {error!r}"), EXIT_BUG)
@@ -103,7 +103,7 @@ class Earlier:
 
     def add(self, attempt: Attempt) -> Earlier:
         """With this one, too, which came after them."""
-        report = _attempt_report(attempt, _left_after(attempt.gang))
+        report = _attempt_report(attempt, _left_after(attempt.state))
         if len(self.first) < FIRST_KEPT:
             return replace(self, first=(*self.first, report))
         if len(self.recent) < RECENT_KEPT:
@@ -147,8 +147,8 @@ def make_run_report(
     """
     if end is None:
         last = attempts[-1]
-        end = RunEnd(last.verdict, exit_status(last.gang, last.verdict), outcome(last.gang))
-    after_start = bool(earlier.first) or any(attempt.gang.started for attempt in attempts)
+        end = RunEnd(last.verdict, exit_status(last.state, last.verdict), outcome(last.state))
+    after_start = bool(earlier.first) or any(attempt.state.started for attempt in attempts)
     for attempt in attempts[:-1]:
         earlier = earlier.add(attempt)
     reports = [*earlier.first, *earlier.recent, *(_attempt_report(attempt, left) for attempt in attempts[-1:])]
@@ -169,25 +169,25 @@ def make_run_report(
     )
 
 
-def _left_after(gang: Gang) -> dict[str, int | None]:
+def _left_after(state: AttemptState) -> dict[str, int | None]:
     """What an agent that goes on has said of the end of an attempt."""
-    return {node: 0 if node in gang.empty or node not in gang.ready else None for node in gang.rules.nodes}
+    return {node: 0 if node in state.empty or node not in state.ready else None for node in state.policy.nodes}
 
 
 def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> AttemptReport:
-    gang = attempt.gang
-    opened = [event.time for event in gang.listening.values()]
+    state = attempt.state
+    opened = [event.time for event in state.listening.values()]
     return AttemptReport(
         attempt=attempt.number,
         started=attempt.started,
         ended=attempt.ended,
-        cluster_up=max(opened) if opened and gang.listening.keys() >= gang.rules.forming else None,
-        tasks=[_task_report(gang, task, attempt.logs[task.task]) for task in attempt.plan.tasks],
+        cluster_up=max(opened) if opened and state.listening.keys() >= state.policy.forming else None,
+        tasks=[_task_report(state, task, attempt.logs[task.task]) for task in attempt.plan.tasks],
         verdict=attempt.verdict,
         processes_left=None if None in left.values() else sum(filter(None, left.values())),
         unverified=[node for node, count in left.items() if count is None],
-        left_behind=sum(event.left_behind for event in gang.empty.values()),
-        killed=sum(event.killed for event in gang.empty.values()),
+        left_behind=sum(event.left_behind for event in state.empty.values()),
+        killed=sum(event.killed for event in state.empty.values()),
     )
 
 
@@ -200,10 +200,10 @@ def make_versions(nodes: Iterable[Ready]) -> dict[str, str]:
     return versions
 
 
-def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
-    started = gang.started.get(plan.task)
-    opened = gang.listening.get(plan.task)
-    ended: TaskExited | None = gang.exits.get(plan.task)
+def _task_report(state: AttemptState, plan: TaskPlan, log: str) -> TaskReport:
+    started = state.started.get(plan.task)
+    opened = state.listening.get(plan.task)
+    ended: TaskExited | None = state.exits.get(plan.task)
     how = ended.exit if ended is not None else TaskExit()
     return TaskReport(
         task=str(plan.task),
@@ -217,14 +217,14 @@ def _task_report(gang: Gang, plan: TaskPlan, log: str) -> TaskReport:
         exit_signal=how.signal,
         core_dumped=how.core_dumped,
         finished=ended is not None and not ended.failed,
-        stopped_by_us=ended is not None and was_stopped(gang, ended),
+        stopped_by_us=ended is not None and was_stopped(state, ended),
         crash=_crash_report(ended.crash) if ended is not None and ended.crash is not None else None,
-        progress=_progress_report(gang.told.get(plan.task)),
+        progress=_progress_report(state.status.get(plan.task)),
         log=log,
     )
 
 
-def _progress_report(told: TaskTold | None) -> ProgressReport | None:
+def _progress_report(told: TaskReported | None) -> ProgressReport | None:
     progress = told.progress if told is not None else None
     if progress is None or not progress.first_step:
         return None
@@ -254,7 +254,7 @@ def _crash_report(crash: CrashRecord) -> CrashReport:
 def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
     evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
-    lines = error_lines(verdict.message, verdict.reference, evidence, verdict.cure)
+    lines = error_lines(verdict.message, verdict.reference, evidence, verdict.hint)
     return "\n".join(lines)
 
 

@@ -12,14 +12,14 @@ from launcher.gang.events import (
     Event,
     NodeRefused,
     PrepareNodes,
-    StartAgain,
+    RestartTask,
     StartTasks,
     StopNodes,
     SyncNodes,
 )
 from launcher.gang.faults import Fault
 from launcher.gang.start_orders import make_start
-from launcher.gang.state import Gang, Phase
+from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import TaskPlan, make_preload
 from launcher.plan.rendering import render_json
 from launcher.run.context import AttemptSetup, RunContext
@@ -54,52 +54,59 @@ class Actions:
         """The planned tasks of a node."""
         return (task for task in self.plan.tasks if task.node == node)
 
-    def perform(self, action: Action, gang: Gang) -> None:
+    def perform(self, action: Action, state: AttemptState) -> None:
         """Sends what the action asks for."""
         match action:
             case SyncNodes():
                 assert self._context.bundle is not None
-                for node in gang.rules.syncs & gang.awaited:
+                for node in state.policy.syncs & state.awaited:
                     self._links.send(node, self._context.bundle.offer)
             case PrepareNodes():
-                self._prepare(gang)
+                self._prepare(state)
             case CheckNodes():
                 assert self._preflight is not None
-                for node in gang.awaited:
-                    self._links.send(node, self._preflight.make_dial(gang.ports))
+                for node in state.awaited:
+                    self._links.send(node, self._preflight.make_dial(state.ports))
             case StartTasks(ports):
                 self.plan = self._planner.plan(self._links.facts(), ports, self.dialled)
                 self.write_plan()
-                for node in gang.rules.nodes:
+                for node in state.policy.nodes:
                     self._links.send(node, self._make_start([*self.tasks_of(node)]))
                 for task in self.plan.tasks:
-                    if not task.task.is_side:  # its output is of no use to anybody
+                    if not task.task.is_auxiliary:  # its output is of no use to anybody
                         self._context.console.follow(task.task, self._context.files.log(self._attempt, task.task))
-            case StartAgain(task):
+            case RestartTask(task):
                 self._faults = [fault for fault in self._faults if fault.task != task]
                 [planned] = (plan for plan in self.plan.tasks if plan.task == task)
                 self._links.send(planned.node, self._make_start([planned]))
             case AskStacks():
-                self._stacks.ask(gang)
+                self._stacks.ask(state)
             case StopNodes(grace_s):
-                if gang.signal is not None:
+                if state.signal is not None:
                     self._links.hurry()
-                for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+                for node in state.policy.nodes.keys() - state.empty.keys() - state.lost.keys():
                     self._links.send(node, Stop(grace_s))
 
     def preload(self, node: str) -> None:
         """Has the node begin with what takes longest, while the others are still on their way."""
         restart = self._context.spec.restart
         plan = self._planner.plan(self._links.facts())
-        again = restart.max_restarts > 0 or (restart.max_worker_restarts > 0 and bool(plan.rules.returns))
+        again = restart.max_restarts > 0 or (
+            restart.max_worker_restarts > 0 and bool(plan.rules.restarted_individually)
+        )
         preload = make_preload(plan, node, keep=again)
         if preload is not None and not self._context.only_checks:
             self._links.send(node, preload)
 
-    def end_checks(self, gang: Gang) -> None:
+    def end_checks(self, state: AttemptState) -> None:
         """Once all nodes have answered, the gang is told what came of it."""
         checks = self._preflight
-        if checks is None or gang.phase is not Phase.CHECKING or self._checked or not checks.is_complete(gang.awaited):
+        if (
+            checks is None
+            or state.phase is not Phase.CHECKING
+            or self._checked
+            or not checks.is_complete(state.awaited)
+        ):
             return
         self._checked = True
         self.dialled = checks.choose_addresses()
@@ -110,7 +117,7 @@ class Actions:
             if finding.level == "warning":
                 self._context.console.warn(finding.message)
             else:
-                problem = Problem(finding.reference, finding.message, finding.cure)
+                problem = Problem(finding.reference, finding.message, finding.hint)
                 errors.append(NodeRefused(finding.node, (problem,)))
         for event in errors or [Checked()]:
             self._links.put(event)
@@ -119,13 +126,13 @@ class Actions:
         """Writes plan.json, which shows what is started as far as it is known."""
         self._context.files.write_json(self._context.files.plan, render_json(self.plan))
 
-    def _prepare(self, gang: Gang) -> None:
+    def _prepare(self, state: AttemptState) -> None:
         self.plan = self._planner.plan(self._links.facts())
         for warning in self.plan.warnings if self._attempt == 1 else ():
             self._context.console.warn(warning)
-        checks = self._preflight if gang.rules.checks else None
+        checks = self._preflight if state.policy.checks else None
         ports = self._context.spec.ports
-        for node in gang.awaited:
+        for node in state.awaited:
             requests = [task.request for task in self.tasks_of(node)]
             nonce = checks.nonce if checks is not None else ""
             self._links.send(node, Prepare(self._attempt, requests, ports.first, ports.last, nonce))

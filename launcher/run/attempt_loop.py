@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
-from launcher.gang.decide import decide, new_gang
+from launcher.gang.decide import decide, new_attempt
 from launcher.gang.events import Event, NodeReady, StacksAsked, Tick
 from launcher.gang.faults import Fault
-from launcher.gang.state import Gang, Phase, Rules
-from launcher.gang.stragglers import PaceWatch
+from launcher.gang.state import AttemptPolicy, AttemptState, Phase
+from launcher.gang.stragglers import StragglerWatch
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.run.actions import Actions
 from launcher.run.context import AttemptSetup, RunContext
@@ -38,8 +38,8 @@ class AttemptLoop:
         self._observer = Observer(context, setup.preflight, self._stacks)
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.monotonic())
-        self._pace = PaceWatch()
-        self.gang = self._new_gang(setup)
+        self._stragglers = StragglerWatch()
+        self.state = self._make_state(setup)
         """The attempt as far as it has come."""
 
     @property
@@ -47,7 +47,7 @@ class AttemptLoop:
         """What was started, as far as it is known."""
         return self._actions.plan
 
-    def run(self) -> tuple[Gang, AttemptSetup]:
+    def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt until nothing is left of it; nodes that are connected stay so.
 
         Returns:
@@ -55,61 +55,61 @@ class AttemptLoop:
         """
         self._actions.write_plan()
         links = self._context.links
-        links.begin(self._number, self.gang.rules.nodes)
-        for node in self.gang.rules.nodes.keys() - self.gang.ready:
+        links.begin(self._number, self.state.policy.nodes)
+        for node in self.state.policy.nodes.keys() - self.state.ready:
             links.connect(node, next(self._actions.tasks_of(node)).directory)
         links.put(Tick())
-        while self.gang.phase is not Phase.FINISHED:
+        while self.state.phase is not Phase.FINISHED:
             for event in self._next_events():
                 self._handle(event)
-        return self.gang, replace(self._setup, preflight=None, dialled=self._actions.dialled, notes=())
+        return self.state, replace(self._setup, preflight=None, dialled=self._actions.dialled, notes=())
 
     def _next_events(self) -> Iterator[Event]:
-        monotonic, deadline = self._context.monotonic, self.gang.deadline
+        monotonic, deadline = self._context.monotonic, self.state.deadline
         until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
         yield from self._observer.next_events(until_due)
         yield from self._stacks.take()
-        yield from self._logs.look(self.gang, monotonic())
+        yield from self._logs.look(self.state, monotonic())
 
     def _handle(self, event: Event) -> None:
-        earlier = self.gang
-        self.gang, actions = decide(earlier, event, self._context.monotonic())
+        earlier = self.state
+        self.state, actions = decide(earlier, event, self._context.monotonic())
         self._tell(earlier, event)
-        if isinstance(event, NodeReady) and self.gang is not earlier:
+        if isinstance(event, NodeReady) and self.state is not earlier:
             self._actions.preload(event.node)
         for action in actions:
-            self._actions.perform(action, self.gang)
-        self._actions.end_checks(self.gang)
+            self._actions.perform(action, self.state)
+        self._actions.end_checks(self.state)
         if isinstance(event, StacksAsked):
-            self._stacks.ask(self.gang, show=True)
+            self._stacks.ask(self.state, show=True)
 
-    def _tell(self, earlier: Gang, event: Event) -> None:
+    def _tell(self, earlier: AttemptState, event: Event) -> None:
         console, now = self._context.console, self._context.monotonic()
-        news = render_news(earlier, self.gang, event) or self._reminder.remind(self.gang, now, clock.now())
-        if news or (news := self._pace.note(event, now)):
+        news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, clock.now())
+        if news or (news := self._stragglers.note(event, now)):
             console.note(news)
         if patches := render_patches(event):
             console.note_once(patches)
 
-    def _new_gang(self, setup: AttemptSetup) -> Gang:
+    def _make_state(self, setup: AttemptSetup) -> AttemptState:
         self._setup = setup
-        links, rules = self._context.links, self._make_rules()
-        known = frozenset(links.ready) & rules.nodes.keys()
+        links, policy = self._context.links, self._make_policy()
+        known = frozenset(links.ready) & policy.nodes.keys()
         if setup.preflight is not None:
             for node in known:
                 setup.preflight.note(node, links.ready[node], links.clock_offset_s(node))
-        rules = replace(rules, syncs=rules.syncs - known)
-        return replace(new_gang(rules, self._context.monotonic()), ready=known)
+        policy = replace(policy, syncs=policy.syncs - known)
+        return replace(new_attempt(policy, self._context.monotonic()), ready=known)
 
-    def _make_rules(self) -> Rules:
+    def _make_policy(self) -> AttemptPolicy:
         spec, plan = self._context.spec, self.plan
         nodes = {node: frozenset(task.task for task in self._actions.tasks_of(node)) for node in plan.nodes}
-        return Rules(
+        return AttemptPolicy(
             nodes=nodes,
             forming=frozenset(task.task for task in plan.tasks if task.opens_port),
             strategy=plan.rules,
-            max_returns=spec.restart.max_worker_restarts,
-            keeps_sides=spec.tensorboard == "keep",
+            max_individual_restarts=spec.restart.max_worker_restarts,
+            keeps_auxiliary=spec.tensorboard == "keep",
             start_s=spec.timeouts.start_s,
             drain_s=spec.timeouts.drain_s,
             stop_grace_s=spec.timeouts.stop_grace_s,

@@ -67,7 +67,7 @@ def is_alive(controller: Controller) -> bool:
         if controller.host != socket.gethostname():
             raise UsageError(
                 f"this run's distlaunch is on {controller.host}",
-                cure=f"give the command on {controller.host}; if that machine is gone, the run's tasks end with their "
+                hint=f"give the command on {controller.host}; if that machine is gone, the run's tasks end with their "
                 "lease",
             )
         if controller.boot != boot:
@@ -76,7 +76,7 @@ def is_alive(controller: Controller) -> bool:
         raise UsageError(
             f"this run's distlaunch is in another container of {controller.host}",
             evidence=[f"its PID namespace is {controller.pid_namespace}, this one is {_pid_namespace()}"],
-            cure="give the command in that container",
+            hint="give the command in that container",
         )
     started = _start_of(controller.pid)
     return started is not None and abs(started - controller.started) < START_TOLERANCE_S
@@ -104,7 +104,7 @@ def send_signal(controller: Controller, signum: signal.Signals) -> bool:
     except PermissionError:
         raise UsageError(
             f"this run's distlaunch (pid {controller.pid}) belongs to another user",
-            cure="give the command as that user",
+            hint="give the command as that user",
         ) from None
     finally:
         if descriptor is not None:

@@ -28,7 +28,7 @@ class RunDir(RunPaths):
         root = absolute(root)
         if not is_utf_8(root):
             raise RunDirectoryError(
-                f"the run directory {os.fsencode(root)!r} is not UTF-8", cure="name another place with --run-dir"
+                f"the run directory {os.fsencode(root)!r} is not UTF-8", hint="name another place with --run-dir"
             )
         try:
             make_private_directory(str(root.parent))
@@ -118,10 +118,10 @@ def _check_unused(root: Path) -> None:
     owner = root.stat().st_uid
     if owner != os.geteuid():  # root could take it over, and would change its mode
         raise RunDirectoryError(
-            f"the run directory {root} belongs to {_user_name(owner)}", cure="name a new one; each run has its own"
+            f"the run directory {root} belongs to {_user_name(owner)}", hint="name a new one; each run has its own"
         )
     if any(root.iterdir()):
-        raise RunDirectoryError(f"the run directory {root} is not empty", cure="name a new one; each run has its own")
+        raise RunDirectoryError(f"the run directory {root} is not empty", hint="name a new one; each run has its own")
 
 
 def _user_name(uid: int) -> str:
@@ -134,4 +134,4 @@ def _user_name(uid: int) -> str:
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     in_the_way = isinstance(error, NotADirectoryError) and Path(error.filename or "") in (path, *path.parents)
     why = f"{error.filename} is not a folder" if in_the_way else error.strerror
-    return RunDirectoryError(f"cannot write {path}: {why}", cure="name another place with --run-dir")
+    return RunDirectoryError(f"cannot write {path}: {why}", hint="name another place with --run-dir")

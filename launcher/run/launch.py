@@ -28,7 +28,7 @@ from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.transports.node_cleanup import clean_node
-from launcher.transports.targets import Ways, find_addresses, find_ways, make_transport
+from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
 from worker_entry.system import clock, kernel
 
 
@@ -50,7 +50,7 @@ def run(
     """
     clock.share()
     current_directory()  # where the tasks of this machine run; an error before there is anything
-    ways = find_ways(spec)
+    targets = find_targets(spec)
     run_id = make_run_id(spec.name)
     interrupts = Interrupts()
     interrupts.install()  # before anybody can see the run, and ask it something by a signal
@@ -59,7 +59,7 @@ def run(
         with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
             console = open_console([task for _, task in spec.placements()], verbose=verbose)
             try:
-                supervisor = _prepare(spec, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+                supervisor = _prepare(spec, run_id, files, targets, console, interrupts, checks=checks, faults=faults)
                 return supervisor.run()
             finally:
                 interrupts.deliver_to(lambda _: console.hurry())
@@ -100,7 +100,7 @@ def _prepare(
     spec: ClusterSpec,
     run_id: str,
     files: RunDir,
-    ways: Ways,
+    targets: Targets,
     console: Console,
     interrupts: Interrupts,
     *,
@@ -108,8 +108,8 @@ def _prepare(
     faults: Sequence[Fault],
 ) -> Supervisor:
     """All that comes before the first node is reached; it takes long if a large folder is to be sent."""
-    planner = _make_planner(spec, ways, files)
-    spec, first = planner.spec, planner.at_first()
+    planner = _make_planner(spec, targets, files)
+    spec, first = planner.spec, planner.without_spares()
     files.write_text(files.spec, render_spec(spec))
     tasks = [task for _, task in spec.placements()]
     tasked = first.spec.nodes
@@ -117,7 +117,7 @@ def _prepare(
     where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
     console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
     _make_folders(spec, files)
-    return _make_supervisor(planner, run_id, files, ways, console, interrupts, checks=checks, faults=faults)
+    return _make_supervisor(planner, run_id, files, targets, console, interrupts, checks=checks, faults=faults)
 
 
 def check(spec: ClusterSpec) -> CheckReport:
@@ -126,22 +126,22 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: it could not be done, or was interrupted; nothing is left running.
     """
-    ways = find_ways(spec)
+    targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
     try:
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             files = RunDir(Path(folder))
-            planner = _make_planner(spec, ways, files)
-            first = planner.at_first()
+            planner = _make_planner(spec, targets, files)
+            first = planner.without_spares()
             _make_folders(planner.spec, files)
             console = open_console([], verbose=False)
             try:
                 run_id = make_run_id(spec.name)
                 supervisor = _make_supervisor(
-                    planner, run_id, files, ways, console, interrupts, checks=True, only_checks=True
+                    planner, run_id, files, targets, console, interrupts, checks=True, only_checks=True
                 )
-                gang, preflight = supervisor.check()
+                state, preflight = supervisor.check()
             finally:
                 interrupts.deliver_to(lambda _: console.hurry())
                 console.close()
@@ -149,9 +149,9 @@ def check(spec: ClusterSpec) -> CheckReport:
         raise InterruptionError(interruption.signum) from None
     finally:
         interrupts.restore()
-    if gang.signal is not None:
-        raise InterruptionError(gang.signal)
-    return make_check_report(first.spec, preflight, gang)
+    if state.signal is not None:
+        raise InterruptionError(state.signal)
+    return make_check_report(first.spec, preflight, state)
 
 
 def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
@@ -164,12 +164,14 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     """
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}
-    return _make_planner(spec, find_ways(spec), files).at_first().plan(here)
+    return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)
 
 
-def _make_planner(spec: ClusterSpec, ways: Ways, files: RunDir) -> Planner:
+def _make_planner(spec: ClusterSpec, targets: Targets, files: RunDir) -> Planner:
     """With all that comes from this process filled in."""
-    return Planner(place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, ways))
+    return Planner(
+        place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, targets)
+    )
 
 
 def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
@@ -182,7 +184,7 @@ def _make_supervisor(
     planner: Planner,
     run_id: str,
     files: RunDir,
-    targets: Ways,
+    targets: Targets,
     console: Console,
     interrupts: Interrupts,
     *,
@@ -192,8 +194,8 @@ def _make_supervisor(
 ) -> Supervisor:
     spec = planner.spec
 
-    def recover(host: str, meeting: str) -> bool:
-        return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], meeting).good
+    def recover(host: str, reattach_folder: str) -> bool:
+        return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], reattach_folder).good
 
     bundle = None
     if spec.sync is not None:

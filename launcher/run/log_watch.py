@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.gang.events import Event, LeaderWaits, TaskWrote
-from launcher.gang.not_joined import parse_stragglers
-from launcher.gang.state import Gang, Phase
+from launcher.gang.not_joined import parse_not_joined
+from launcher.gang.state import AttemptState, Phase
 from launcher.plan.paths import RunPaths
 from launcher.run.log_tails import find_size, read_head
 from launcher.tasks import TaskId, find_leader
@@ -26,33 +26,33 @@ class LogWatch:
         self._sizes: dict[TaskId, int] = {}
         self._looked = self._joined = 0.0
 
-    def look(self, gang: Gang, now: float) -> Iterator[Event]:
+    def look(self, state: AttemptState, now: float) -> Iterator[Event]:
         """What is new, of a cluster that forms, or of one whose steps nobody tells; `now`: monotonic seconds."""
         if now < self._looked + LOOK_S:
             return
-        if gang.phase is Phase.FORMING and gang.rules.strategy.collective:
+        if state.phase is Phase.FORMING and state.policy.strategy.collective:
             self._looked = now
-            yield from self._see_leader(gang, now)
-        elif gang.phase is Phase.RUNNING and gang.rules.stall_s:
+            yield from self._see_leader(state, now)
+        elif state.phase is Phase.RUNNING and state.policy.stall_s:
             self._looked = now
-            yield from self._see_output(gang)
+            yield from self._see_output(state)
 
-    def _see_leader(self, gang: Gang, now: float) -> Iterator[Event]:
-        unheard: frozenset[TaskId] | None = frozenset()
-        if len(gang.rules.forming) > 1:
-            leader = find_leader(gang.rules.forming)
-            if leader is None or leader not in gang.started:
+    def _see_leader(self, state: AttemptState, now: float) -> Iterator[Event]:
+        not_joined: frozenset[TaskId] | None = frozenset()
+        if len(state.policy.forming) > 1:
+            leader = find_leader(state.policy.forming)
+            if leader is None or leader not in state.started:
                 return
-            unheard = parse_stragglers(read_head(self._files.log(self._attempt, leader)))
-        if gang.missing or not self._joined:
+            not_joined = parse_not_joined(read_head(self._files.log(self._attempt, leader)))
+        if state.missing or not self._joined:
             self._joined = now
-        elif unheard is None and now - self._joined > SILENCE_S:
-            unheard = frozenset()
-        if unheard != gang.unheard:
-            yield LeaderWaits(unheard)
+        elif not_joined is None and now - self._joined > SILENCE_S:
+            not_joined = frozenset()
+        if not_joined != state.not_joined:
+            yield LeaderWaits(not_joined)
 
-    def _see_output(self, gang: Gang) -> Iterator[Event]:
-        for task in gang.rules.tasks:
+    def _see_output(self, state: AttemptState) -> Iterator[Event]:
+        for task in state.policy.tasks:
             size = find_size(self._files.log(self._attempt, task))
             if size != self._sizes.get(task, 0):
                 self._sizes[task] = size

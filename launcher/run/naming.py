@@ -27,7 +27,7 @@ def runs_directory(environ: Mapping[str, str]) -> Path:
         base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
     except RuntimeError:  # a user ID that the system does not know, as in some containers
         raise RunDirectoryError(
-            "there is no home directory for the files of runs", cure="set HOME, or name a place with --run-dir"
+            "there is no home directory for the files of runs", hint="set HOME, or name a place with --run-dir"
         ) from None
     return base / "distlaunch" / "runs"
 
@@ -42,10 +42,10 @@ def current_directory() -> Path:
         here = Path.cwd()
     except OSError as error:
         raise UsageError(
-            f"the current directory cannot be used: {error.strerror}", cure="change to a directory that exists"
+            f"the current directory cannot be used: {error.strerror}", hint="change to a directory that exists"
         ) from None
     if not is_utf_8(here):
-        raise UsageError(f"the current directory {os.fsencode(here)!r} is not UTF-8", cure="change to another one")
+        raise UsageError(f"the current directory {os.fsencode(here)!r} is not UTF-8", hint="change to another one")
     return here
 
 

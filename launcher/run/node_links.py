@@ -13,8 +13,8 @@ from launcher.plan.resources import NodeFacts
 from launcher.run.directory import RunDir
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
-from launcher.transports.in_parallel import map_at_once
-from launcher.transports.incoming import Arrived, Inlet, Placement
+from launcher.transports.in_parallel import map_parallel
+from launcher.transports.incoming import Arrived, Inbox, Placement
 from worker_entry.agent.lease import MARGIN_S
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
@@ -26,7 +26,7 @@ HURRIED_SILENCE_S = 5.0
 """How long an agent may be silent when the run is to end: more than twice as long as it takes to answer a beat."""
 LOOK_S = 0.25
 
-Happening = tuple[str, Message | LinkNews] | Event
+Incoming = tuple[str, Message | LinkNews] | Event
 """What a node has said, or what we have found ourselves."""
 
 
@@ -46,10 +46,10 @@ class NodeLinks:
         """What is left on nodes that were lost."""
         self.fences: dict[str, float] = {}
         """When the tasks of nodes that were lost have ended for certain, in monotonic seconds."""
-        self._inlets: dict[str, Inlet] = {}
+        self._inboxes: dict[str, Inbox] = {}
         """Those of the links; what comes through an older one is not for us."""
         self._placement = Placement()
-        self._queue: queue.SimpleQueue[Arrived | Happening] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
         self._hurries = threading.Event()
         self._closed = threading.Event()
 
@@ -66,10 +66,10 @@ class NodeLinks:
     def connect(self, node: str, directory: str) -> None:
         """Begins to start the node's agent, whose tasks run in `directory`; what comes of it is put into the queue."""
         transport = self._transports[node]
-        self._close_inlet(node)
-        inlet = self._inlets[node] = Inlet(node, lambda: self._placement, self._mirror, self._queue.put)
+        self._close_inbox(node)
+        inbox = self._inboxes[node] = Inbox(node, lambda: self._placement, self._mirror, self._queue.put)
         try:
-            link = transport.connect(node, inlet.deliver, inlet, self._lease_s)
+            link = transport.connect(node, inbox.deliver, inbox, self._lease_s)
         except (OSError, ProcessLimitError) as error:
             self.put((node, LinkClosed(_render_failure(error))))
             return
@@ -90,8 +90,8 @@ class NodeLinks:
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
-            self._close_inlet(node)
-        left = dict(zip(gone, map_at_once(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
+            self._close_inbox(node)
+        left = dict(zip(gone, map_parallel(lambda link: link.close(), gone.values(), CLOSING_AT_ONCE), strict=True))
         self._left.update(left)
         for node, link in gone.items():
             if left[node] is None:
@@ -99,24 +99,24 @@ class NodeLinks:
             else:
                 self.fences.pop(node, None)
 
-    def _close_inlet(self, node: str) -> None:
-        inlet = self._inlets.pop(node, None)
-        if inlet is not None:
-            inlet.close()
+    def _close_inbox(self, node: str) -> None:
+        inbox = self._inboxes.pop(node, None)
+        if inbox is not None:
+            inbox.close()
 
-    def put(self, happening: Happening) -> None:
-        self._queue.put(happening)
+    def put(self, incoming: Incoming) -> None:
+        self._queue.put(incoming)
 
-    def next(self, timeout_s: float) -> Happening | None:
+    def next(self, timeout_s: float) -> Incoming | None:
         """What comes next; None if nothing does in time."""
         try:
             arrived = self._queue.get(timeout=max(timeout_s, 0.0))
             while isinstance(arrived, Arrived):
-                arrived.inlet.release(arrived)
-                if arrived.inlet is self._inlets.get(arrived.inlet.node) and not arrived.is_late:
+                arrived.inbox.release(arrived)
+                if arrived.inbox is self._inboxes.get(arrived.inbox.node) and not arrived.is_late:
                     if isinstance(arrived.message, Ready):
-                        self.ready[arrived.inlet.node] = arrived.message
-                    return arrived.inlet.node, arrived.message
+                        self.ready[arrived.inbox.node] = arrived.message
+                    return arrived.inbox.node, arrived.message
                 arrived = self._queue.get_nowait()
         except queue.Empty:
             return None
@@ -147,12 +147,12 @@ class NodeLinks:
         """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
         self.hurry()
         for node, link in self._links.items():
-            self._close_inlet(node)
+            self._close_inbox(node)
             link.send(Goodbye())
         # This machine last: closing its link ends all that is left below us, ways to other machines included.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
-        ends = map_at_once(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
+        ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
         self._closed.set()

@@ -25,14 +25,14 @@ class Observer:
 
     def next_events(self, timeout_s: float) -> Iterator[Event]:
         """What comes next; a Tick if nothing does in time."""
-        happening = self._context.links.next(timeout_s)
-        if happening is None:
+        incoming = self._context.links.next(timeout_s)
+        if incoming is None:
             yield from self._overdue()
             return
-        if not isinstance(happening, tuple):
-            yield happening
+        if not isinstance(incoming, tuple):
+            yield incoming
             return
-        node, message = happening
+        node, message = incoming
         console = self._context.console
         match message:
             case LinkClosed(reason):

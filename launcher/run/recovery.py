@@ -12,15 +12,15 @@ Recover = Callable[[str, str], bool]
 May take a minute."""
 
 
-class Returning:
+class ReturnWatch:
     """Looks after some nodes, given with the meeting places of their last agents, each in a thread, until `close`."""
 
     def __init__(self, nodes: Mapping[str, str], recover: Recover) -> None:
         self._recover = recover
         self._closed = threading.Event()
         self._back: set[str] = set()
-        for node, meeting in nodes.items():
-            threading.Thread(target=self._look_after, args=(node, meeting), daemon=True).start()
+        for node, reattach_folder in nodes.items():
+            threading.Thread(target=self._look_after, args=(node, reattach_folder), daemon=True).start()
 
     @property
     def back(self) -> frozenset[str]:
@@ -30,9 +30,9 @@ class Returning:
     def close(self) -> None:
         self._closed.set()
 
-    def _look_after(self, node: str, meeting: str) -> None:
+    def _look_after(self, node: str, reattach_folder: str) -> None:
         while not self._closed.is_set():
-            if self._recover(node, meeting):
+            if self._recover(node, reattach_folder):
                 self._back.add(node)
                 return
             self._closed.wait(LOOK_S)

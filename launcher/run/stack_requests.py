@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launcher.gang.events import StacksTold
+from launcher.gang.events import StacksReceived
 from launcher.gang.stacks import StackCollector, render_stacks
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.run.context import RunContext
 from launcher.tasks import parse_task_id
 from worker_entry.protocol.messages import Stacks
@@ -21,12 +21,12 @@ class StackRequests:
         self._collector: StackCollector | None = None
         self._shows = False
 
-    def ask(self, gang: Gang, *, show: bool = False) -> None:
+    def ask(self, state: AttemptState, *, show: bool = False) -> None:
         """Asks all tasks that run, unless they are being asked already; with `show`, the answers are printed."""
         self._shows = self._shows or show
         if self._collector is None:
-            self._collector = StackCollector(gang.started.keys() - gang.exits.keys(), self._context.monotonic())
-            for node in gang.rules.nodes.keys() - gang.empty.keys() - gang.lost.keys():
+            self._collector = StackCollector(state.started.keys() - state.exits.keys(), self._context.monotonic())
+            for node in state.policy.nodes.keys() - state.empty.keys() - state.lost.keys():
                 self._context.links.send(node, ShowStacks())
 
     def note(self, message: Stacks) -> None:
@@ -37,7 +37,7 @@ class StackRequests:
         if self._collector is not None:
             self._collector.note(parse_task_id(message.task), message.text, message.activity)
 
-    def take(self) -> Iterator[StacksTold]:
+    def take(self) -> Iterator[StacksReceived]:
         """The answers, once all tasks have given theirs or have had their time."""
         texts = self._collector.texts(self._context.monotonic()) if self._collector is not None else None
         if self._collector is None or texts is None:
@@ -49,4 +49,4 @@ class StackRequests:
         if self._shows:
             self._context.console.note(text or "no task is running")
         self._shows = False
-        yield StacksTold(texts, activity)
+        yield StacksReceived(texts, activity)

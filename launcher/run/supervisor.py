@@ -11,7 +11,7 @@ from launcher.gang.events import Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
 from launcher.gang.preflight import Preflight
 from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, remember
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
@@ -31,7 +31,7 @@ from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.log_tails import last_lines
-from launcher.run.recovery import Recover, Returning
+from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
@@ -81,7 +81,7 @@ class Supervisor:
         self._began = clock.now()
         self._earlier = Earlier()
         self._endings: list[Ending] = []
-        self._gangs: dict[int, Gang] = {}
+        self._states: dict[int, AttemptState] = {}
         """The attempts that tell what became of the faults."""
 
     def run(self) -> RunReport:
@@ -106,7 +106,7 @@ class Supervisor:
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if error is None:
             return self._report(left, end)
-        if self._last is None or not (self._last.number > 1 or self._last.gang.started):
+        if self._last is None or not (self._last.number > 1 or self._last.state.started):
             raise error
         self._console.end_logs()
         self._console.error(render_error(end_by_error(error).verdict))
@@ -116,21 +116,21 @@ class Supervisor:
     def _note_signal(self, signum: int) -> None:
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
 
-    def check(self) -> tuple[Gang, Preflight]:
+    def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes, and starts nothing; returns what they answered."""
         self._interrupts.deliver_to(self._note_signal)
         chosen = self._select_nodes()
         assert chosen is not None
         assert chosen.preflight is not None
         try:
-            gang, _ = AttemptLoop(self._context, chosen, 1).run()
+            state, _ = AttemptLoop(self._context, chosen, 1).run()
         finally:
             self._links.close()
-        return gang, chosen.preflight
+        return state, chosen.preflight
 
     def _select_nodes(self) -> AttemptSetup | None:
         """The nodes without those that were lost; None when too few are left."""
-        selected = self._planner.cast(self._lost)
+        selected = self._planner.select_nodes(self._lost)
         if selected is None:
             return None
         planner, notes = selected
@@ -143,48 +143,48 @@ class Supervisor:
             self._earlier = self._earlier.add(self._last)
         started, files = clock.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
-        faults = pending(self._faults, self._gangs.values())
+        faults = pending(self._faults, self._states.values())
         loop = AttemptLoop(self._context, chosen, number, faults)
-        logs = {task: files.log(number, task) for task in loop.gang.rules.tasks}
+        logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
         try:
-            gang, following = loop.run()
+            state, following = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._last = Attempt(number, loop.gang, loop.plan, verdict, started, clock.now(), shown)
+            self._last = Attempt(number, loop.state, loop.plan, verdict, started, clock.now(), shown)
             raise
         verdict = judge(
-            gang,
+            state,
             loop.plan,
             {task: str(path) for task, path in logs.items()},
             tails={
                 task: last_lines(logs[task], JUDGED_LINES, fold=False)
-                for task, event in gang.exits.items()
+                for task, event in state.exits.items()
                 if event.failed
             },
             agents_said=last_lines(files.agent_errors, 3),
             stacks=str(files.stacks),
         )
         self._console.end_logs()
-        if outcome(gang) == "failed":
+        if outcome(state) == "failed":
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(number, gang, loop.plan, verdict, started, clock.now(), shown)
+        self._last = Attempt(number, state, loop.plan, verdict, started, clock.now(), shown)
         self._endings = remember([*self._endings, _ending(self._last)])
-        self._gangs = needed(self._faults, {**self._gangs, number: gang})
+        self._states = needed(self._faults, {**self._states, number: state})
         return following
 
     def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
         """The nodes of the next attempt, and what to wait for; None if there is none."""
         last = self._last
         assert last is not None
-        if outcome(last.gang) != "failed":
+        if outcome(last.state) != "failed":
             return None, None
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
         if isinstance(decision, Restart):
-            again = self._replace_lost(last.gang) if last.gang.lost else chosen
+            again = self._replace_lost(last.state) if last.state.lost else chosen
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
@@ -198,10 +198,10 @@ class Supervisor:
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
-    def _replace_lost(self, gang: Gang) -> AttemptSetup | None:
+    def _replace_lost(self, state: AttemptState) -> AttemptSetup | None:
         ready = self._links.ready
-        self._lost |= {node: (ready[node].meeting or "") if node in ready else "" for node in gang.lost}
-        self._links.forget(gang.lost.keys())
+        self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
+        self._links.forget(state.lost.keys())
         chosen = self._select_nodes()
         for note in chosen.notes if chosen is not None else ():
             self._console.note(note)
@@ -224,15 +224,17 @@ class Supervisor:
         names = ", ".join(sorted(self._lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
         started = self._context.monotonic()
-        returning, chosen = Returning(self._lost, self._recover), None
+        watch, chosen = ReturnWatch(self._lost, self._recover), None
         while chosen is None and self._interrupted is None and self._context.monotonic() < started + limit_s:
             self._pause(IDLE_S)
-            self._lost = {node: meeting for node, meeting in self._lost.items() if node not in returning.back}
+            self._lost = {
+                node: reattach_folder for node, reattach_folder in self._lost.items() if node not in watch.back
+            }
             chosen = self._select_nodes()
-        returning.close()
+        watch.close()
         if chosen is not None:
             self._console.note(
-                f"{', '.join(sorted(returning.back))}: back after {self._context.monotonic() - started:.1f} s"
+                f"{', '.join(sorted(watch.back))}: back after {self._context.monotonic() - started:.1f} s"
             )
         return chosen
 
@@ -241,14 +243,14 @@ class Supervisor:
         until = self._context.monotonic() + seconds
         closed = []
         while (left_s := until - self._context.monotonic()) > 0:
-            happening = self._links.next(min(left_s, IDLE_S))
-            if isinstance(happening, Interrupted):
-                self._interrupted = happening.signal
+            incoming = self._links.next(min(left_s, IDLE_S))
+            if isinstance(incoming, Interrupted):
+                self._interrupted = incoming.signal
                 return
-            if isinstance(happening, tuple) and isinstance(happening[1], LinkClosed):
-                closed.append(happening)
-        for happening in closed:
-            self._links.put(happening)  # the node is lost to the next attempt
+            if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
+                closed.append(incoming)
+        for incoming in closed:
+            self._links.put(incoming)  # the node is lost to the next attempt
 
     def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
         assert self._last is not None
@@ -264,7 +266,7 @@ class Supervisor:
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,
-            chaos=report_faults(self._faults, self._gangs),
+            chaos=report_faults(self._faults, self._states),
         )
         written = True
         try:
@@ -287,9 +289,9 @@ def _ending(attempt: Attempt) -> Ending:
 
 def _trained(attempt: Attempt) -> bool:
     """Whether training had begun, as far as that is known."""
-    told = [told.progress for told in attempt.gang.told.values() if told.progress is not None]
+    told = [told.progress for told in attempt.state.status.values() if told.progress is not None]
     if told:
         return any(progress.first_step for progress in told)
     # A program that tells of no steps may do them once the cluster is up; a command may at any time.
     foreign = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    return foreign or attempt.gang.rules.forming <= attempt.gang.listening.keys()
+    return foreign or attempt.state.policy.forming <= attempt.state.listening.keys()

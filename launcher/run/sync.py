@@ -86,7 +86,7 @@ def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
         raise UsageError(
             f"the folder {root} cannot be sent",
             evidence=[*problems[:SHOWN_LIMIT], *more],
-            cure="leave them out with `sync.exclude`, which takes patterns as .gitignore does",
+            hint="leave them out with `sync.exclude`, which takes patterns as .gitignore does",
         )
     return Bundle(root, sync.to, tuple(entries))
 

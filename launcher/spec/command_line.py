@@ -37,7 +37,7 @@ def check_workers(workers: int) -> None:
     if workers > limit:
         raise UsageError(
             f"{workers:,} workers are too many for {cores} core{'s'[: cores > 1]}; the limit is {limit}",
-            cure="ask for fewer with --workers, or start them all the same with --oversubscribe",
+            hint="ask for fewer with --workers, or start them all the same with --oversubscribe",
         )
 
 
@@ -66,7 +66,7 @@ def _check_text(word: str) -> None:
     try:
         word.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the argument {word!r} is not UTF-8", cure="rename the file, or pass it otherwise") from None
+        raise UsageError(f"the argument {word!r} is not UTF-8", hint="rename the file, or pass it otherwise") from None
 
 
 def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, evaluator: bool) -> dict[TaskType, int]:
@@ -79,10 +79,10 @@ def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, e
     if alone and workers not in (None, 1):
         raise UsageError(
             f"{strategy} is one process with all of its devices, not {workers} workers",
-            cure="leave --workers out; --devices emulates several devices",
+            hint="leave --workers out; --devices emulates several devices",
         )
     if ps is not None and strategy != "parameter_server":
-        raise UsageError(f"{strategy} has no parameter servers", cure="leave --ps out, or take parameter_server")
+        raise UsageError(f"{strategy} has no parameter servers", hint="leave --ps out, or take parameter_server")
     tasks: dict[TaskType, int] = {"worker": workers or (1 if alone else WORKERS)}
     if strategy == "parameter_server":
         tasks |= {"chief": 1, "ps": ps or 1}
@@ -112,10 +112,10 @@ def make_spec(
     if python is not None:
         _check_text(python)
     if python == "":
-        raise UsageError("--python is empty", cure="name an interpreter, or leave it out")
+        raise UsageError("--python is empty", hint="name an interpreter, or leave it out")
     if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
         raise UsageError(
-            "PyTorch has neither strategies nor a demo here", cure="name a program, and leave the rest to --workers"
+            "PyTorch has neither strategies nor a demo here", hint="name a program, and leave the rest to --workers"
         )
     given: dict[str, Any] = {} if program is None else {"program": program}
     given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}

@@ -31,7 +31,7 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
         with path.open("rb") as file:
             data = file.read(SIZE_LIMIT + 1)
     except OSError as error:
-        raise SpecError(f"cannot read the spec {path}: {error.strerror}", cure="check the path") from None
+        raise SpecError(f"cannot read the spec {path}: {error.strerror}", hint="check the path") from None
     try:
         return parse_spec(data, environ)
     except MistakesError as error:

@@ -104,7 +104,7 @@ _EXAMPLES = {
     "program": "{script: train.py}",
     "command": "[./train, --epochs, 3]",
     "args": "[--epochs, 3]",
-    "keras": "{mend: false}",
+    "keras": "{patch: false}",
     "restart": "{max_restarts: 0}",
     "timeouts": "{start_s: 600}",
 }

@@ -101,8 +101,8 @@ class ProgramSpec(Model):
 class KerasSpec(Model):
     """How Keras 3 is treated."""
 
-    mend: bool = True
-    """Whether to mend Keras 3, whose `model.fit` fails with more than one worker."""
+    patch: bool = True
+    """Whether to patch Keras 3, whose `model.fit` fails with more than one worker."""
 
 
 FailureName = Literal[

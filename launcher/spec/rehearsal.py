@@ -40,7 +40,7 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
     """
     chosen = _choose(spec, count)
     if not any(node.count(task_type) for node in chosen for task_type in TRAINING_TYPES):
-        raise UsageError(f"no task trains on the first {count} of the spec's {len(spec.nodes)} nodes", cure="use more")
+        raise UsageError(f"no task trains on the first {count} of the spec's {len(spec.nodes)} nodes", hint="use more")
     try:
         nodes = [node.changed(**_OF_THE_MACHINES, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
         workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)

@@ -38,7 +38,7 @@ class StrategyRules:
     """Those that share out a node's GPUs, and count as its workers."""
     serves: tuple[TaskType, ...] = ()
     """Those that run TensorFlow's server in place of the program, and never end by themselves."""
-    returns: tuple[TaskType, ...] = ()
+    restarted_individually: tuple[TaskType, ...] = ()
     """Those of which one that ends is started again alone, while the others go on."""
     needs: tuple[TaskType, ...] = ()
     """Those without which it cannot be."""
@@ -48,7 +48,7 @@ class StrategyRules:
     """Whether the tasks meet at a leader, and wait for each other in every step."""
     shares_gpus: bool = True
     """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
-    mends_keras: bool = False
+    patches_keras: bool = False
     """Whether Keras 3 has faults under it that are patched: where a process has several replicas, is one of them, or
     has its steps done by others."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class StrategyRules:
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)
-_SEVERAL_DEVICES = replace(_ALONE, mends_keras=True)
+_SEVERAL_DEVICES = replace(_ALONE, patches_keras=True)
 
 RULES: Mapping[StrategyName, StrategyRules] = {
     "one_device": _ALONE,
@@ -68,16 +68,16 @@ RULES: Mapping[StrategyName, StrategyRules] = {
         decides=("chief", "worker"),
         computes=("chief", "worker"),
         collective=True,
-        mends_keras=True,
+        patches_keras=True,
     ),
     "parameter_server": StrategyRules(
         types=TASK_TYPES,
         decides=("chief",),
         computes=("worker",),
         serves=("worker", "ps"),
-        returns=("worker",),
+        restarted_individually=("worker",),
         needs=("chief", "worker", "ps"),
-        mends_keras=True,
+        patches_keras=True,
         # A call to a worker that is away fails at once, and its work goes to another, instead of waiting for it.
         env={"GRPC_FAIL_FAST": "use_caller"},
     ),

@@ -10,7 +10,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def map_at_once(function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> list[_Result]:
+def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> list[_Result]:
     """The results in the order of the items; raises what the first of them raised, once all are done."""
     todo = list(enumerate(items))
     count = len(todo)

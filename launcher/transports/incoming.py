@@ -52,7 +52,7 @@ class Placement:
 class Arrived:
     """What a node has sent, and under which placement it was checked; it has to be given back to its inlet."""
 
-    inlet: Inlet
+    inbox: Inbox
     message: Message | LinkNews
     placement: Placement
     weight: int
@@ -60,11 +60,11 @@ class Arrived:
     @property
     def is_late(self) -> bool:
         """Whether it speaks of tasks of an attempt that is over."""
-        is_old = self.placement is not self.inlet.placement()
+        is_old = self.placement is not self.inbox.placement()
         return is_old and any(True for _ in marked(type(self.message), self.message, OfSender))
 
 
-class Inlet:
+class Inbox:
     """Takes what a link reads: messages by `deliver`, pieces of logs by `write`, both from the link's thread.
 
     Args:

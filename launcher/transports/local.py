@@ -12,7 +12,7 @@ from pathlib import Path
 import worker_entry
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
-from launcher.transports.resumable_link import Frames
+from launcher.transports.resumable_link import ResumableLink
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes
 
@@ -86,7 +86,7 @@ class LocalLink:
                 self._agent_pid = message.pid
             deliver(name, message)
 
-        self._frames = Frames(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
+        self._frames = ResumableLink(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
 
     @property
     def heard(self) -> float:
@@ -140,9 +140,9 @@ class _Pipes:
         self._to_agent = process.stdin
         self._from_agent = process.stdout
 
-    def read(self, size: int, patience_s: float) -> bytes:
-        if not select.select([self._from_agent], [], [], patience_s)[0]:
-            raise LinkBroken(f"the agent has been silent for {patience_s:.0f} s")
+    def read(self, size: int, timeout_s: float) -> bytes:
+        if not select.select([self._from_agent], [], [], timeout_s)[0]:
+            raise LinkBroken(f"the agent has been silent for {timeout_s:.0f} s")
         return os.read(self._from_agent.fileno(), size)
 
     def write(self, data: bytes) -> None:

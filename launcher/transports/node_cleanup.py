@@ -37,18 +37,20 @@ class CleanedNode:
         return f"{self.node}: {self.ended or 'no'} process{'es'[: 2 * (self.ended != 1)]} ended, 0 left"
 
 
-def clean_node(spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str], meeting: str | None = None) -> CleanedNode:
+def clean_node(
+    spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str], reattach_folder: str | None = None
+) -> CleanedNode:
     """Cleans one node of the spec of what is left there of these runs, or of the agent of this meeting place."""
     if node.is_local:
         # The one agent here is a child of ours, and was seen to its end when its link was closed.
-        answer = cleanup.clean(run_ids) if meeting is None else Cleaned(0, [])
+        answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
     from launcher.transports.ssh.transport import open_stream
     from launcher.transports.streams import ask
 
     try:
         stream = open_stream(find_target(spec, node), node.python or "python3", "clean")
-        message = ask(stream, Clean(VERSION, list(run_ids), meeting), ANSWER_S)
+        message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder), ANSWER_S)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))
     if not isinstance(message, Cleaned):

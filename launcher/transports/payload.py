@@ -25,12 +25,12 @@ class Payload:
     """`command` is executed on the node by the user's login shell, whichever that is; the rest follows on stdin."""
 
     command: str
-    arrival: bytes
+    bootstrap: bytes
     archive: bytes
 
     def first_bytes(self, python: str) -> bytes:
-        """What goes over stdin before any frame: the interpreter's name, `arrival`, then the archive."""
-        return f"{python}\n".encode() + self.arrival + self.archive
+        """What goes over stdin before any frame: the interpreter's name, `bootstrap`, then the archive."""
+        return f"{python}\n".encode() + self.bootstrap + self.archive
 
 
 def make_payload(verb: str) -> Payload:
@@ -44,7 +44,7 @@ _making = threading.Lock()
 
 @functools.cache
 def _make_payload(verb: str) -> Payload:
-    arrival, archive = PACKAGE.joinpath("agent", "bootstrap.py").read_bytes(), _make_archive()
+    bootstrap, archive = PACKAGE.joinpath("agent", "bootstrap.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # Before anything else, in words that even Python 2 can read.
     too_old = (
@@ -61,10 +61,10 @@ def _make_payload(verb: str) -> Payload:
         'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
         'command -v "$python" >/dev/null 2>&1 || { echo "distlaunch: no Python at $python"; exit 127; }; '
         f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '
-        f"{len(arrival)} {digest} {len(archive)} {verb}"
+        f"{len(bootstrap)} {digest} {len(archive)} {verb}"
     )
     # A login shell can be anything, fish and csh included: it gets words in single quotes and nothing to expand.
-    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", arrival, archive)
+    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", bootstrap, archive)
 
 
 def _make_archive() -> bytes:

@@ -20,7 +20,7 @@ LONGEST_PAUSE_S = 5.0
 """Between two tries; a machine that is in trouble has no use for a new process every second."""
 
 
-class WayBack:
+class Reconnector:
     """`reopen` starts a newcomer on the node, within so many seconds; without it, a broken stream is the end."""
 
     def __init__(self, reopen: Callable[[float], Stream] | None) -> None:

@@ -19,7 +19,7 @@ from launcher.transports.base import (
     LinkResumed,
     LogSink,
 )
-from launcher.transports.reconnect import WayBack
+from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
@@ -36,7 +36,7 @@ CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
 
 
-class Frames:
+class ResumableLink:
     """Frames over a stream: one thread opens it, reads and delivers, another writes what is to be sent.
 
     Args:
@@ -63,11 +63,11 @@ class Frames:
         """Whether the agent has said its first word."""
         self.ended = False
         """Whether the agent's end was seen."""
-        self.meeting: str | None = None
+        self.reattach_folder: str | None = None
         """Where the agent can be come back to, once it has said so."""
         self._node = node
         self._open_stream = open_stream
-        self._way_back = WayBack(reopen)
+        self._reconnector = Reconnector(reopen)
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
@@ -114,7 +114,7 @@ class Frames:
 
     def give_up(self) -> None:
         """No way back is looked for any more."""
-        self._way_back.give_up()
+        self._reconnector.give_up()
         with self._changed:
             stream, self._stream = self._stream, None
             self._changed.notify_all()
@@ -135,7 +135,7 @@ class Frames:
 
     @property
     def given_up(self) -> bool:
-        return self._way_back.given_up
+        return self._reconnector.given_up
 
     @property
     def clock_offset_s(self) -> float:
@@ -279,7 +279,7 @@ class Frames:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
-                    self.meeting = message.meeting
+                    self.reattach_folder = message.reattach_folder
                     self._ask_time()
                 self._deliver(self._node, message)
 
@@ -304,7 +304,7 @@ class Frames:
         Raises:
             LinkError: there is none, or none in time.
         """
-        if not self._way_back.exists or self.meeting is None:
+        if not self._reconnector.exists or self.reattach_folder is None:
             raise LinkError(str(broken))
         with self._changed:
             self._stream = None
@@ -314,8 +314,8 @@ class Frames:
             self._dropped, self._lost_at = str(broken), self._heard
             if not self._finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
-        attach = Attach(VERSION, self.meeting, self._outbox.received, self._attempt, self._offsets)
-        return self._way_back.find(broken, attach, self._heard + self._lease_s, self._lease_s)
+        attach = Attach(VERSION, self.reattach_folder, self._outbox.received, self._attempt, self._offsets)
+        return self._reconnector.find(broken, attach, self._heard + self._lease_s, self._lease_s)
 
     def _resume(self, stream: Stream, received: int) -> None:
         after_s, self._dropped = time.monotonic() - self._lost_at, None

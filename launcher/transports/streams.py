@@ -18,7 +18,7 @@ NOISE_LIMIT = 64 << 10
 class Stream(Protocol):
     """Bytes to and from an agent; every method may block."""
 
-    def read(self, size: int, patience_s: float) -> bytes:
+    def read(self, size: int, timeout_s: float) -> bytes:
         """Up to `size` bytes; empty at the agent's end, of which `how_ended` then tells.
 
         Raises:
@@ -70,7 +70,7 @@ def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does no
     return noise.partition(MARKER)[2]
 
 
-def ask(stream: Stream, question: Message, patience_s: float) -> Message:
+def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
     """Sends a question to whom has just been started, and returns the answer.
 
     Raises:
@@ -83,7 +83,7 @@ def ask(stream: Stream, question: Message, patience_s: float) -> Message:
         while True:
             for message, _ in decoder.feed(data):
                 return message
-            data = stream.read(1 << 16, patience_s)
+            data = stream.read(1 << 16, timeout_s)
             if not data:
                 raise LinkError("it ended without an answer")
     except (LinkBroken, ProtocolError, OSError) as error:

@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
 from launcher.spec.models import ClusterSpec, NodeSpec
 from launcher.transports.base import LinkError, Transport
-from launcher.transports.in_parallel import map_at_once
+from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 
 ASKING_AT_ONCE = 8
 
-Ways = Mapping[str, "str | SshTarget"]
+Targets = Mapping[str, "str | SshTarget"]
 """How each node is reached: by its Python on this machine, or over SSH."""
 
 
-def find_ways(spec: ClusterSpec) -> Ways:
+def find_targets(spec: ClusterSpec) -> Targets:
     """How the nodes are reached.
 
     Raises:
         UsageError: there is no way to one of them.
     """
     # For every other machine, OpenSSH is asked.
-    found = map_at_once(
+    found = map_parallel(
         lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes, ASKING_AT_ONCE
     )
     return {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
 
 
-def find_addresses(spec: ClusterSpec, ways: Ways) -> dict[str, str]:
+def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
     """The addresses by which SSH reaches the nodes whose spec names none, by host.
 
     They are kept apart from the spec: two of its hosts may be one machine to SSH, which is no contradiction.
     """
     reached = {}
     for node in spec.nodes:
-        way = ways[node.host]
+        way = targets[node.host]
         if not isinstance(way, str) and node.address is None and node.addresses is None:
             reached[node.host] = way.hostname
     return reached
 
 
 def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
-    from launcher.transports.ssh.config import Wishes, load_target
+    from launcher.transports.ssh.config import SshOverrides, load_target
 
     given = {**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)}
     try:
-        return load_target(node.host, Wishes(**given))
+        return load_target(node.host, SshOverrides(**given))
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
 
@@ -66,7 +66,7 @@ def _find_python(node: NodeSpec) -> str:
     if found is None:
         raise UsageError(
             f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
-            cure="name one with --python (`python:` in a spec)",
+            hint="name one with --python (`python:` in a spec)",
         )
     return found
 

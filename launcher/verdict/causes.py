@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
 from launcher.gang.out_of_step import is_out_of_step
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
 from launcher.verdict.exception_text import without_wrappers
 from launcher.verdict.known_failures import find_known
@@ -67,23 +67,23 @@ class Cause:
     exited: TaskExited
     reference: str
     detail: str = ""
-    cure: str = ""
+    hint: str = ""
 
 
-def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
+def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
     """The failure that all others follow from, if a training task failed.
 
     Args:
         gang: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
-    failures = [e for e in gang.exits.values() if gang.fails(e) and failed_by_itself(gang, e)]
+    failures = [e for e in state.exits.values() if state.fails(e) and failed_by_itself(state, e)]
     if not failures:
         return None
     first = min(failures, key=lambda e: (is_collateral(e, tails), failure_time(e), e.task))
     if not is_collateral(first, tails):
         return classify(first, tails.get(first.task, ()))
-    early = ended_before(gang, first)
+    early = ended_before(state, first)
     if early:
         return Cause(
             min(early, key=lambda e: (ended_time(e), e.task)),
@@ -91,7 +91,7 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
             "before the others had finished",
             "all workers must run the same number of steps: when one ends early, the others fail",
         )
-    halted = [h for h in gang.halted.values() if h.task in gang.rules.trainers and h.time < failure_time(first)]
+    halted = [h for h in state.halted.values() if h.task in state.policy.trainers and h.time < failure_time(first)]
     if halted:
         halt = min(halted, key=lambda h: (h.time, h.task))
         exited = TaskExited(halt.task, TaskExit(signal=halt.signal), halt.time)
@@ -99,23 +99,23 @@ def find_cause(gang: Gang, tails: Mapping[TaskId, Sequence[str]]) -> Cause | Non
     return classify(first, tails.get(first.task, ()))
 
 
-def was_stopped(gang: Gang, event: TaskExited) -> bool:
+def was_stopped(state: AttemptState, event: TaskExited) -> bool:
     """Whether the task was running when we began to stop, and ended as a task does that is stopped.
 
     It may have raised before that: an interpreter that shuts down still runs.
     """
-    if event.task not in gang.stopped:
+    if event.task not in state.stopped:
         return False
     return event.exit.code in (0, _TERM_STATUS) or event.exit.signal in _STOP_SIGNALS
 
 
-def failed_by_itself(gang: Gang, event: TaskExited) -> bool:
+def failed_by_itself(state: AttemptState, event: TaskExited) -> bool:
     """Whether the end is the task's own doing: it raised, or did not end as a task does that is stopped."""
     crash = event.crash
     if crash is None or crash.thread is not None:
-        return not was_stopped(gang, event)
+        return not was_stopped(state, event)
     heeded = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own handler of TERM
-    return not (heeded and was_stopped(gang, event))
+    return not (heeded and was_stopped(state, event))
 
 
 def failure_time(event: TaskExited) -> float:
@@ -145,9 +145,9 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     )
 
 
-def ended_before(gang: Gang, failed: TaskExited) -> list[TaskExited]:
+def ended_before(state: AttemptState, failed: TaskExited) -> list[TaskExited]:
     """The training tasks that had ended well by then."""
-    ended = [event for event in gang.exits.values() if not event.failed and event.task in gang.rules.trainers]
+    ended = [event for event in state.exits.values() if not event.failed and event.task in state.policy.trainers]
     return [event for event in ended if ended_time(event) < failure_time(failed)]
 
 
@@ -167,16 +167,16 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     preempted = not raised and _is_preemption(event.exit)
     # That a disk is full may be a coincidence; who says that it was preempted knows.
     if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
-        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.cure)
+        return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.hint)
     if preempted:
         return Cause(event, "preempted")
     texts = [f"{crash.exception}: {crash.message}"] if crash is not None else list(tail)
     known = find_known(texts)
     if known is not None:
-        return Cause(event, known.reference, cure=known.cure)
+        return Cause(event, known.reference, hint=known.hint)
     if raised:  # whatever ended its interpreter afterwards: us, mostly
         return Cause(event, "task-failed")
     if event.exit.signal == signal.SIGKILL:
-        cure = "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
-        return Cause(event, "task-killed", cure=cure)
+        hint = "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
+        return Cause(event, "task-killed", hint=hint)
     return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")

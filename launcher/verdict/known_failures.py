@@ -11,11 +11,11 @@ from launcher.gang.out_of_step import SIGNATURE
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """`pattern` is looked for in a line, `reference` is the failure's class, `cure` what to do about it."""
+    """`pattern` is looked for in a line, `reference` is the failure's class, `hint` what to do about it."""
 
     pattern: re.Pattern[str]
     reference: str
-    cure: str
+    hint: str
 
 
 def find_known(texts: Iterable[str]) -> KnownFailure | None:
@@ -34,8 +34,8 @@ _SAME_CALLS = (
 )
 
 _KNOWN = tuple(
-    KnownFailure(re.compile(pattern), reference, cure)
-    for pattern, reference, cure in (
+    KnownFailure(re.compile(pattern), reference, hint)
+    for pattern, reference, hint in (
         (
             r"Could not start gRPC server|Only one usage of each socket address|Address already in use",
             "port-taken",
@@ -60,12 +60,12 @@ _KNOWN = tuple(
         (
             r"Attempt to convert a value \(PerReplica|Invalid reduction dimension 0 for input with 0 dimensions",
             "version-mismatch",
-            "model.fit of Keras 3 fails on several workers unless distlaunch patches it: remove --no-keras-mend",
+            "model.fit of Keras 3 fails on several workers unless distlaunch patches it: remove --no-keras-patch",
         ),
         (
             r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
             "task-failed",
-            "remove --no-keras-mend, without which model.fit of Keras 3 fails here, or set TF_USE_LEGACY_KERAS=1",
+            "remove --no-keras-patch, without which model.fit of Keras 3 fails here, or set TF_USE_LEGACY_KERAS=1",
         ),
         (
             r"Collective ops must be configured at program startup",

@@ -20,5 +20,5 @@ class Verdict(Result):
     """The task that is the cause, if one is."""
     evidence: list[str] = []
     """Lines that show it."""
-    cure: str = ""
+    hint: str = ""
     """What to do about it; empty if there is nothing that always helps."""

@@ -9,7 +9,7 @@ from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
 from launcher.gang.out_of_step import PHRASES, find_outsider, render_split
 from launcher.gang.stalls import render_steps
-from launcher.gang.state import Gang
+from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import TaskPlan
 from launcher.tasks import TaskId, name_tasks
 from launcher.verdict.causes import (
@@ -34,21 +34,21 @@ _HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: 
 
 
 def judge_failure(
-    gang: Gang,
+    state: AttemptState,
     plans: Mapping[TaskId, TaskPlan],
     logs: Mapping[TaskId, str],
     tails: Mapping[TaskId, Sequence[str]],
 ) -> Verdict:
     """The verdict on an attempt that a training task has failed; the arguments are those of `verdict.judge`."""
-    cause = find_cause(gang, tails)
+    cause = find_cause(state, tails)
     assert cause is not None
     exited = cause.exited
     if cause.reference == "out-of-step" and exited.crash is not None:
-        return _judge_split(gang, cause, exited.crash, logs)
+        return _judge_split(state, cause, exited.crash, logs)
     evidence = [] if exited.crash is None else [_render_crash(exited.crash)]
-    evidence += _followers(gang, cause, tails)
+    evidence += _followers(state, cause, tails)
     evidence.append(f"log: {logs[exited.task]}")
-    ran = max(failure_time(exited) - gang.started[exited.task].time, 0.0)
+    ran = max(failure_time(exited) - state.started[exited.task].time, 0.0)
     joint = {"ended-early": ", ", "stalled": " "}.get(cause.reference, ": ")
     return Verdict(
         reference=cause.reference,
@@ -56,18 +56,18 @@ def judge_failure(
         f"{joint if cause.detail else ''}{cause.detail}",
         task=str(exited.task),
         evidence=evidence,
-        cure=cause.cure,
+        hint=cause.hint,
     )
 
 
-def _judge_split(gang: Gang, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
+def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
     """The verdict on workers that no longer do the same, of which the cause is only the first that noticed it."""
-    trainers = sorted(gang.rules.trainers)
+    trainers = sorted(state.policy.trainers)
     names = " and ".join(map(str, trainers)) if len(trainers) == 2 else name_tasks(trainers)
-    outsider = find_outsider(gang)
-    split = render_split(gang)
-    steps = render_steps(gang)
-    stopped = [e.task for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
+    outsider = find_outsider(state)
+    split = render_split(state)
+    steps = render_steps(state)
+    stopped = [e.task for e in state.exits.values() if was_stopped(state, e) and not failed_by_itself(state, e)]
     return Verdict(
         reference=cause.reference,
         message=f"{names} no longer do the same{f': {split}' if split else ''}",
@@ -78,7 +78,7 @@ def _judge_split(gang: Gang, cause: Cause, crash: CrashRecord, logs: Mapping[Tas
             *([f"stopped by distlaunch: {name_tasks(stopped)}"] if stopped else []),
             f"log: {logs[outsider or cause.exited.task]}",
         ],
-        cure=cause.cure,
+        hint=cause.hint,
     )
 
 
@@ -113,23 +113,23 @@ def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -
     return f" with {event.exit}"
 
 
-def _followers(gang: Gang, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
+def _followers(state: AttemptState, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
     """What became of the other tasks."""
     lines = []
     when = failure_time(cause.exited)
-    for event in sorted(gang.exits.values(), key=failure_time):
-        if event is cause.exited or not event.failed or not failed_by_itself(gang, event):
+    for event in sorted(state.exits.values(), key=failure_time):
+        if event is cause.exited or not event.failed or not failed_by_itself(state, event):
             continue
         later = failure_time(event) - when
         why = f" {later:.1f} s later{_render_follower(event, tails)}" if later >= 0 else ", too"
         lines.append(f"{event.task} failed{why}")
     if len(lines) > SHOWN_LIMIT:
         lines[SHOWN_LIMIT:] = [f"{len(lines) - SHOWN_LIMIT} more tasks failed later"]
-    early = [event for event in ended_before(gang, cause.exited) if event is not cause.exited]
+    early = [event for event in ended_before(state, cause.exited) if event is not cause.exited]
     if early:
         first = when - min(map(ended_time, early))
         lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
-    stopped = [e for e in gang.exits.values() if was_stopped(gang, e) and not failed_by_itself(gang, e)]
+    stopped = [e for e in state.exits.values() if was_stopped(state, e) and not failed_by_itself(state, e)]
     if stopped:
         lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")
     lines += [f"{event.task}: {_render_crash(event.crash)}" for event in stopped if event.crash is not None]

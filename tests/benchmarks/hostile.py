@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from tests.hostile_frames import Frames
+from tests.hostile_frames import RandomFrames
 from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
 from worker_entry.protocol.framing import Decoder, ProtocolError
@@ -73,7 +73,7 @@ def orders(folder: Path, frames: int, seed: int) -> None:
 
 def decode(_: Path, frames: int, seed: int) -> None:
     for union in (ToController, ToAgent):
-        draw = Frames(random.Random(seed), get_args(union), TASKS, 0.5)
+        draw = RandomFrames(random.Random(seed), get_args(union), TASKS, 0.5)
         refused = 0
         for _number in range(frames):
             try:

@@ -21,7 +21,7 @@ def measure(runs: int) -> None:
     shares = [_train() for _ in range(min(runs, 3))]
     print("8 workers train; of one core, for the controller, and for agent and guardian (goal: 1 % together)")
     for title, values in zip(
-        ("controller", "agent", "nursery, MiB of its own"), zip(*shares, strict=True), strict=True
+        ("controller", "agent", "forkserver, MiB of its own"), zip(*shares, strict=True), strict=True
     ):
         print(f"  {title:<24} {statistics.median(values):.2f}", flush=True)
     print("1,000 tasks that do nothing in one run")
@@ -44,12 +44,12 @@ def _train() -> tuple[float, float, float]:
             controller = psutil.Process(process.pid)
             [guardian] = controller.children()
             [agent] = guardian.children()
-            nursery = min(agent.children(), key=lambda child: child.pid)
+            forkserver = min(agent.children(), key=lambda child: child.pid)
             ours = [[controller], [guardian, agent]]
             before = [_cpu(group) for group in ours]
             time.sleep(WATCH_S)
             after = [_cpu(group) for group in ours]
-            rollup = Path(f"/proc/{nursery.pid}/smaps_rollup").read_text()
+            rollup = Path(f"/proc/{forkserver.pid}/smaps_rollup").read_text()
             private = int(rollup.split("Private_Dirty:")[1].split()[0]) / 1024
             process.terminate()
     one, other = (100 * (late - early) / WATCH_S for early, late in zip(before, after, strict=True))

@@ -35,10 +35,10 @@ def main() -> int:
     if not isinstance(order, Clean) or order.version != VERSION:
         os.write(stdout, encode(Broken(Problem("protocol-error", "it was not sent Clean of this version"))))
         return 1
-    if order.meeting is None:
+    if order.reattach_folder is None:
         os.write(stdout, encode(clean(order.run_ids)))
         return 0
-    if not end_agents([order.meeting], AGENT_END_S):
+    if not end_agents([order.reattach_folder], AGENT_END_S):
         os.write(stdout, encode(Broken(Problem("agent-alive", "its agent does not end"))))
         return 1
     os.write(stdout, encode(Cleaned(0, [])))

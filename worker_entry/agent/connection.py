@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Optional, Union
 
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.reattach import NOT_NEEDED, Newcomer, release
+from worker_entry.agent.reattach import NOT_NEEDED, Reattachment, release
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import Attached, Message
 from worker_entry.protocol.orders import Beat
@@ -62,17 +62,17 @@ class Connection:
         self._use(*ways)
         self._put(MARKER)
 
-    def replace(self, newcomer: Newcomer) -> None:
+    def replace(self, reattachment: Reattachment) -> None:
         """Another way: what the controller does not have yet is sent again.
 
         Raises:
             ProtocolError: it wants what there is not; the old way is left as it was.
         """
-        missing = self.outbox.after(newcomer.attach.received)
-        self.outbox.confirm(newcomer.attach.received)
+        missing = self.outbox.after(reattachment.attach.received)
+        self.outbox.confirm(reattachment.attach.received)
         self.close()
-        self._call = newcomer.call
-        self._use(newcomer.stdin, newcomer.stdout)
+        self._call = reattachment.call
+        self._use(reattachment.stdin, reattachment.stdout)
         self._put(MARKER)
         self.send(Attached(self.outbox.received))
         for frame in missing:

@@ -1,4 +1,4 @@
-"""An agent's side of its nursery: when there is one, and when a task had better be started by itself."""
+"""An agent's side of its forkserver: when there is one, and when a task had better be started by itself."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FORK_S = 5.0
 OWN_PREFIX = "DISTLAUNCH_"
 """How variables of our own begin, which no import reads."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
-"""A program without one of these words has no use for a nursery."""
+"""A program without one of these words has no use for a forkserver."""
 
 
-class NurseryError(Exception):
+class ForkserverError(Exception):
     """A task cannot be forked; why, for the user."""
 
 
-class Nursery:
+class ForkserverClient:
     """At most one process at a time. `pids` has it, for those who must spare it.
 
     `settled`: whether it makes no difference any more to wait for it.
@@ -89,7 +89,7 @@ class Nursery:
         try:
             with theirs:
                 pid = processes.spawn(
-                    [sys.executable, PACKAGE, "nursery"],
+                    [sys.executable, PACKAGE, "forkserver"],
                     env=self._env,
                     cwd=cwd if os.path.isdir(cwd) else os.sep,
                     output=output,
@@ -134,12 +134,12 @@ class Nursery:
             NurseryError: it has to be started by itself; the message says why, and is empty if nobody expects more.
         """
         if not self.wanted:
-            raise NurseryError("")
+            raise ForkserverError("")
         if self._control is None or self._unanswered:
-            raise NurseryError(self.problem or "TensorFlow is not imported yet")
+            raise ForkserverError(self.problem or "TensorFlow is not imported yet")
         different = _find_difference(self._env, self._program_env.over(dict(env)))
         if different is not None:
-            raise NurseryError(f"{different} of its environment is another one than when TensorFlow was imported")
+            raise ForkserverError(f"{different} of its environment is another one than when TensorFlow was imported")
         request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log, "order_file": order_file}
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with gate:
@@ -155,10 +155,10 @@ class Nursery:
                     return int(answer)
             except OSError as error:
                 self._fail(f"the process with TensorFlow does not answer: {error}")
-                raise NurseryError(self.problem) from None
+                raise ForkserverError(self.problem) from None
         if not answer:
-            raise NurseryError("the process with TensorFlow did not fork")
-        raise NurseryError(json.loads(answer)["problem"])
+            raise ForkserverError("the process with TensorFlow did not fork")
+        raise ForkserverError(json.loads(answer)["problem"])
 
     def is_refused(self, status: TaskStatus) -> bool:
         """Whether a task tells that it cannot do with an early import, which is news: then there will be none."""

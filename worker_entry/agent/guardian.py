@@ -21,7 +21,7 @@ from typing import Optional
 
 from worker_entry.agent.lease import HANG_S
 from worker_entry.agent.liveness import TICK_S, Silence, Turns
-from worker_entry.agent.reattach import Meeting
+from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock, kernel, processes
 from worker_entry.system.signal_wakeup import ENDING, wake_on_signals
@@ -41,13 +41,13 @@ def main(*, outlives_connection: bool) -> int:
     clock.share()
     kernel.become_subreaper()
     guardian = os.getpid()
-    meeting = Meeting.make() if outlives_connection else None
+    reattach_folder = ReattachFolder.make() if outlives_connection else None
     turns = Turns(FIRST_LIMIT_S)
     try:
         child = os.fork()
     except BlockingIOError:
-        if meeting is not None:
-            meeting.close(1)
+        if reattach_folder is not None:
+            reattach_folder.close(1)
         sys.stderr.write("no more processes can be started here: raise the limit (`ulimit -u`)\n")
         return 1
     if child == 0:
@@ -57,7 +57,7 @@ def main(*, outlives_connection: bool) -> int:
         try:
             from worker_entry.agent.loop import Agent  # here, so that the guardian stays small
 
-            status = Agent(meeting, turns).run(sys.stdin.fileno(), sys.stdout.fileno())
+            status = Agent(reattach_folder, turns).run(sys.stdin.fileno(), sys.stdout.fileno())
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             import traceback
 
@@ -67,8 +67,8 @@ def main(*, outlives_connection: bool) -> int:
             _continue_parent(guardian)
             os._exit(status)
     status = _guard(child, turns)
-    if meeting is not None:
-        meeting.close(status)
+    if reattach_folder is not None:
+        reattach_folder.close(status)
     return status
 
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Optional
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import introduce
 from worker_entry.agent.connection import Connection
-from worker_entry.agent.forkserver_client import Nursery
+from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.lease import GRACE_S, Lease
 from worker_entry.agent.liveness import Turns
 from worker_entry.agent.log_stream import stream_logs
-from worker_entry.agent.reattach import Meeting, Newcomer
+from worker_entry.agent.reattach import ReattachFolder, Reattachment
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
@@ -32,22 +32,22 @@ from worker_entry.program.finding import find_problems
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import AttemptFiles, make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Broken, Empty, Message, Noted, Prepared, Refused, Told
+from worker_entry.protocol.messages import Broken, Empty, Message, Noted, Prepared, Refused, Status
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
 from worker_entry.system.ports import HeldPorts, is_port
 from worker_entry.system.signal_wakeup import wake_on_signals
-from worker_entry.system.tcp_timeout import Patience
+from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
-    from worker_entry.agent.program_copy import Replica
+    from worker_entry.agent.program_copy import ProgramCopy
 
 TICK_S = 0.05
 """How often growing logs, opened ports and ongoing stops are looked at."""
 IDLE_TICK_S = 0.5
 """The same while nothing is under way but training without log streaming."""
 FIRST_LEASE_S = 60.0
-NURSERY_LOG = "nursery.log"
+FORKSERVER_LOG = "forkserver.log"
 
 
 class Agent:
@@ -56,20 +56,20 @@ class Agent:
     With a `meeting`, it waits there for its controller to come back when the connection breaks.
     """
 
-    def __init__(self, meeting: Optional[Meeting], turns: Turns) -> None:
+    def __init__(self, reattach_folder: Optional[ReattachFolder], turns: Turns) -> None:
         self._owned = contextlib.ExitStack()
         """What has to be closed at the end: in reverse order, all of it, whatever goes wrong."""
         self._selector = self._owned.enter_context(selectors.DefaultSelector())
-        self._lease = Lease(FIRST_LEASE_S, far=meeting is not None)
+        self._lease = Lease(FIRST_LEASE_S, far=reattach_folder is not None)
         self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
         self._owned.callback(self._connection.end)
-        self._meeting = meeting
+        self._reattach_folder = reattach_folder
         self._turns = turns
         self._hello: Optional[orders.Hello] = None
-        self._patience = Patience(FIRST_LEASE_S)
-        self._nursery = Nursery(self._selector)
-        self._owned.callback(self._nursery.end)
-        self._tree = processes.Tree(self._nursery.pids)
+        self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
+        self._forkserver = ForkserverClient(self._selector)
+        self._owned.callback(self._forkserver.end)
+        self._tree = processes.Tree(self._forkserver.pids)
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
         self._tasks = RunningTasks(self._send, self._ports)
@@ -81,7 +81,7 @@ class Agent:
         self._watch, self._stacks = TaskWatch(), StackDump()
         self._waiting: Optional[orders.Start] = None
         """A Start that has to wait until TensorFlow is imported."""
-        self._replica: Optional[Replica] = None
+        self._replica: Optional[ProgramCopy] = None
         self._checks = NodeChecks(self._selector, self._send)
         self._owned.callback(self._checks.close)
         self._closing = self._garbled = self._controller_gone = self._failed = False
@@ -96,9 +96,9 @@ class Agent:
     def _work(self, stdin: int, stdout: int) -> None:
         wake = wake_on_signals(self._ask_to_end)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
-        if self._meeting is not None:
-            self._meeting.listen()
-            self._selector.register(self._meeting, selectors.EVENT_READ, self._meet)
+        if self._reattach_folder is not None:
+            self._reattach_folder.listen()
+            self._selector.register(self._reattach_folder, selectors.EVENT_READ, self._meet)
         self._connection.open(stdin, stdout)
         while not self._done():
             self._turns.count(self._lease.end)
@@ -130,8 +130,8 @@ class Agent:
         if self._replica is not None and not self._closing and self._hello is not None:
             self._replica.step()
             self._hello = replace(self._hello, cwd=self._replica.directory or self._hello.cwd)
-        self._patience.look(self._tasks.pids)
-        if self._waiting is not None and self._hello is not None and self._nursery.settled(now):
+        self._tcp_timeout.look(self._tasks.pids)
+        if self._waiting is not None and self._hello is not None and self._forkserver.settled(now):
             order, self._waiting = self._waiting, None
             self._start(order, self._hello)
         for pid, status in self._tree.reap():
@@ -139,7 +139,7 @@ class Agent:
         tasks = self._tasks.by_name
         for seen in (*self._watch.look(tasks, self._ports, self._tree, now), *self._stacks.look(tasks, now)):
             self._send(seen)
-            if isinstance(seen, Told) and self._nursery.is_refused(seen.status):
+            if isinstance(seen, Status) and self._forkserver.is_refused(seen.status):
                 self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
         if self._streaming and self._connection.is_open:
             stream_logs(self._tasks.turns, self._attempt, self._connection)
@@ -160,25 +160,25 @@ class Agent:
 
     def _meet(self) -> None:
         """A controller whose connection broke is back."""
-        assert self._meeting is not None
-        newcomer = self._meeting.accept()
-        if isinstance(newcomer, orders.Goodbye):
+        assert self._reattach_folder is not None
+        reattachment = self._reattach_folder.accept()
+        if isinstance(reattachment, orders.Goodbye):
             self._ask_to_end()
-        if not isinstance(newcomer, Newcomer):
+        if not isinstance(reattachment, Reattachment):
             return
-        if self._controller_gone or not newcomer.take():
-            newcomer.leave()
+        if self._controller_gone or not reattachment.take():
+            reattachment.leave()
             return
-        attach = newcomer.attach
+        attach = reattachment.attach
         try:
             outbox = self._connection.outbox
             if outbox.after(attach.received) and self._finished is not None:
                 # Empty has not arrived, so the logs before it may not have, either; it comes again behind them.
                 outbox.take_back()
                 self._tree, self._finished = self._finished, None
-            self._connection.replace(newcomer)
+            self._connection.replace(reattachment)
         except ProtocolError as error:
-            newcomer.refuse(str(error))
+            reattachment.refuse(str(error))
             return
         if self._replica is not None:
             self._replica.resume()
@@ -199,9 +199,9 @@ class Agent:
         elif self._hello is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         elif isinstance(message, orders.Offer):
-            from worker_entry.agent.program_copy import Replica
+            from worker_entry.agent.program_copy import ProgramCopy
 
-            self._replica = Replica(message, self._send)
+            self._replica = ProgramCopy(message, self._send)
             self._owned.callback(self._replica.abandon)
         elif isinstance(message, orders.Piece):
             if self._replica is not None:
@@ -213,7 +213,7 @@ class Agent:
         elif isinstance(message, orders.Dial):
             self._checks.dial(message)
         elif isinstance(message, orders.Preload):
-            self._nursery.begin(message, self._hello.cwd, os.path.join(self._hello.directory, NURSERY_LOG))
+            self._forkserver.begin(message, self._hello.cwd, os.path.join(self._hello.directory, FORKSERVER_LOG))
         elif isinstance(message, orders.Start):
             self._accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
@@ -238,17 +238,17 @@ class Agent:
         try:
             make_private_directory(hello.directory)
         except OSError as error:
-            cure = "choose another directory" if self._meeting is None else "make it writable"
-            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", cure))
+            hint = "choose another directory" if self._reattach_folder is None else "make it writable"
+            self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", hint))
             return
         self._hello = hello
         self._owned.callback(remove_empty_directory, hello.directory)
         self._lease.seconds = hello.lease_s
-        self._patience = Patience(hello.lease_s)
+        self._tcp_timeout = TcpTimeout(hello.lease_s)
         self._turns.limit_s = hello.lease_s
-        if self._meeting is not None:
-            self._meeting.note_run(hello.run_id)
-        self._send(introduce(self._meeting.path if self._meeting is not None else None))
+        if self._reattach_folder is not None:
+            self._reattach_folder.note_run(hello.run_id)
+        self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
 
     def _prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
         self._forget_finished()
@@ -257,7 +257,7 @@ class Agent:
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
             raise ProtocolError("Prepare with a port that cannot be")
         self._release_ports()
-        self._nursery.revive(hello.cwd, os.path.join(hello.directory, NURSERY_LOG))
+        self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
         self._attempt = order.attempt
@@ -278,14 +278,14 @@ class Agent:
         self._checks.close()
         self._waiting = order
         for start in order.tasks[:1]:  # all run the same program
-            self._nursery.expect(start.program, cwd)
+            self._forkserver.expect(start.program, cwd)
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> None:
         if not self._tasks:
-            self._tree = processes.Tree(self._nursery.pids)
+            self._tree = processes.Tree(self._forkserver.pids)
         try:
             files = AttemptFiles(hello.directory, order.attempt)
-            self._tasks.start(order, files, hello.cwd, self._tree, self._nursery)
+            self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
         except TaskStartError as error:
             self._break(error.problem)
 
@@ -304,7 +304,7 @@ class Agent:
         if self._streaming and heard and any(task.unsent() for task in self._tasks.by_name.values()):
             return  # the rest of the logs goes first
         self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
-        self._finished, self._tree = self._tree, processes.Tree(self._nursery.pids)
+        self._finished, self._tree = self._tree, processes.Tree(self._forkserver.pids)
         self._prepared = set()
         self._release_ports()
 
@@ -324,7 +324,7 @@ class Agent:
 
     def _lose_connection(self) -> None:
         """The way is broken: the controller may find another one, if it knows where, until the lease is over."""
-        if self._meeting is not None and self._hello is not None:
+        if self._reattach_folder is not None and self._hello is not None:
             self._connection.close()
         else:
             self._lose_controller()

@@ -24,7 +24,7 @@ PIECE = 1 << 20
 FETCHES_AT_ONCE = 4
 
 
-class Replica:
+class ProgramCopy:
     """The arrival of one version. `step` does a bit of the work; `send` is how the agent talks to its controller."""
 
     def __init__(self, offer: Offer, send: Callable[[Message], None]) -> None:

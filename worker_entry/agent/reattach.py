@@ -40,7 +40,7 @@ REFUSED = b"-"
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class Reattachment:
     """A new connection's ends, and what it came with."""
 
     attach: Attach
@@ -72,7 +72,7 @@ class Newcomer:
         os.close(self.stdout)
 
 
-class Meeting:
+class ReattachFolder:
     """The place of one agent. `lock` stays open until the last process that has it ends."""
 
     def __init__(self, path: str, lock: int) -> None:
@@ -81,7 +81,7 @@ class Meeting:
         self._socket: Optional[socket.socket] = None
 
     @classmethod
-    def make(cls) -> Optional[Meeting]:
+    def make(cls) -> Optional[ReattachFolder]:
         """A new place, on a file system of this machine if one can be had; None if there is nowhere."""
         for folder in bases():
             try:
@@ -113,7 +113,7 @@ class Meeting:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def accept(self) -> Union[Newcomer, Goodbye, None]:
+    def accept(self) -> Union[Reattachment, Goodbye, None]:
         """Who has called, or that the agent shall end; None if it went away again, or is not one of ours."""
         assert self._socket is not None
         call, _ = self._socket.accept()
@@ -132,7 +132,7 @@ class Meeting:
         except (OSError, ValueError, ProtocolError):
             attach = None
         if isinstance(attach, Attach) and attach.version == VERSION:
-            return Newcomer(attach, stdin, stdout, call)
+            return Reattachment(attach, stdin, stdout, call)
         for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -207,21 +207,21 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
     return found
 
 
-def end_agents(meetings: Collection[str], within_s: float) -> bool:
+def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
     """Asks the agents that have these places to end, and waits until they have; returns whether they did.
 
     Their guardians are asked as well, which kill an agent that does not react. What is left in the end is killed.
     """
-    for path in meetings:
+    for path in reattach_folders:
         _say_goodbye(path)
         _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
     for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
-        for path in filter(is_alive, meetings):
+        for path in filter(is_alive, reattach_folders):
             ask(path)
         deadline = time.monotonic() + wait_s
-        while any(map(is_alive, meetings)) and time.monotonic() < deadline:
+        while any(map(is_alive, reattach_folders)) and time.monotonic() < deadline:
             time.sleep(0.02)
-    return not any(map(is_alive, meetings))
+    return not any(map(is_alive, reattach_folders))
 
 
 def _say_goodbye(path: str) -> None:

@@ -38,13 +38,13 @@ def hand_over() -> int:
     if _has_hung_up():  # it was held up, and another may have been taken meanwhile
         return 1
     try:
-        lock = os.open(lock_file(message.meeting), os.O_RDWR)
+        lock = os.open(lock_file(message.reattach_folder), os.O_RDWR)
     except OSError:
         return _refuse(AGENT_GONE, "its agent has ended")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
         try:
             call.settimeout(TAKEN_S)
-            call.connect(os.path.join(message.meeting, "socket"))
+            call.connect(os.path.join(message.reattach_folder, "socket"))
             socket.send_fds(call, [encode(message)], [0, 1])
         except BlockingIOError:  # so many newcomers wait already
             return 1

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Optional, Union
 
-from worker_entry.agent.forkserver_client import Nursery, NurseryError
+from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
 from worker_entry.agent.status_reader import StatusFiles
 from worker_entry.program.finding import find_command
-from worker_entry.protocol.child_order import tell_children
+from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
-from worker_entry.protocol.messages import Exited, Told
+from worker_entry.protocol.messages import Exited, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import processes
 from worker_entry.system.file_holes import end_of_hole, is_zeros
@@ -63,20 +63,22 @@ class StartedTask:
         self._status = StatusFiles(files, name)
 
     @classmethod
-    def start(cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, nursery: Nursery) -> StartedTask:
+    def start(
+        cls, start: TaskStart, cluster: Cluster, files: AttemptFiles, cwd: str, forkserver: ForkserverClient
+    ) -> StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
             TaskStartError: it could not be started.
         """
         try:
-            return cls._start(start, _environment(start, cluster), files, cwd, nursery)
+            return cls._start(start, _environment(start, cluster), files, cwd, forkserver)
         except (OSError, ValueError) as error:
             raise TaskStartError(_find_problem(start, error)) from error
 
     @classmethod
     def _start(
-        cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, nursery: Nursery
+        cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, forkserver: ForkserverClient
     ) -> StartedTask:
         make_private_directory(files.directory)
         # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
@@ -87,13 +89,15 @@ class StartedTask:
             if start.program.kind == "command":
                 program = start.program
                 argv = [find_command(program.target, env, cwd) or program.target, *program.args]
-                env = tell_children(_make_order(start, files), env, starter=os.getpid())
+                env = make_child_env(_make_order(start, files), env, starter=os.getpid())
                 pid = processes.spawn(argv, env=env, cwd=cwd, output=output)
             else:
                 order = _make_order(start, files)
                 try:
-                    pid = nursery.fork(order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task)))
-                except NurseryError as error:
+                    pid = forkserver.fork(
+                        order, env, cwd, os.path.abspath(log), os.path.abspath(files.order(start.task))
+                    )
+                except ForkserverError as error:
                     not_forked = str(error)
                     pid = _start_runner(order, files.order(start.task), env, cwd, output)
         finally:
@@ -143,13 +147,13 @@ class StartedTask:
     def stacks_file(self) -> str:
         return self._files.stacks(self.name)
 
-    def new_status(self) -> Iterator[Told]:
+    def new_status(self) -> Iterator[Status]:
         """How far the program has come, if that is news."""
         status = self._status.news()
         if status is not None:
-            yield Told(self.name, status)
+            yield Status(self.name, status)
 
-    def tell_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
+    def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The end with all that is known of it, on this node and in the task's own files."""
         finished = None
         with contextlib.suppress(OSError):
@@ -182,8 +186,8 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         stacks_file=files.stacks(start.task),
         child_file=files.child(start.task),
         child_crash_file=files.child_crash(start.task),
-        mend_keras=start.mend_keras,
-        heartbeat_s=start.heartbeat_s,
+        patch_keras=start.patch_keras,
+        coordination_timeout_s=start.coordination_timeout_s,
         progress=start.progress,
         injections=start.injections,
         keep_own_tf_config=start.keep_own_tf_config,
@@ -200,25 +204,25 @@ def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Proble
     if isinstance(error, ValueError):
         return Problem("start-failed", f"its arguments or environment cannot be passed on: {error}", "", start.task)
     if error.errno == errno.E2BIG:
-        message, cure = (
+        message, hint = (
             "its arguments and environment are too long for this system",
             "shorten `env` or the arguments",
         )
     elif error.errno == errno.ENOSPC:
-        message, cure = (
+        message, hint = (
             "no space is left on the device of the run directory",
             "free some, or use another --run-dir",
         )
     elif error.errno == errno.EAGAIN:
-        message, cure = (
+        message, hint = (
             "no more processes can be started there",
             "raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
         )
     elif error.errno == errno.ENOEXEC:
-        message, cure = f"{start.program.target} has no #! line and is no binary", "add one"
+        message, hint = f"{start.program.target} has no #! line and is no binary", "add one"
     else:
-        message, cure = f"{error.strerror}: {error.filename or start.program.target}", ""
-    return Problem("start-failed", message, cure, start.task)
+        message, hint = f"{error.strerror}: {error.filename or start.program.target}", ""
+    return Problem("start-failed", message, hint, start.task)
 
 
 def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:

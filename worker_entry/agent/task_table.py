@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from worker_entry.agent.forkserver_client import Nursery
+from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.messages import Message, Noted, Started
@@ -40,7 +40,7 @@ class RunningTasks:
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running
 
-    def start(self, order: Start, files: AttemptFiles, cwd: str, tree: Tree, nursery: Nursery) -> None:
+    def start(self, order: Start, files: AttemptFiles, cwd: str, tree: Tree, forkserver: ForkserverClient) -> None:
         """Starts them all; one that has ended may be started again.
 
         Raises:
@@ -51,7 +51,7 @@ class RunningTasks:
             before = self.by_name.get(start.task)
             if before is not None:  # it is started again alone
                 files.forget(start.task)
-            task = StartedTask.start(start, order.cluster, files, cwd, nursery)
+            task = StartedTask.start(start, order.cluster, files, cwd, forkserver)
             if before is not None:  # and writes on
                 self.turns.remove(before)
                 task.follow(before)
@@ -64,7 +64,7 @@ class RunningTasks:
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
             self._send(Noted(f"tasks are started one by one, without an import done ahead: {reason}"))
-        nursery.rest()
+        forkserver.rest()
 
     def note_exit(self, pid: int, status: int) -> None:
         ended = clock.now()
@@ -74,7 +74,7 @@ class RunningTasks:
                 self._ports.forming.discard(task.name)
                 for told in task.new_status():  # the last word of one that was killed
                     self._send(told)
-                self._send(task.tell_end(TaskExit.from_wait_status(status), ended, self._oom))
+                self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
 
     def rewind(self, attach: Attach, attempt: int) -> None:
         """Logs go on where the controller has them until."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Union
 
 from worker_entry.agent.task_process import StartedTask
-from worker_entry.protocol.messages import Halted, Listening, Told
+from worker_entry.protocol.messages import Halted, Listening, Status
 from worker_entry.system import clock
 from worker_entry.system.ports import HeldPorts
 from worker_entry.system.processes import Tree
@@ -23,7 +23,7 @@ class TaskWatch:
 
     def look(
         self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
-    ) -> Iterator[Union[Listening, Halted, Told]]:
+    ) -> Iterator[Union[Listening, Halted, Status]]:
         """What has changed since it was called last; `now`: monotonic seconds."""
         halts, tree.halts = tree.halts, []
         names = {task.pid: task.name for task in tasks.values()}

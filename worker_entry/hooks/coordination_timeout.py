@@ -19,7 +19,7 @@ NAME = "heartbeat_timeout_in_ms"
 def lengthen(seconds: float) -> None:
     """From now on, a heartbeat that nobody has set may take so long; a TensorFlow without one is left alone."""
 
-    def mend(module: ModuleType) -> None:
+    def patch(module: ModuleType) -> None:
         context = getattr(module, "Context", None)
         configure = getattr(context, "configure_coordination_service", None)
         code = getattr(configure, "__code__", None)
@@ -34,4 +34,4 @@ def lengthen(seconds: float) -> None:
 
         context.configure_coordination_service = configure_patiently
 
-    after_import(CONTEXT, mend)
+    after_import(CONTEXT, patch)

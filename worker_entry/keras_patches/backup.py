@@ -23,18 +23,18 @@ PART = ".backup-"
 """How folders begin that hold what is not whole yet."""
 
 
-def mend_backup(trainer: Any, module: Any) -> list[str]:
+def patch_backup(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the callback; returns the names of what it replaced."""
     callback = module.BackupAndRestore
     if not all(hasattr(callback, name) for name in ("_save_model", "on_train_begin", "on_train_end")):
         return []
-    callback._save_model = _mended_save(trainer, callback._save_model)
-    callback.on_train_begin = _mended_begin(trainer, callback.on_train_begin)
-    callback.on_train_end = _mended_end(trainer, callback.on_train_end)
+    callback._save_model = _patched_save(trainer, callback._save_model)
+    callback.on_train_begin = _patched_begin(trainer, callback.on_train_begin)
+    callback.on_train_end = _patched_end(trainer, callback.on_train_end)
     return ["BackupAndRestore"]
 
 
-def _mended_save(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _save_model(self: Any, *args: Any, **kwargs: Any) -> None:
         folder = str(self.backup_dir)
@@ -56,7 +56,7 @@ def _mended_save(trainer: Any, original: Callable[..., None]) -> Callable[..., N
     return _save_model
 
 
-def _mended_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
         if not _is_multi_worker(trainer, self):
@@ -78,7 +78,7 @@ def _mended_begin(trainer: Any, original: Callable[..., None]) -> Callable[..., 
     return on_train_begin
 
 
-def _mended_end(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_end(self: Any, logs: Any = None) -> None:
         if not _is_multi_worker(trainer, self) or _is_chief(self):

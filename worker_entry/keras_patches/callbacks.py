@@ -42,14 +42,14 @@ _aside: set[int] = set()
 """The ids of the callbacks of a running `fit` that leave it to another worker to write."""
 
 
-def mend_callbacks(trainer: Any, module: Any) -> list[str]:
+def patch_callbacks(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in `fit` and the callbacks; returns the names of what it replaced."""
     checkpoint = module.ModelCheckpoint
     fit = getattr(trainer.TensorFlowTrainer, "fit", None)
     if fit is None or not all(hasattr(checkpoint, name) for name in ("_save_model", "_get_file_path")):
         return []
-    checkpoint._save_model = _mended_save(checkpoint._save_model)
-    trainer.TensorFlowTrainer.fit = _mended_fit(trainer, fit)
+    checkpoint._save_model = _patched_save(checkpoint._save_model)
+    trainer.TensorFlowTrainer.fit = _patched_fit(trainer, fit)
     return [name for _, name in _writers().values()]
 
 
@@ -82,7 +82,7 @@ class _Output:
         return int(hashlib.sha256(f"{self.kind}\0{self.path}".encode()).hexdigest()[:12], 16)
 
 
-def _mended_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -209,7 +209,7 @@ def _written_aside(output: _Output) -> Iterator[None]:
         yield
 
 
-def _mended_save(original: Callable[..., None]) -> Callable[..., None]:
+def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _save_model(self: Any, epoch: Any, batch: Any, logs: Any) -> None:
         if id(self) not in _aside:

@@ -12,21 +12,21 @@ from worker_entry.keras_patches.source import calls_of, find_shared_context, is_
 BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 
-def mend_batch_normalization(trainer: Any, module: Any) -> list[str]:
+def patch_batch_normalization(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the layer; returns the names of what it replaced."""
-    mended = []
+    patched = []
     layer = module.BatchNormalization
     if _leaves_statistics_apart(layer):
-        layer.add_weight = _mended_add_weight(layer.add_weight)
-        mended.append("BatchNormalization.add_weight")
+        layer.add_weight = _patched_add_weight(layer.add_weight)
+        patched.append("BatchNormalization.add_weight")
     moments = getattr(layer, "_moments", None)
     if moments is not None and not any(calls_of(layer.call, name) for name in ("cond", "where", "shape", "size")):
-        layer._moments = _mended_moments(trainer, moments)
-        mended.append("BatchNormalization._moments")
-    return mended
+        layer._moments = _patched_moments(trainer, moments)
+        patched.append("BatchNormalization._moments")
+    return patched
 
 
-def _mended_add_weight(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_add_weight(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_weight(self: Any, *args: Any, **kwargs: Any) -> Any:
         if str(kwargs.get("name")).startswith(("moving_", "renorm_")):
@@ -36,7 +36,7 @@ def _mended_add_weight(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_weight
 
 
-def _mended_moments(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_moments(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     tf = trainer.tf
 
     @functools.wraps(original)

@@ -37,42 +37,42 @@ _thread = threading.local()
 """`_thread.reduced`: whether the gradients at hand have been reduced. Each replica has a thread of its own."""
 
 
-def mend_optimizer(trainer: Any, module: Any) -> list[str]:
+def patch_optimizer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the base class of TensorFlow's optimizers; returns the names of what it replaced."""
     optimizer = module.TFOptimizer
-    mended = _mend_apply(trainer, optimizer)
+    patched = _patch_apply(trainer, optimizer)
     update = getattr(optimizer, "_backend_apply_gradients", None)
     if (
         update is not None
         and all(hasattr(optimizer, name) for name in _PARTS)
         and (_reduces_after_clipping(optimizer) or _meets_in_condition(update))
     ):
-        optimizer._backend_apply_gradients = _mended_update(trainer, update)
-        optimizer._all_reduce_sum_gradients = _mended_reduce(optimizer._all_reduce_sum_gradients)
-        mended.append("TFOptimizer._backend_apply_gradients")
-    return mended
+        optimizer._backend_apply_gradients = _patched_update(trainer, update)
+        optimizer._all_reduce_sum_gradients = _patched_reduce(optimizer._all_reduce_sum_gradients)
+        patched.append("TFOptimizer._backend_apply_gradients")
+    return patched
 
 
-def _mend_apply(trainer: Any, optimizer: Any) -> list[str]:
+def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
     """Replaces `apply` if it makes variables wherever it is called first; returns the name of what it replaced."""
     if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
         return []
-    optimizer.apply = _mended_apply(trainer, optimizer.apply)
+    optimizer.apply = _patched_apply(trainer, optimizer.apply)
     return [f"{optimizer.__name__}.apply"]
 
 
-def mend_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
+def patch_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the optimizer; returns the names of what it replaced."""
     optimizer = module.LossScaleOptimizer
-    mended = _mend_apply(trainer, optimizer)
+    patched = _patch_apply(trainer, optimizer)
     check = getattr(optimizer, "check_finite", None)
     if check is not None and not calls_of(check, "all_reduce"):
-        optimizer.check_finite = _mended_check_finite(trainer, check)
-        mended.append("LossScaleOptimizer.check_finite")
-    return mended
+        optimizer.check_finite = _patched_check_finite(trainer, check)
+        patched.append("LossScaleOptimizer.check_finite")
+    return patched
 
 
-def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     tf = trainer.tf
 
     @functools.wraps(original)
@@ -86,7 +86,7 @@ def _mended_check_finite(trainer: Any, original: Callable[..., Any]) -> Callable
     return check_finite
 
 
-def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
     @functools.wraps(original)
@@ -103,7 +103,7 @@ def _mended_apply(trainer: Any, original: Callable[..., None]) -> Callable[..., 
     return apply
 
 
-def _mended_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
         return grads_and_vars if getattr(_thread, "reduced", False) else original(self, grads_and_vars)
@@ -111,7 +111,7 @@ def _mended_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
     return _all_reduce_sum_gradients
 
 
-def _mended_update(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_update(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
     @functools.wraps(original)

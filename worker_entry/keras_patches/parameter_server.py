@@ -37,24 +37,24 @@ REMOTE_VALUES = "tensorflow.python.distribute.coordinator.values"
 _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 
 
-def mend_parameter_server(trainer: Any, module: Any) -> list[str]:
+def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
     """Replaces what the trainer lacks; returns the names of what it can do now."""
     core = sys.modules.get(CORE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):
         return []
     trainer_class = trainer.TensorFlowTrainer
-    trainer.TFEpochIterator = _mended_epoch_iterator(trainer, trainer.TFEpochIterator)
-    trainer_class._maybe_symbolic_build = _mended_build(trainer_class._maybe_symbolic_build)
-    trainer_class._make_function = _mended_make_function(trainer, trainer_class._make_function)
+    trainer.TFEpochIterator = _patched_epoch_iterator(trainer, trainer.TFEpochIterator)
+    trainer_class._maybe_symbolic_build = _patched_build(trainer_class._maybe_symbolic_build)
+    trainer_class._make_function = _patched_make_function(trainer, trainer_class._make_function)
     trainer_class.predict = _in_chief(trainer.tf, trainer_class.predict)
     variable: Any = core.Variable
     variable.assign_add = _at_server(core, variable.assign_add, "assign_add")
     variable.assign_sub = _at_server(core, variable.assign_sub, "assign_sub")
-    variable._initialize = _mended_initialize(trainer, variable._initialize)
+    variable._initialize = _patched_initialize(trainer, variable._initialize)
     return ["fit under ParameterServerStrategy"]
 
 
-def _mended_epoch_iterator(trainer: Any, original: Any) -> Any:
+def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
     """A class still, for what asks whether something is an instance."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def _mended_epoch_iterator(trainer: Any, original: Any) -> Any:
     return type(original.__name__, (original,), {"__new__": make, "__module__": original.__module__})
 
 
-def _mended_build(original: Callable[..., None]) -> Callable[..., None]:
+def _patched_build(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if isinstance(iterator, WorkerData):
@@ -86,7 +86,7 @@ def _mended_build(original: Callable[..., None]) -> Callable[..., None]:
     return _maybe_symbolic_build
 
 
-def _mended_make_function(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         function = original(self, step_function)
@@ -138,7 +138,7 @@ def _at_server(core: Any, original: Callable[..., Any], name: str) -> Callable[.
     return assign
 
 
-def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _initialize(self: Any, value: Any) -> None:
         strategy = trainer.tf.distribute.get_strategy()

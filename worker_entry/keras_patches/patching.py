@@ -45,20 +45,20 @@ from typing import Any
 
 from worker_entry.hooks.built_strategy import watch_strategies
 from worker_entry.hooks.import_hooks import after_import
-from worker_entry.keras_patches.backup import BACKUP, mend_backup
-from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, mend_callbacks
-from worker_entry.keras_patches.layers import BATCH_NORMALIZATION, mend_batch_normalization
+from worker_entry.keras_patches.backup import BACKUP, patch_backup
+from worker_entry.keras_patches.callbacks import MODEL_CHECKPOINT, patch_callbacks
+from worker_entry.keras_patches.layers import BATCH_NORMALIZATION, patch_batch_normalization
 from worker_entry.keras_patches.optimizers import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
-    mend_loss_scale_optimizer,
-    mend_optimizer,
+    patch_loss_scale_optimizer,
+    patch_optimizer,
 )
-from worker_entry.keras_patches.parameter_server import EPOCH_ITERATOR, mend_parameter_server
-from worker_entry.keras_patches.saving import SAVING, mend_saving
+from worker_entry.keras_patches.parameter_server import EPOCH_ITERATOR, patch_parameter_server
+from worker_entry.keras_patches.saving import SAVING, patch_saving
 from worker_entry.keras_patches.source import calls_of, is_constant
-from worker_entry.keras_patches.trainer import TRAINER, mend_trainer
-from worker_entry.keras_patches.variables import VARIABLE, mend_variable
+from worker_entry.keras_patches.trainer import TRAINER, patch_trainer
+from worker_entry.keras_patches.variables import VARIABLE, patch_variable
 from worker_entry.protocol.values import KerasPatch
 
 KERAS = "keras"
@@ -80,7 +80,7 @@ def install(log: Log, tell: Tell = lambda _: None, *, cluster: bool = True) -> N
     """
 
     def patch_when_imported() -> None:
-        after_import(KERAS, lambda _: _mend_and_log(log, tell))
+        after_import(KERAS, lambda _: _patch_and_log(log, tell))
 
     seen: list[bool] = []
 
@@ -96,7 +96,7 @@ def install(log: Log, tell: Tell = lambda _: None, *, cluster: bool = True) -> N
         watch_strategies(look)
 
 
-def _mend_and_log(log: Log, tell: Tell) -> None:
+def _patch_and_log(log: Log, tell: Tell) -> None:
     trainer = sys.modules.get(TRAINER)
     if trainer is None:  # Keras 2, or Keras 3 on another backend
         return
@@ -104,28 +104,28 @@ def _mend_and_log(log: Log, tell: Tell) -> None:
     keras = f"Keras {version}"
     try:
         sound = _averages_over_workers()
-    except Exception as error:  # noqa: BLE001 - a mend that fails must not fail the user's import of Keras
-        log(f"could not look at {keras} to mend it ({error!r}); it runs as it is")
+    except Exception as error:  # noqa: BLE001 - a patch that fails must not fail the user's import of Keras
+        log(f"could not look at {keras} to patch it ({error!r}); it runs as it is")
         return
     if not sound:
-        log(f"{keras} is not mended, for it would train wrongly on several workers; 3.10 or later would not")
+        log(f"{keras} is not patched, for it would train wrongly on several workers; 3.10 or later would not")
         return
-    mended: list[str] = []
+    patched: list[str] = []
     unclear = False
-    for name, mend in MENDS.items():
+    for name, patch in PATCHES.items():
         module = sys.modules.get(name)
         if module is None:
             continue
         try:
-            mended += mend(trainer, module)
+            patched += patch(trainer, module)
         except Exception as error:  # noqa: BLE001 - as above
             unclear = True
-            log(f"could not look at {keras} to mend {name} ({error!r}); it runs as it is")
-    if mended:
-        tell(KerasPatch(version, len(mended)))
-        log(f"mended {keras} for distributed training: {', '.join(mended)} (--no-keras-mend turns this off)")
+            log(f"could not look at {keras} to patch {name} ({error!r}); it runs as it is")
+    if patched:
+        tell(KerasPatch(version, len(patched)))
+        log(f"patched {keras} for distributed training: {', '.join(patched)} (--no-keras-patch turns this off)")
     elif not unclear:
-        log(f"{keras} needs no mend for distributed training")
+        log(f"{keras} needs no patch for distributed training")
 
 
 def _averages_over_workers() -> bool:
@@ -138,15 +138,15 @@ def _averages_over_workers() -> bool:
     )
 
 
-MENDS = {
-    TRAINER: mend_trainer,
-    BATCH_NORMALIZATION: mend_batch_normalization,
-    LOSS_SCALE_OPTIMIZER: mend_loss_scale_optimizer,
-    OPTIMIZER: mend_optimizer,
-    BACKUP: mend_backup,
-    VARIABLE: mend_variable,
-    MODEL_CHECKPOINT: mend_callbacks,
-    SAVING: mend_saving,
-    EPOCH_ITERATOR: mend_parameter_server,
+PATCHES = {
+    TRAINER: patch_trainer,
+    BATCH_NORMALIZATION: patch_batch_normalization,
+    LOSS_SCALE_OPTIMIZER: patch_loss_scale_optimizer,
+    OPTIMIZER: patch_optimizer,
+    BACKUP: patch_backup,
+    VARIABLE: patch_variable,
+    MODEL_CHECKPOINT: patch_callbacks,
+    SAVING: patch_saving,
+    EPOCH_ITERATOR: patch_parameter_server,
 }
 """What looks at which module of Keras."""

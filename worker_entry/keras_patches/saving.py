@@ -31,21 +31,21 @@ LAST = (".json", ".pb")
 """How files end by which readers find the others."""
 
 
-def mend_saving(trainer: Any, module: Any) -> list[str]:
+def patch_saving(trainer: Any, module: Any) -> list[str]:
     """Replaces the functions that write models; returns the names of what it replaced."""
-    mended = []
+    patched = []
     if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):
         # `keras.saving.saving_api`, of which programs have the functions by several names, calls these by their module.
-        module.save_model = _mended_save(module.save_model, lambda options: not options.get("zipped", True))
-        module.save_weights_only = _mended_save(module.save_weights_only, lambda _: False)
-        mended.append("Model.save")
+        module.save_model = _patched_save(module.save_model, lambda options: not options.get("zipped", True))
+        module.save_weights_only = _patched_save(module.save_weights_only, lambda _: False)
+        patched.append("Model.save")
     legacy: Any = sys.modules.get(LEGACY)
     if legacy is not None and hasattr(legacy, "save_model_to_hdf5"):
-        legacy.save_model_to_hdf5 = _mended_save(legacy.save_model_to_hdf5, lambda _: True)
+        legacy.save_model_to_hdf5 = _patched_save(legacy.save_model_to_hdf5, lambda _: True)
     archives = _archives(sys.modules.get(EXPORT))
     for archive in archives:
-        archive.write_out = _mended_write(archive.write_out)
-    return [*mended, "Model.export"] if archives else mended
+        archive.write_out = _patched_write(archive.write_out)
+    return [*patched, "Model.export"] if archives else patched
 
 
 def _archives(module: Any) -> list[Any]:
@@ -55,7 +55,7 @@ def _archives(module: Any) -> list[Any]:
     return [base for base in bases if "write_out" in vars(base)]
 
 
-def _mended_save(original: Callable[..., Any], makes_folders: Callable[[dict[str, Any]], bool]) -> Callable[..., Any]:
+def _patched_save(original: Callable[..., Any], makes_folders: Callable[[dict[str, Any]], bool]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(model: Any, filepath: Any, *args: Any, **options: Any) -> Any:
         with written_whole(filepath, make_folders=makes_folders(options)) as path:
@@ -64,7 +64,7 @@ def _mended_save(original: Callable[..., Any], makes_folders: Callable[[dict[str
     return save
 
 
-def _mended_write(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_write(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def write_out(self: Any, filepath: Any, *args: Any, **options: Any) -> Any:
         with written_whole(filepath, make_folders=True) as path, _shown_as(path, filepath):

@@ -14,26 +14,26 @@ MODEL = "keras.src.models.model"
 TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
-def mend_trainer(trainer: Any, module: Any) -> list[str]:
+def patch_trainer(trainer: Any, module: Any) -> list[str]:
     """Replaces what is faulty in the trainer's module (both arguments); returns the names of what it replaced."""
-    mended = []
+    patched = []
     trainer_class = module.TensorFlowTrainer
     build = getattr(trainer_class, "_maybe_symbolic_build", None)
     if build is not None and _calls_reduce(build, reduction="MEAN", axis=None):
-        trainer_class._maybe_symbolic_build = _mended_build(trainer, build)
-        mended.append("_maybe_symbolic_build")
+        trainer_class._maybe_symbolic_build = _patched_build(trainer, build)
+        patched.append("_maybe_symbolic_build")
     reduce = module.reduce_per_replica
     if _calls_reduce(reduce, reduction="MEAN", axis=0):
-        module.reduce_per_replica = _mended_reduce(trainer, reduce)
-        mended.append("reduce_per_replica")
+        module.reduce_per_replica = _patched_reduce(trainer, reduce)
+        patched.append("reduce_per_replica")
     make = getattr(trainer_class, "_make_function", None)
     if make is not None and _calls_function_in_loop(make):
-        trainer_class._make_function = _mended_make_function(trainer, make)
-        mended.append("_make_function")
-    return mended
+        trainer_class._make_function = _patched_make_function(trainer, make)
+        patched.append("_make_function")
+    return patched
 
 
-def _mended_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_build(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if _has_no_call(self):
@@ -71,7 +71,7 @@ class _LocalBatches:
         return value
 
 
-def _mended_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         # "auto" means "mean" here: Keras chooses otherwise for TPUs only.
@@ -82,7 +82,7 @@ def _mended_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., 
     return reduce_per_replica
 
 
-def _mended_make_function(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         in_loop = self.steps_per_execution > 1 and not (self.run_eagerly or self.jit_compile)

@@ -21,24 +21,24 @@ _RESOURCE_VARIABLE = "tensorflow.python.ops.resource_variable_ops", "ResourceVar
 _SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVariable"
 
 
-def mend_variable(trainer: Any, module: Any) -> list[str]:
+def patch_variable(trainer: Any, module: Any) -> list[str]:
     """Replaces what central storage cannot do with variables; returns the names of what it replaced."""
-    mended = []
+    patched = []
     variable = module.Variable
     initialize = getattr(variable, "_initialize", None)
     if initialize is not None and any(
         word.arg == "synchronization" for call in calls_of(initialize, "Variable") for word in call.keywords
     ):
-        variable._initialize = _mended_initialize(trainer, initialize)
-        mended.append("Variable._initialize")
+        variable._initialize = _patched_initialize(trainer, initialize)
+        patched.append("Variable._initialize")
     assign = getattr(variable, "_direct_assign", None)
     if assign is not None and calls_of(assign, "assign"):
-        variable._direct_assign = _mended_assign(trainer, assign)
-        mended.append("Variable._direct_assign")
-    return mended
+        variable._direct_assign = _patched_assign(trainer, assign)
+        patched.append("Variable._direct_assign")
+    return patched
 
 
-def _mended_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
     @functools.wraps(original)
@@ -72,7 +72,7 @@ def _make_copies(tf: Any, strategy: Any, variable: Any, value: Any) -> Any:
     return _get(_SYNC_ON_READ_VARIABLE)(strategy, copies, variable._map_aggregation(variable.aggregation))
 
 
-def _mended_assign(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
+def _patched_assign(trainer: Any, original: Callable[..., None]) -> Callable[..., None]:
     tf = trainer.tf
 
     @functools.wraps(original)

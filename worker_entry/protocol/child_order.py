@@ -17,10 +17,10 @@ FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 PYTHONPATH = "PYTHONPATH"
 OF_THE_TASK = ("crash_file", "status_file")
 """What the task's own process writes, and no other."""
-OF_ALL = ("child_file", "child_crash_file", "stacks_file", "mend_keras", "heartbeat_s", "progress")
+OF_ALL = ("child_file", "child_crash_file", "stacks_file", "patch_keras", "coordination_timeout_s", "progress")
 
 
-def tell_children(order: TaskOrder, env: Mapping[str, str], *, starter: int = 0) -> dict[str, str]:
+def make_child_env(order: TaskOrder, env: Mapping[str, str], *, starter: int = 0) -> dict[str, str]:
     """The environment that has all Pythons do what the order says.
 
     Args:
@@ -31,7 +31,7 @@ def tell_children(order: TaskOrder, env: Mapping[str, str], *, starter: int = 0)
     """
     told = dict(env)
     told.pop(VARIABLE, None)  # of a task in which this one is started
-    if not (order.mend_keras or order.progress or order.heartbeat_s):
+    if not (order.patch_keras or order.progress or order.coordination_timeout_s):
         return told
     names = (*OF_ALL, *(OF_THE_TASK if starter else ()))
     told[VARIABLE] = f"{starter} {json.dumps({name: getattr(order, name) for name in names})}"

@@ -64,7 +64,7 @@ class Ready:
     cores: Annotated[int, Within(1, 1 << 20)]
     gpus: Annotated[list[Name], Items(1024)]
     tensorflow: Optional[Name]
-    meeting: Optional[Annotated[str, Path()]] = None
+    reattach_folder: Optional[Annotated[str, Path()]] = None
     """Where a controller whose connection broke finds the agent again; None if it cannot."""
 
 
@@ -157,7 +157,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Told:
+class Status:
     """How far the task's program has come."""
 
     task: OwnTask
@@ -253,7 +253,7 @@ ToController = Union[
     Noted,
     Listening,
     Halted,
-    Told,
+    Status,
     Stacks,
     Log,
     Exited,
@@ -274,7 +274,7 @@ FRAME_LIMITS: dict[type[Any], int] = {
     **dict.fromkeys((Prepared, Refused, Cleaned), 1 << 20),
     Dialled: 8 << 20,
     # What a user's program makes long: its status file, its exception, its stacks.
-    Told: 256 << 10,
+    Status: 256 << 10,
     Exited: 1 << 20,
     Stacks: 2 << 20,
 }

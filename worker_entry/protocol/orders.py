@@ -148,7 +148,7 @@ class Attach:
     """
 
     version: Count
-    meeting: Annotated[str, Path()]
+    reattach_folder: Annotated[str, Path()]
     received: Count
     attempt: Count
     offsets: Annotated[dict[TaskName, Count], Items(10_000)]
@@ -168,4 +168,4 @@ class Clean:
 
     version: Count
     run_ids: list[Annotated[str, Path()]]
-    meeting: Optional[Annotated[str, Path()]] = None
+    reattach_folder: Optional[Annotated[str, Path()]] = None

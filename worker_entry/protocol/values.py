@@ -181,7 +181,7 @@ class Problem:
 
     reference: Reference
     message: Line
-    cure: Line = ""
+    hint: Line = ""
     task: Optional[OwnTask] = None
 
 
@@ -204,7 +204,7 @@ class TaskStart:
 
     `joins`: whether TF_CONFIG is made here, of the cluster that all tasks of a Start have in common: a thousand tasks
     that know of each other are a million addresses.
-    `heartbeat_s`: how long TensorFlow's workers wait for a sign of each other, 0 for as long as TensorFlow has it.
+    `coordination_timeout_s`: how long TensorFlow's workers wait for a sign of each other; 0: its default.
     `progress`: whether it is to tell how far its training has come. `injections`: faults to be done to it.
     `keep_own_tf_config`: whether a TF_CONFIG that the program sets counts.
     """
@@ -213,8 +213,8 @@ class TaskStart:
     program: Program
     env: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
-    mend_keras: bool = True
-    heartbeat_s: float = 0.0
+    patch_keras: bool = True
+    coordination_timeout_s: float = 0.0
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
     joins: bool = False
@@ -239,8 +239,8 @@ class TaskOrder:
     stacks_file: Optional[str] = None
     child_file: Optional[str] = None
     child_crash_file: Optional[str] = None
-    mend_keras: bool = True
-    heartbeat_s: float = 0.0
+    patch_keras: bool = True
+    coordination_timeout_s: float = 0.0
     progress: bool = True
     injections: list[Injection] = field(default_factory=list)
     not_forked: str = ""

@@ -14,7 +14,7 @@ from worker_entry.system.cgroups import OWN, ROOT, find_file
 KERNEL_LOG = "/dev/kmsg"
 
 _VICTIM = re.compile(r"Killed process (\d+) \(.*anon-rss:(\d+)kB")
-_CURE = "lower the batch size, or give the task more memory"
+_HINT = "lower the batch size, or give the task more memory"
 
 
 class OomWatch:
@@ -36,11 +36,11 @@ class OomWatch:
         self._read_log()
         if pid in self._victims:
             held = self._victims[pid] >> 10
-            return Problem("out-of-memory", f"the kernel's OOM killer ended it; it held {held:,} MiB", _CURE)
+            return Problem("out-of-memory", f"the kernel's OOM killer ended it; it held {held:,} MiB", _HINT)
         count = self._count() - self._before
         if count > 0:
             what = "a process" if count == 1 else f"{count} processes"
-            return Problem("out-of-memory", f"the kernel's OOM killer ended {what} of its control group", _CURE)
+            return Problem("out-of-memory", f"the kernel's OOM killer ended {what} of its control group", _HINT)
         return None
 
     def _count(self) -> int:

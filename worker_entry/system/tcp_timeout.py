@@ -21,7 +21,7 @@ _PIDFD_GETFD = 438
 _TCP_USER_TIMEOUT = 18
 
 
-class Patience:
+class TcpTimeout:
     """For the connections of some processes; those that have been seen to already are not looked at again."""
 
     def __init__(self, seconds: float) -> None:

@@ -21,7 +21,7 @@ from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
 
 
-class _Reporter(status_file.Teller):
+class _Reporter(status_file.StatusFile):
     """Tells once there is something to tell, unless another process of the task does so already."""
 
     def __init__(self, file: str) -> None:
@@ -43,7 +43,7 @@ def install(text: str) -> None:
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
     if order.status_file is not None and _is_task():
-        status_file.tell_phases(status_file.Teller(order.status_file))
+        status_file.report_phases(status_file.StatusFile(order.status_file))
     if order.progress and order.child_file is not None:
         meter = Meter(_Reporter(order.child_file), collective_time.CollectiveClock().waited_s)
         install_meter(meter)

@@ -9,40 +9,40 @@ import threading
 from collections.abc import Callable, Sequence
 
 from worker_entry.protocol.values import Injection, Progress
-from worker_entry.task.status_file import Teller
+from worker_entry.task.status_file import StatusFile
 
 PREEMPTION_GRACE_S = 30.0
 """From TERM to KILL, as clouds have it."""
 EXIT_STATUS = 1
 
 
-def install(injections: Sequence[Injection], teller: Teller, watchers: list[Callable[[Progress], None]]) -> None:
+def install(injections: Sequence[Injection], status: StatusFile, watchers: list[Callable[[Progress], None]]) -> None:
     """From now on, each waits for its moment; `watchers` are called with all progress."""
     for injection in injections:
         if injection.at == "seconds":
-            _later(injection.value, functools.partial(_inject, injection, teller))
+            _later(injection.value, functools.partial(_inject, injection, status))
         else:
-            watchers.append(_Moment(injection, teller))
+            watchers.append(_Moment(injection, status))
 
 
 class _Moment:
     """Waits for an epoch's or a step's end."""
 
-    def __init__(self, injection: Injection, teller: Teller) -> None:
+    def __init__(self, injection: Injection, status: StatusFile) -> None:
         self._injection = injection
-        self._teller = teller
+        self._status = status
         self._done = False
 
     def __call__(self, progress: Progress) -> None:
         reached = progress.epoch if self._injection.at == "epoch" else progress.step
         if not self._done and reached is not None and reached >= self._injection.value:
             self._done = True
-            self._teller.tell_progress(progress)
-            _inject(self._injection, self._teller)
+            self._status.report_progress(progress)
+            _inject(self._injection, self._status)
 
 
-def _inject(injection: Injection, teller: Teller) -> None:
-    teller.tell_injection(str(injection))
+def _inject(injection: Injection, status: StatusFile) -> None:
+    status.report_injection(str(injection))
     process = os.getpid()
     if injection.what == "kill":
         os.kill(process, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """A process that has imported TensorFlow, and forks tasks from there: `import tensorflow` is paid for once.
 
-It is a child of the agent, which sends it one request for each task, with one end of a pair of sockets. The nursery
+It is a child of the agent, which sends it one request for each task, with one end of a pair of sockets. The forkserver
 forks twice and the process between exits, so that the task becomes the agent's own child; it says its pid, and waits
 for the agent's word. From then on it is as if it had been started by itself, with its imports done.
 

@@ -17,7 +17,7 @@ from worker_entry.hooks.remote_values import has_ended, is_done
 from worker_entry.protocol.values import Progress
 from worker_entry.system import clock
 from worker_entry.task.metrics import MetricReader
-from worker_entry.task.status_file import Teller
+from worker_entry.task.status_file import StatusFile
 
 TELL_S = 0.5
 """How often it is told."""
@@ -39,8 +39,8 @@ class Meter:
     `waited`: seconds that this process has waited for the others so far, None where that is not known.
     """
 
-    def __init__(self, teller: Teller, waited: Callable[[], Optional[float]]) -> None:
-        self._teller = teller
+    def __init__(self, status: StatusFile, waited: Callable[[], Optional[float]]) -> None:
+        self._status = status
         self._waited = waited
         self._training = False
         self._epoch: Optional[int] = None
@@ -66,7 +66,7 @@ class Meter:
         if self._training:
             return
         self._training = True
-        self._teller.tell_phase("is training")
+        self._status.report_phase("is training")
         self.tell()
         if self._thread is None:
             self._thread = threading.Thread(target=self._tell_on, name="distlaunch progress", daemon=True)
@@ -76,7 +76,7 @@ class Meter:
     def end(self) -> None:
         """Training is over; the program may have other things to do."""
         self._training = False
-        self._teller.tell_phase("has trained")
+        self._status.report_phase("has trained")
         self.tell()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -118,11 +118,11 @@ class Meter:
             return
         try:
             self._collect()
-            self._teller.tell_progress(self._progress())
+            self._status.report_progress(self._progress())
             if self._began and clock.now() - self._mark[0] >= MEASURE_S:
                 self._measure()
                 self._metrics.read(wait_s=PATIENCE_S)
-                self._teller.tell_progress(self._progress())
+                self._status.report_progress(self._progress())
         finally:
             self._telling.release()
 

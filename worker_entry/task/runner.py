@@ -1,7 +1,7 @@
 """Runs the user's Python program in this interpreter, as `python train.py` or `python -m train` would.
 
 The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and ends with the status that plain Python
-would give it. What it gets more: `faulthandler`, the mend of Keras (`keras_support`), and, when it fails, a
+would give it. What it gets more: `faulthandler`, the patch of Keras (`keras_support`), and, when it fails, a
 crash record: a small JSON file that says which exception it was, where, and at which moment. The moment
 counts: an interpreter takes about a second to shut down, so that the exit statuses of a cluster can arrive in
 the wrong order.
@@ -109,28 +109,28 @@ def _prepare(order: TaskOrder) -> None:
     patches: list[KerasPatch] = []
     note_patch = patches.append
     if order.status_file is not None:
-        teller = status_file.Teller(order.status_file, order.not_forked)
-        status_file.tell_phases(teller)
+        status = status_file.StatusFile(order.status_file, order.not_forked)
+        status_file.report_phases(status)
         watchers: list[Callable[[Progress], None]] = []
         if order.progress:
-            meter = Meter(teller, collective_time.CollectiveClock().waited_s)
+            meter = Meter(status, collective_time.CollectiveClock().waited_s)
             install_meter(meter)
 
             def begin_keras() -> None:
                 for patch in patches:
-                    teller.tell_keras(patch)
+                    status.report_keras(patch)
 
             keras_progress.install(meter, begin_keras)
             watchers = meter.watchers
         else:  # then it is not known when it begins
-            note_patch = teller.tell_keras
-        faults.install(order.injections, teller, watchers)
+            note_patch = status.report_keras
+        faults.install(order.injections, status, watchers)
         if own_tf_config.NAME in os.environ:
-            built_strategy.watch_strategies(lambda strategy: teller.tell_strategy(type(strategy).__name__))
-            built_strategy.watch_jax(teller.tell_strategy)
-            own_tf_config.install(teller.tell_own_tf_config, keep=order.keep_own_tf_config)
+            built_strategy.watch_strategies(lambda strategy: status.report_strategy(type(strategy).__name__))
+            built_strategy.watch_jax(status.report_strategy)
+            own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch)
-    os.environ.update(child_order.tell_children(order, os.environ))
+    os.environ.update(child_order.make_child_env(order, os.environ))
 
 
 def patch_libraries(
@@ -143,11 +143,11 @@ def patch_libraries(
         tell: takes what was patched of Keras, if anything was.
         quiet: nothing is logged of it.
     """
-    if order.heartbeat_s and "TF_CONFIG" in os.environ:
-        coordination_timeout.lengthen(order.heartbeat_s)
+    if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
+        coordination_timeout.lengthen(order.coordination_timeout_s)
     if os.environ.get("DISTLAUNCH_DEVICES"):
         devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
-    if order.mend_keras:
+    if order.patch_keras:
         log = _log if not quiet else lambda _: None
         patching.install(log, tell, cluster=own_tf_config.NAME in os.environ)
 
@@ -237,23 +237,23 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:
-    """`run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
+    """`run [--no-keras-patch] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
     rest = list(arguments)
-    mend = "--no-keras-mend" not in rest[:1]
-    if not mend:
+    patch = "--no-keras-patch" not in rest[:1]
+    if not patch:
         del rest[0]
     kind = {"-m": "module", "--": "command"}.get(rest[0] if rest else "", "script")
     if kind != "script":
         del rest[0]
     if not rest:
         raise SystemExit(
-            "usage: python -m worker_entry run [--no-keras-mend] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]"
+            "usage: python -m worker_entry run [--no-keras-patch] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]"
         )
-    order = TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), mend_keras=mend, progress=False)
+    order = TaskOrder(Program(kind=kind, target=rest[0], args=rest[1:]), patch_keras=patch, progress=False)
     if kind != "command":
         run(order)
         return
     try:
-        os.execvpe(rest[0], rest, child_order.tell_children(order, os.environ))  # noqa: S606 - no shell is wanted
+        os.execvpe(rest[0], rest, child_order.make_child_env(order, os.environ))  # noqa: S606 - no shell is wanted
     except OSError as error:
         raise SystemExit(f"{rest[0]}: {error.strerror}") from None

@@ -25,7 +25,7 @@ OUT_OF_THE_WAY = 200
 """The program's own descriptors begin at 3, as they would without us."""
 
 
-class Teller:
+class StatusFile:
     """Keeps a file that says how far the program of this process has come.
 
     It is written over in place, by one small write; readers see what was written last.
@@ -40,23 +40,23 @@ class Teller:
         self._file = _identity(self._descriptor)
         self._write()
 
-    def tell_phase(self, phase: str) -> None:
+    def report_phase(self, phase: str) -> None:
         """A phrase that goes on from the task's name."""
         self._write(phase=phase, since=clock.now())
 
-    def tell_progress(self, progress: Progress) -> None:
+    def report_progress(self, progress: Progress) -> None:
         self._write(progress=progress)
 
-    def tell_injection(self, injection: str) -> None:
+    def report_injection(self, injection: str) -> None:
         self._write(injected=[*self._status.injected, injection])
 
-    def tell_strategy(self, name: str) -> None:
+    def report_strategy(self, name: str) -> None:
         self._write(strategy=name)
 
-    def tell_own_tf_config(self, line: str) -> None:
+    def report_own_tf_config(self, line: str) -> None:
         self._write(own_tf_config=line)
 
-    def tell_keras(self, patch: KerasPatch) -> None:
+    def report_keras(self, patch: KerasPatch) -> None:
         self._write(keras=patch)
 
     def _write(self, **changes: Any) -> None:
@@ -74,12 +74,12 @@ class Teller:
                     os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
 
 
-def tell_phases(teller: Teller) -> None:
+def report_phases(status: StatusFile) -> None:
     """From now on, it tells how far the import of TensorFlow is."""
     after_import(
         TENSORFLOW,
-        lambda _: teller.tell_phase("has imported TensorFlow"),
-        before=lambda: teller.tell_phase("is importing TensorFlow"),
+        lambda _: status.report_phase("has imported TensorFlow"),
+        before=lambda: status.report_phase("is importing TensorFlow"),
     )
 
 

@@ -49,7 +49,7 @@ class SshTarget:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SshOverrides:
     """What is to be so whatever the configuration says; None leaves it to that."""
 
     user: str | None = None
@@ -73,18 +73,18 @@ class Wishes:
         return [f"{name}={value}" for name, value in given.items() if value is not None]
 
 
-def load_target(host: str, wishes: Wishes | None = None) -> SshTarget:
+def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
     """The effective configuration of a host.
 
     Raises:
         LinkError: the configuration cannot be read.
     """
-    wishes = wishes or Wishes()
-    target = _load_configured(host, wishes.options())
-    if wishes.known_hosts_file is None:
+    overrides = overrides or SshOverrides()
+    target = _load_configured(host, overrides.options())
+    if overrides.known_hosts_file is None:
         return target
     # Not by an option: OpenSSH prints several names without saying where one with a space in it ends.
-    return replace(target, known_hosts=(_path(wishes.known_hosts_file, target.hostname, target.user),))
+    return replace(target, known_hosts=(_path(overrides.known_hosts_file, target.hostname, target.user),))
 
 
 def _load_configured(host: str, options: Sequence[str]) -> SshTarget:

@@ -96,13 +96,13 @@ def connect(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _greet(target: SshTarget, transport: paramiko.Transport, way: _Way, within_s: float) -> None:
+def _greet(target: SshTarget, transport: paramiko.Transport, way: _RawConnection, within_s: float) -> None:
     transport.start_client(timeout=within_s)
     if not transport.initial_kex_done:  # at the end of its time, it just returns
         raise LinkError(f"{place_of(target)} answers, but not as SSH, within {within_s:.0f} s{way.heard()}")
 
 
-class _Heard:
+class _Banner:
     """A socket that remembers the first bytes that came: what is no SSH server says there what it is.
 
     And one that has its reader look up less often: with hundreds of nodes that is half of an idle controller's work.
@@ -127,10 +127,10 @@ class _Heard:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _RawConnection:
     """A socket to sshd, or to the proxy that leads there."""
 
-    socket: _Heard
+    socket: _Banner
     proxy: subprocess.Popen[bytes] | None = None
     errors: IO[bytes] | None = None
 
@@ -155,7 +155,7 @@ class Connection:
     """A transport, and the way that it goes."""
 
     transport: paramiko.Transport
-    way: _Way
+    way: _RawConnection
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended by itself
@@ -185,7 +185,7 @@ def _end_all_proxies() -> None:
         _end_proxy(proxy)
 
 
-def _dial(target: SshTarget, within_s: float) -> _Way:
+def _dial(target: SshTarget, within_s: float) -> _RawConnection:
     if target.proxy_command is not None:
         return _start_proxy(target.proxy_command)
     place = place_of(target)
@@ -201,10 +201,10 @@ def _dial(target: SshTarget, within_s: float) -> _Way:
         raise LinkError(f"{(error.strerror or str(error)).lower()}: {place}") from None
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.settimeout(None)
-    return _Way(_Heard(connected))
+    return _RawConnection(_Banner(connected))
 
 
-def _start_proxy(command: str) -> _Way:
+def _start_proxy(command: str) -> _RawConnection:
     """The proxy between us and sshd: a line of shell, as OpenSSH has it."""
     ours, its = socket.socketpair()
     # Ours to read when it fails; a file never blocks a proxy that has a lot to say.
@@ -220,7 +220,7 @@ def _start_proxy(command: str) -> _Way:
     finally:
         its.close()
     _proxies.add(proxy)
-    return _Way(_Heard(ours), proxy, errors)
+    return _RawConnection(_Banner(ours), proxy, errors)
 
 
 def _set_up(transport: paramiko.Transport, known: KnownKeys, within_s: float) -> None:
@@ -276,8 +276,8 @@ def _authenticate(target: SshTarget, transport: paramiko.Transport) -> None:
         try:
             transport.auth_publickey(target.user, key)
         except paramiko.BadAuthenticationType as error:
-            ways = ", ".join(error.allowed_types) or "nothing"
-            raise LinkError(f"{place_of(target)} lets nobody in by a key; it takes only: {ways}") from None
+            targets = ", ".join(error.allowed_types) or "nothing"
+            raise LinkError(f"{place_of(target)} lets nobody in by a key; it takes only: {targets}") from None
         except paramiko.AuthenticationException:
             tried.append(name)
         else:

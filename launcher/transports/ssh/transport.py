@@ -14,7 +14,7 @@ import paramiko
 
 from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogSink
 from launcher.transports.payload import make_payload
-from launcher.transports.resumable_link import Frames
+from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.ssh.config import SshTarget
 from launcher.transports.ssh.connect import AUTH_S, Connection, connect, place_of
 from launcher.transports.streams import ask
@@ -73,7 +73,7 @@ class SshLink:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._began = False
-        self._frames = Frames(
+        self._frames = ResumableLink(
             node,
             lambda: self._open("node", BANNER_S, ATTEMPTS),
             deliver,
@@ -111,11 +111,11 @@ class SshLink:
 
     def _end_by_guardian(self) -> bool:
         """Ends an agent that we cannot talk to, over a connection of its own; returns whether nothing is left."""
-        if self._frames.meeting is None:
+        if self._frames.reattach_folder is None:
             return False
         try:
             stream = open_stream(self._target, self._python, "clean", within_s=LAST_TRY_S, attempts=1)
-            answer = ask(stream, Clean(VERSION, [], self._frames.meeting), END_BY_GUARDIAN_S)
+            answer = ask(stream, Clean(VERSION, [], self._frames.reattach_folder), END_BY_GUARDIAN_S)
         except LinkError:
             return False
         return isinstance(answer, Cleaned) and not answer.left
@@ -147,12 +147,12 @@ class ChannelStream:
         self._connection = connection
         self._channel = channel
 
-    def read(self, size: int, patience_s: float) -> bytes:
-        self._channel.settimeout(patience_s)
+    def read(self, size: int, timeout_s: float) -> bytes:
+        self._channel.settimeout(timeout_s)
         try:
             data = self._channel.recv(size)
         except TimeoutError:
-            raise LinkBroken(f"nothing came for {patience_s:.0f} s") from None
+            raise LinkBroken(f"nothing came for {timeout_s:.0f} s") from None
         # The command's end is that of the guardian, which ends when nothing is left below it. Only it has a status:
         # a broken connection has none.
         if not data and not (self._channel.status_event.wait(END_WAIT_S) and self._channel.exit_status >= 0):

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from worker_entry.agent.checks.inspection import inspect, mark_path
-from worker_entry.agent.checks.port_responder import Doorbells, dial
+from worker_entry.agent.checks.port_responder import PortResponders, dial
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect
@@ -26,14 +26,14 @@ class NodeChecks:
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self._selector = selector
         self._send = send
-        self._doorbells = Doorbells(selector)
+        self._responders = PortResponders(selector)
         self._mark = ""
         self._readers: set[int] = set()
 
     def open_doors(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
         """Answers on the ports of the tasks, which are held; returns why not, or nothing."""
         try:
-            self._doorbells.open(ports, nonce)
+            self._responders.open(ports, nonce)
         except OSError as error:
             return [Problem("port-refused", f"a port cannot be listened on: {error.strerror}")]
         return []
@@ -55,7 +55,7 @@ class NodeChecks:
 
     def close(self) -> None:
         self.mute()
-        self._doorbells.close()
+        self._responders.close()
         if self._mark:
             with contextlib.suppress(OSError):
                 os.unlink(self._mark)

@@ -19,7 +19,7 @@ FILES_LIMIT = 2000
 """Files of a module that are hashed at the most."""
 
 
-def introduce(meeting: Optional[str]) -> Ready:
+def introduce(reattach_folder: Optional[str]) -> Ready:
     """The agent's first words; `meeting` is where it can be found again."""
     return Ready(
         version=VERSION,
@@ -31,7 +31,7 @@ def introduce(meeting: Optional[str]) -> Ready:
         cores=kernel.cores(),
         gpus=kernel.gpus(),
         tensorflow=installed_version("tensorflow"),
-        meeting=meeting,
+        reattach_folder=reattach_folder,
     )
 
 

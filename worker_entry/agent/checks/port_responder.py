@@ -30,7 +30,7 @@ _FAILURES = {
 }
 
 
-class Doorbells:
+class PortResponders:
     """Sockets that answer on held ports, so that others can tell whether they reach them."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
