@@ -52,8 +52,8 @@ EXITS = b"".join(encode(Exited(f"worker:{index}", TaskExit(0), 1.0)) for index i
             "a piece of a log at 8,796,093,022,208, of which",
         ),
         (
-            b'{"type":"Told","task":"worker:2","status":' + b" " * (15 << 20),
-            "a header of more than 262144 bytes (Told)",
+            b'{"type":"Status","task":"worker:2","status":' + b" " * (15 << 20),
+            "a header of more than 262144 bytes (Status)",
         ),
     ],
 )

@@ -429,7 +429,7 @@ def test_process_of_its_own_is_patched_when_it_makes_a_strategy_of_several_repli
     assert lines == []
     for _ in range(2):
         assert Strategy(replicas).num_replicas_in_sync == replicas
-    assert [line[:19] for line in lines] == ["patched Keras 3.99.0"] * (replicas - 1)
+    assert [line[:20] for line in lines] == ["patched Keras 3.99.0"] * (replicas - 1)
 
 
 def test_keras_without_the_tensorflow_trainer_is_left_alone(tmp_path: Path, write_keras: WriteKeras) -> None:

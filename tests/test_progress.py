@@ -82,12 +82,12 @@ class TestMeter:
     def test_leaves_a_descriptor_alone_that_is_another_files_by_now(self, tmp_path: Path) -> None:
         source = """
 import os, sys
-from worker_entry.task.status_file import Teller
-teller = Teller("status.json")
-teller.tell_phase("is at work")
+from worker_entry.task.status_file import StatusFile
+status = StatusFile("status.json")
+status.report_phase("is at work")
 os.closerange(3, 1000)
 others = [os.open("other", os.O_RDWR | os.O_CREAT) for _ in range(300)]
-teller.tell_phase("has closed everything")
+status.report_phase("has closed everything")
 """
         subprocess.run([sys.executable, "-c", source], cwd=tmp_path, check=True)
         assert (tmp_path / "other").read_bytes() == b""
@@ -96,10 +96,10 @@ teller.tell_phase("has closed everything")
     def test_a_forked_child_does_not_speak_for_its_parent(self, tmp_path: Path) -> None:
         source = """
 import os
-from worker_entry.task.status_file import Teller
-teller = Teller("status.json")
+from worker_entry.task.status_file import StatusFile
+status = StatusFile("status.json")
 if os.fork() == 0:
-    teller.tell_phase("is a child")
+    status.report_phase("is a child")
     os._exit(0)
 os.wait()
 """
@@ -112,7 +112,7 @@ import sys, threading
 import numpy as np
 from worker_entry import progress
 from worker_entry.task.meter import Meter, install
-from worker_entry.task.status_file import Teller
+from worker_entry.task.status_file import StatusFile
 
 class Nasty:
     def __init__(self, do): self._do = do
@@ -131,7 +131,7 @@ metrics = {
     "raises": Nasty(lambda: 1 / 0), "exits": Nasty(exits), "interrupts": Nasty(interrupts), "text": "none",
     "complex": np.complex64(1j), "array": np.ones(1), "axes": np.ones((2, 2)), "none": None, "number": np.float32(0.5),
 }
-meter = Meter(Teller("status.json"), lambda: None)
+meter = Meter(StatusFile("status.json"), lambda: None)
 install(meter)
 meter.begin_epoch(1)
 meter.count_step(1, metrics if sys.argv[1] == "values" else NoMapping(exits) if sys.argv[1] == "mapping" else object())
@@ -275,9 +275,9 @@ import tf_keras
 from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 from worker_entry.task import keras_progress
 from worker_entry.task.meter import Meter
-from worker_entry.task.status_file import Teller
+from worker_entry.task.status_file import StatusFile
 
-meter = Meter(Teller("status.json"), lambda: None)
+meter = Meter(StatusFile("status.json"), lambda: None)
 keras_progress.install(meter)
 callbacks = tf_keras.callbacks.CallbackList()
 callbacks.on_train_begin()

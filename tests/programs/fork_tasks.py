@@ -1,4 +1,4 @@
-"""Plays an agent with a forkserver: forks a task for each order on stdin, and says how it ended: PRELOAD (as JSON) LOG."""
+"""Plays an agent with a forkserver: forks a task for each order on stdin and prints how it ends: PRELOAD (JSON) LOG."""
 
 import json
 import os
