@@ -90,7 +90,7 @@ def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path:
     ran = distlaunch("local", "--workers", "2", env={"TMPDIR": str(scratch)}, timeout=240)
 
     assert ran.status == 0, ran.stderr
-    assert "patched" not in ran.stdout + ran.stderr  # that is told once, and the logs have the names
+    assert "distlaunch: patched" not in ran.stdout + ran.stderr  # that is told once, and the logs have the names
     patched = r"Keras \S+: \d+ faults patched for multi-worker training \(--no-keras-patch turns this off\)\n"
     assert len(re.findall(patched, ran.stderr)) == ("patched" in ran.log().decode())
     accuracies = set()

@@ -677,8 +677,8 @@ def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_
     ("library", "call"),
     [
         ("def fit(): raise ValueError", "fit"),
-        ("def _fit(): raise ValueError\nfit = _fit", None),
-        ("fit = lambda: 1 / 0", None),
+        ("def _fit(): raise ValueError\nfit = _fit", "fit"),
+        ("fit = lambda: 1 / 0", "fit"),
         (
             "def handled(fn):\n    def error_handler(): fn()\n    return error_handler\n@handled\ndef fit(): 1 / 0",
             "fit",

@@ -1,8 +1,8 @@
 """`python …/worker_entry (agent | node | attach | clean | profile | forkserver | task FILE | run …)`: a path, or by -m.
 
 An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
-A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone. `profile`
-asks the workers of a cluster what they do.
+A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
+`profile` asks the workers of a cluster what they do.
 """
 
 import os

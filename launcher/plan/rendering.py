@@ -55,8 +55,8 @@ def render_spec(spec: ClusterSpec) -> str:
 def render_by_hand(task: TaskPlan) -> str:
     """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
 
-    A Python program needs distlaunch installed there, which patches Keras for it; so does a command, for the Pythons that
-    it starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
+    distlaunch must be installed there, which patches Keras for a Python program and for the Pythons that a command
+    starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"

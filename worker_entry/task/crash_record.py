@@ -85,16 +85,15 @@ def _find_place(error: BaseException) -> Optional[Place]:
         if _is_theirs(frame.f_code.co_filename):
             file = frame.f_code.co_filename
             called = frames[number + 1][0] if number + 1 < len(frames) else None
-            call = _only_call(file, line) if called is None else _public_name(called)
-            return Place(_writable(file), line, call)
+            return Place(_writable(file), line, (called and _public_name(called)) or _only_call(file, line))
     return None
 
 
 def _only_call(file: str, line: int) -> Optional[str]:
     """What the source calls on that line, if it is one public name.
 
-    For a traceback that ends at the line: Keras and TensorFlow leave out their own frames, which in a call within a
-    call, such as `evaluate` in a callback of `fit`, are all that follow.
+    For a traceback that does not say it: Keras and TensorFlow leave out their own frames, which in a call within a
+    call, such as `evaluate` in a callback of `fit`, are all that follow, but for frames of our patches.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -112,7 +111,8 @@ def _public_name(frame: types.FrameType) -> Optional[str]:
     name = frame.f_code.co_name
     if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and leave out what it has called
         name = getattr(frame.f_locals.get("fn"), "__name__", "")
-    return name if name.isidentifier() and not name.startswith("_") else None
+    is_ours = frame.f_code.co_filename.startswith(os.path.join(PACKAGE, ""))
+    return name if name.isidentifier() and not name.startswith("_") and not is_ours else None
 
 
 def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
