@@ -35,7 +35,6 @@ from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
-from worker_entry.system import clock
 
 JUDGED_LINES = 60
 """Of the end of a failed task's log: what it died of is told there, if anywhere."""
@@ -72,13 +71,14 @@ class Supervisor:
         self._planner = planner
         self._checks = checks
         self._links = context.links
+        self._timing = context.timing
         self._console = context.console
         self._restart = context.spec.restart
         self._lost: dict[str, str] = {}
         """The nodes that were lost, and the meeting places of their agents."""
         self._last: Attempt | None = None
         """The last attempt that is over; of those before it no more is kept than what is needed yet."""
-        self._began = clock.now()
+        self._began = self._timing.now()
         self._earlier = Earlier()
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
@@ -141,7 +141,7 @@ class Supervisor:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
         if self._last is not None:
             self._earlier = self._earlier.add(self._last)
-        started, files = clock.now(), self._context.files
+        started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
         loop = AttemptLoop(self._context, chosen, number, faults)
@@ -151,7 +151,7 @@ class Supervisor:
             state, following = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._last = Attempt(number, loop.state, loop.plan, verdict, started, clock.now(), shown)
+            self._last = Attempt(number, loop.state, loop.plan, verdict, started, self._timing.now(), shown)
             raise
         verdict = judge(
             state,
@@ -170,7 +170,7 @@ class Supervisor:
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(number, state, loop.plan, verdict, started, clock.now(), shown)
+        self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
         self._endings = remember([*self._endings, _ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
@@ -210,7 +210,7 @@ class Supervisor:
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have ended for certain: two chiefs would write one checkpoint."""
         fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
-        wait_s = max(fences.values(), default=0.0) - self._context.monotonic()
+        wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
         if wait_s > 0:
             names = ", ".join(sorted(fences))
             self._console.note(
@@ -223,9 +223,9 @@ class Supervisor:
         limit_s = self._restart.return_s
         names = ", ".join(sorted(self._lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
-        started = self._context.monotonic()
-        watch, chosen = ReturnWatch(self._lost, self._recover), None
-        while chosen is None and self._interrupted is None and self._context.monotonic() < started + limit_s:
+        started = self._timing.monotonic()
+        watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
+        while chosen is None and self._interrupted is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
             self._lost = {
                 node: reattach_folder for node, reattach_folder in self._lost.items() if node not in watch.back
@@ -234,15 +234,15 @@ class Supervisor:
         watch.close()
         if chosen is not None:
             self._console.note(
-                f"{', '.join(sorted(watch.back))}: back after {self._context.monotonic() - started:.1f} s"
+                f"{', '.join(sorted(watch.back))}: back after {self._timing.monotonic() - started:.1f} s"
             )
         return chosen
 
     def _pause(self, seconds: float) -> None:
         """Waits, unless the user ends that."""
-        until = self._context.monotonic() + seconds
+        until = self._timing.monotonic() + seconds
         closed = []
-        while (left_s := until - self._context.monotonic()) > 0:
+        while (left_s := until - self._timing.monotonic()) > 0:
             incoming = self._links.next(min(left_s, IDLE_S))
             if isinstance(incoming, Interrupted):
                 self._interrupted = incoming.signal
@@ -262,7 +262,7 @@ class Supervisor:
             name=self._last.plan.name,
             directory=str(files.root),
             started=self._began,
-            ended=clock.now(),
+            ended=self._timing.now(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,
