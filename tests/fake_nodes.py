@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from launcher.console.terminal import NowhereSink
 from launcher.console.writer import Console
 from launcher.gang.events import Interrupted, StacksAsked
-from launcher.gang.faults import Fault
+from launcher.gang.faults import parse_fault
 from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import SERVER_MODULE
@@ -417,7 +417,7 @@ class FakeAgent:
             if isinstance(step, Exit) and (step.task, step.attempt, step.start) == (task, attempt, start):
                 ends = [step]
         for end in ends:
-            self._when_running(end.after_s, task, start, partial(self._end, end))
+            self._when_running(end.after_s, task, start, partial(self.end, end))
 
     def _when_running(self, seconds: float, task: str, start: int, do: Callable[[], None]) -> None:
         attempt = self._answers.attempt
@@ -428,7 +428,7 @@ class FakeAgent:
 
         self.later(seconds, if_running)
 
-    def _end(self, end: Exit) -> None:
+    def end(self, end: Exit) -> None:
         self._answers.running.remove(end.task)
         if end.log:
             data = end.log.encode()
@@ -512,7 +512,7 @@ class FakeRun:
         folder: an empty one.
         script: what the nodes do.
         spec: fields besides those that every spec here has.
-        faults: what is injected.
+        faults: what is injected, as `--chaos` takes it.
         checks: whether the nodes are checked.
         only_checks: whether that is all.
         recover: how often lost nodes have to be asked before they are back; None: they never are.
@@ -527,7 +527,7 @@ class FakeRun:
         script: Script = (),
         spec: Mapping[str, Any] | None = None,
         *,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[str] = (),
         checks: bool = False,
         only_checks: bool = False,
         recover: int | None = None,
@@ -560,7 +560,7 @@ class FakeRun:
             only_checks=only_checks,
         )
         self._checks = checks
-        self._faults = faults
+        self._faults = [parse_fault(fault, self.spec) for fault in faults]
         self._interrupts = Interrupts()
 
     def run(self) -> RunReport:

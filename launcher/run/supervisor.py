@@ -65,8 +65,10 @@ class Supervisor:
         self._faults = faults
         self._recover = recover
         self._interrupts = interrupts
+        self._asked: int | None = None
+        """The signal by which the user has asked us to end, whenever that was."""
         self._interrupted: int | None = None
-        """The signal by which the user has ended a pause."""
+        """The same, once it has ended the run between two attempts."""
         self._context = context
         self._planner = planner
         self._checks = checks
@@ -100,6 +102,7 @@ class Supervisor:
                 chosen, restart = self._choose_next(chosen)
                 if restart is not None:
                     self._pause(restart.pause_s)
+                    self._interrupted = self._asked
         except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
             error = caught
         left = self._links.close()
@@ -114,6 +117,8 @@ class Supervisor:
         raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int) -> None:
+        if signum != STACKS_SIGNAL:
+            self._asked = signum
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
 
     def check(self) -> tuple[AttemptState, Preflight]:
@@ -139,12 +144,12 @@ class Supervisor:
 
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
-        if self._last is not None:
-            self._earlier = self._earlier.add(self._last)
         started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
         loop = AttemptLoop(self._context, chosen, number, faults)
+        if self._last is not None:
+            self._earlier = self._earlier.add(self._last)
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
         try:
@@ -183,17 +188,20 @@ class Supervisor:
             return None, None
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
-        if isinstance(decision, Restart):
+        if isinstance(decision, Restart) and self._asked is None:
             again = self._replace_lost(last.state) if last.state.lost else chosen
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
                 self._fence()
-            else:
+            elif self._asked is None:
                 decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
         if isinstance(decision, GiveUp):
-            if decision.reason and self._interrupted is None:
+            if decision.reason:
                 self._console.note(decision.reason)
+            return None, None
+        if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
+            self._interrupted = self._asked
             return None, None
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
@@ -225,7 +233,7 @@ class Supervisor:
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
         started = self._timing.monotonic()
         watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
-        while chosen is None and self._interrupted is None and self._timing.monotonic() < started + limit_s:
+        while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
             self._lost = {
                 node: reattach_folder for node, reattach_folder in self._lost.items() if node not in watch.back
@@ -242,11 +250,8 @@ class Supervisor:
         """Waits, unless the user ends that."""
         until = self._timing.monotonic() + seconds
         closed = []
-        while (left_s := until - self._timing.monotonic()) > 0:
+        while self._asked is None and (left_s := until - self._timing.monotonic()) > 0:
             incoming = self._links.next(min(left_s, IDLE_S))
-            if isinstance(incoming, Interrupted):
-                self._interrupted = incoming.signal
-                return
             if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
                 closed.append(incoming)
         for incoming in closed:
