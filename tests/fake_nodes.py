@@ -605,11 +605,13 @@ class FakeRun:
         return self._sink.output.decode()
 
     def _within_signals(self, do: Callable[[], T]) -> T:
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may have had it ignored
         self._interrupts.install()
         try:
             return do()
         finally:
             self._interrupts.restore()
+            signal.signal(signal.SIGHUP, before)
             self.console.close()
 
     def _recover(self, node: str, reattach_folder: str) -> bool:
