@@ -304,12 +304,28 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     ]
     assert "gpu-c takes the place of gpu-b" in run.said
     [start] = [order for order in run.nodes.orders_of("gpu-c") if isinstance(order, Start)]
-    assert start.cluster == {"worker": ["gpu-a:20000", "gpu-c:20000"]}
+    assert start.cluster == {"worker": ["gpu-a:20500", "gpu-c:20500"]}
     assert [task.task for task in start.tasks] == ["worker:1"]
     assert run.nodes.kinds_of("gpu-c") == [*("Hello", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")]
     assert run.nodes.kinds_of("gpu-a").count("Dial") == 2  # the new one has to be reached
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1, "gpu-c": 1}
     assert report.attempts[1].processes_left == 0
+
+
+def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path: Path) -> None:
+    """What would have been an error of usage before the start is none once something was started."""
+    spare = {"host": "gpu-c", "spare": True, "gpus_per_worker": 64}
+    spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, spare], **restarting()}
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], spec)
+    with pytest.raises(ShownError):
+        run.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["outcome"], report["exit_status"], report["verdict"]["reference"]) == ("failed", 3, "too-few-gpus")
+    first, last = report["attempts"]
+    assert (first["verdict"]["reference"], last["verdict"]) == ("node-lost", report["verdict"])
+    assert [task["started"] for task in last["tasks"]] == [None, None]
+    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in run.said
+    assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
 
 
 def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None:
