@@ -22,6 +22,7 @@ from tests.fake_nodes import (
     Exit,
     FakeAgent,
     FakeRun,
+    Script,
     both,
     drop,
     fall_silent,
@@ -372,6 +373,15 @@ def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Pa
         assert run.nodes.kinds_of(node).count("ShowStacks") == 1  # who is being asked is not asked again
     assert run.said.count("worker:0, worker:1 have no Python stack to show") == 1
     assert (tmp_path / "run" / "stacks.txt").exists()
+
+
+def test_stacks_that_the_user_has_not_asked_for_are_not_shown(tmp_path: Path) -> None:
+    tasks = (Exit(f"worker:{index}", TaskExit(0), 1e6) for index in (0, 1))
+    script: Script = [At(Phase.RUNNING, user(signal.SIGUSR1)), *tasks]
+    run = FakeRun(tmp_path / "run", script, {"timeouts": {"stall_s": 60}})
+    assert run.attempt().reason is Reason.STALLED
+    assert run.nodes.kinds_of("gpu-b").count("ShowStacks") == 2
+    assert run.said.count("have no Python stack to show") == 1
 
 
 def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
