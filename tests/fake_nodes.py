@@ -619,6 +619,7 @@ class FakeRun:
         finally:
             self._interrupts.restore()
             signal.signal(signal.SIGHUP, before)
+            assert not self.timing.repeating, "something goes on after the run"
             self.console.close()
 
     def _recover(self, node: str, reattach_folder: str) -> bool:
