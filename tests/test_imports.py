@@ -23,7 +23,7 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "keras_patches": {"protocol", "system", "hooks"},
     "task": {"protocol", "system", "program", "hooks", "keras_patches"},
     "progress": {"task"},
-    "strategies": set(),
+    "strategies": {"protocol"},
     "demo": {"progress", "strategies"},
     "children": {"task"},
     "__main__": {"agent", "task"},

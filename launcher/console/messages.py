@@ -7,12 +7,12 @@ import signal
 from launcher.gang.busy import render_busy
 from launcher.gang.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskReported
 from launcher.gang.restarts import Restart
-from launcher.gang.stalls import render_stall
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.models import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
+from launcher.verdict.stall_blame import render_stall
 from worker_entry.protocol.values import TaskExit
 
 OWN_STRATEGY_HINT = (
@@ -116,8 +116,8 @@ def _own_configs(state: AttemptState) -> bool:
 
 
 def _render_own_config(told: TaskReported) -> str:
-    line, _, kept = told.own_tf_config.rpartition(" ")
-    if kept == "kept":
+    line = told.own_tf_config
+    if told.own_tf_config_kept:
         return f"{told.task} sets a TF_CONFIG of its own at {line}, as --keep-own-tf-config allows"
     return (
         f"{told.task} sets a TF_CONFIG of its own at {line}; it keeps the one of this cluster "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
-from launcher.spec.parts import FailureName, RestartSpec
+from launcher.failures import FAILURES, is_counted
+from launcher.spec.parts import RestartSpec
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
@@ -18,9 +18,6 @@ LONG_S = 600.0
 
 REMEMBERED = 64
 """Of so many attempts that failed soon one after the other, more make no longer pause."""
-
-FREE = ("preempted", "port-taken")
-"""Failures whose restart is not counted."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Ending:
 
     @property
     def is_free(self) -> bool:
-        return self.reference in FREE
+        return not is_counted(self.reference)
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
         endings: of all attempts so far, in their order.
     """
     last = endings[-1]
-    if not spec.max_restarts or last.reference not in get_args(FailureName):
+    if not spec.max_restarts or last.reference not in FAILURES:
         return GiveUp()
     if last.reference not in spec.on:
         return GiveUp(f"not started again: `restart.on` does not name {last.reference}")

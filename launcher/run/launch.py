@@ -29,7 +29,7 @@ from launcher.run.sync import make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
-from worker_entry.system import clock, kernel
+from worker_entry.system import clock, hardware
 
 
 def run(
@@ -163,7 +163,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
         UsageError: there is no way to a node, or it has not what the spec asks of it.
     """
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
-    here = {LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}
+    here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)
 
 

@@ -16,7 +16,6 @@ from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
 from launcher.report.run_report import (
-    TAIL_LINES,
     Attempt,
     Earlier,
     RunEnd,
@@ -24,9 +23,8 @@ from launcher.report.run_report import (
     end_by_signal,
     make_run_report,
     make_versions,
-    render_error,
-    render_summary,
 )
+from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
