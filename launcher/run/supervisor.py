@@ -28,6 +28,7 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
@@ -100,7 +101,7 @@ class Supervisor:
                     self._pause(restart.pause_s)
         except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
             error = caught
-        left = self._links.close()
+        left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if error is None:
             return self._report(left, end)
