@@ -142,7 +142,9 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
     if spec_only:
         tasks = len(list(cluster.placements()))
         nodes = len(cluster.nodes)
-        click.echo(f"{spec}: good, {tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}")
+        from launcher.wording import count_of
+
+        click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
     from launcher.report.check_text import COLUMNS, make_rows, render_findings
     from launcher.run import launch

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from launcher.failures import FAILURES, is_counted
 from launcher.spec.parts import RestartSpec
+from launcher.wording import count_of
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
@@ -68,7 +69,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
     spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])
     if not last.is_free and spent >= spec.max_restarts:
         within = f" within {spec.period_s:g} s" if spec.period_s else ""
-        return GiveUp(f"not started again: {spent} restart{'s'[: spent > 1]}{within} did not help")
+        return GiveUp(f"not started again: {count_of(spent, 'restart')}{within} did not help")
     return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
 
 

@@ -15,6 +15,7 @@ from launcher.report.models import (
     TaskReport,
 )
 from launcher.verdict.models import Verdict
+from launcher.wording import count_of
 from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
@@ -76,7 +77,7 @@ def _render_left(report: RunReport) -> list[str]:
     nodes = {task.node for each in report.attempts for task in each.tasks}
     unverified = attempt.unverified
     verified = len(nodes - {*unverified})
-    where = "this machine" if nodes == {"local"} else f"{verified} node{'s'[: verified > 1]}"
+    where = "this machine" if nodes == {"local"} else count_of(verified, "node")
     if not unverified:
         count = attempt.processes_left
         return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]

@@ -15,6 +15,7 @@ from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, StrategyName, find_role_problem
 from launcher.tasks import TaskType
+from launcher.wording import count_of
 
 WORKERS_PER_CORE = 4
 """More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
@@ -34,7 +35,7 @@ def check_workers(workers: int, cores: int) -> None:
     limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
     if workers > limit:
         raise UsageError(
-            f"{workers:,} workers are too many for {cores} core{'s'[: cores > 1]}; the limit is {limit}",
+            f"{workers:,} workers are too many for {count_of(cores, 'core')}; the limit is {limit}",
             hint="ask for fewer with --workers, or start them all the same with --oversubscribe",
         )
 

@@ -10,6 +10,7 @@ from launcher.spec.strategies import (
     find_role_problem,
 )
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId
+from launcher.wording import count_of
 from worker_entry.protocol import environment
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     if spec.restart.min_workers > workers > 0:
         yield (
             ("restart", "min_workers"),
-            f"the cluster has {workers} worker{'s'[: workers > 1]}; name no more than that",
+            f"the cluster has {count_of(workers, 'worker')}; name no more than that",
         )
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "is of TensorFlow; leave it out with `framework: torch`"
