@@ -161,7 +161,7 @@ def test_a_program_that_fails_before_its_first_step_is_not_started_again(
 
 
 def test_a_command_may_do_its_steps_at_any_time_and_is_started_again(tmp_path: Path) -> None:
-    script = [At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0)]
+    script: Script = [At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0)]
     run = FakeRun(tmp_path / "run", script, {"program": {"command": ["train"]}, **restarting()})
     assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-failed", "succeeded"]
 
