@@ -17,6 +17,7 @@ import yaml
 
 from launcher import errors
 from launcher.cli.main import cli
+from launcher.failures import FAILURES, FailureName
 from launcher.gang.findings import Finding
 from launcher.gang.state import Phase
 from launcher.spec.models import ClusterSpec
@@ -203,6 +204,18 @@ def test_exit_statuses_are_those_of_the_code() -> None:
     shown = {cells[0] for cells in rows(section(README, "commands")) if re.match(r"\d", cells[0])}
     ours = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert shown == ours | {"128 + n"}
+
+
+def test_the_table_of_failures_is_that_of_the_code() -> None:
+    words = {True: "yes", False: "no"}
+    assert rows(section(README, "when-it-fails")) == [
+        [f"`{name}`", str(each.exit_status), words[each.restarted], words[each.counted], each.meaning]
+        for name, each in FAILURES.items()
+    ]
+
+
+def test_failures_that_can_be_restarted_are_those_of_the_table() -> None:
+    assert get_args(FailureName) == tuple(FAILURES)
 
 
 def test_the_example_of_a_spec_is_valid() -> None:
