@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from hypothesis import strategies as st
 
+from launcher.failures import FAILURES
 from launcher.plan.tf_config import format_address
-from launcher.spec.models import OWN_VARIABLES, ClusterSpec
-from launcher.spec.parts import FailureName
+from launcher.spec.contradictions import OWN_VARIABLES
+from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
 
 # Characters that a YAML file may hold as they are.
@@ -79,7 +80,7 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
                     "max_restarts": st.integers(0, 9),
                     "period_s": st.integers(0, 900),
                     "pause_s": st.integers(0, 9),
-                    "on": st.lists(st.sampled_from(get_args(FailureName)), unique=True),
+                    "on": st.lists(st.sampled_from([*FAILURES]), unique=True),
                 },
             ),
             "timeouts": st.fixed_dictionaries({"start_s": st.floats(0, 1e6), "drain_s": st.floats(0, 1e6)}),

@@ -78,7 +78,7 @@ def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> 
         process.stdout.read()
         assert process.wait(timeout=30) == 130
     again = clean(hosts, str(tmp_path / "run"))
-    assert again.stdout == "gpu-a: no processes ended, 0 left\ngpu-b: no processes ended, 0 left\n"
+    assert again.stdout == "gpu-a: 0 processes ended, 0 left\ngpu-b: 0 processes ended, 0 left\n"
     assert again.returncode == 0
 
 

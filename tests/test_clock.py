@@ -15,7 +15,7 @@ import pytest
 
 from tests.background import BackgroundRun
 from tests.conftest import ROOT
-from worker_entry.system import clock
+from worker_entry.protocol import environment
 
 DAYS = 86_400
 SHIM = """
@@ -115,7 +115,7 @@ def test_the_clock_is_the_machines_and_does_not_follow_when_that_is_set(
 
 
 def test_children_have_their_parents_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(clock.VARIABLE, "1000.5")
+    monkeypatch.setenv(environment.CLOCK, "1000.5")
     code = "import time; from worker_entry.system import clock; print(clock.now() - time.clock_gettime(clock._STEADY))"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(told.stdout) == pytest.approx(1000.5, abs=0.1)
@@ -123,7 +123,7 @@ def test_children_have_their_parents_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("odd", ["", "yesterday", "nan", "inf"])
 def test_a_clock_that_makes_no_sense_is_not_taken_over(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
-    monkeypatch.setenv(clock.VARIABLE, odd)
+    monkeypatch.setenv(environment.CLOCK, odd)
     code = "from worker_entry.system import clock; print(clock.now())"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert float(told.stdout) == pytest.approx(time.time(), abs=60)

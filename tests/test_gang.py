@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.gang.decide import FAILURE_GRACE_S, REFUSALS, STACKS_S, STOP_MARGIN_S, decide, new_attempt
+from launcher.gang.decide import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_attempt
 from launcher.gang.events import (
     Action,
     AskStacks,
@@ -33,6 +33,7 @@ from launcher.gang.events import (
     TaskWrote,
     Tick,
 )
+from launcher.gang.facts import REFUSALS
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id

@@ -203,7 +203,7 @@ def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
 
     here = Path.cwd()
     agent = Agent(None, Turns(60.0))
-    agent._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), os.devnull)
+    agent._attempts._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), os.devnull)
     [forkserver] = psutil.Process().children()
 
     def fail() -> None:

@@ -18,7 +18,7 @@ from tests.apart import apart, apart_on_linux, linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import open_descriptors
-from worker_entry.system import kernel
+from worker_entry.system import hardware, kernel
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 
@@ -91,7 +91,7 @@ def test_the_portable_fall_back_finds_the_members_of_a_group_that_lost_their_par
     """Without a subreaper they are no longer below us."""
     code = """if True:
         import os, subprocess, sys
-        from worker_entry.system import kernel
+        from worker_entry.system import hardware, kernel
         assert not kernel.LINUX
         orphan = "import os, sys, time; os.fork() and os._exit(0); print(os.getpid(), flush=True); time.sleep(60)"
         leader = subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE, start_new_session=True)
@@ -205,7 +205,7 @@ def test_sending_signals_keeps_no_descriptor_open() -> None:
 def test_a_child_dies_with_its_parent(late: bool) -> None:
     code = f"""if True:
         import os, signal, time
-        from worker_entry.system import kernel
+        from worker_entry.system import hardware, kernel
         parent, late = os.getpid(), {late}
         if os.fork() == 0:
             while late and os.getppid() == parent:
@@ -267,7 +267,7 @@ def test_a_port_without_a_visible_holder_has_none() -> None:
 )
 def test_gpus_are_those_that_cuda_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert kernel.gpus() == gpus
+    assert hardware.gpus() == gpus
 
 
 @pytest.mark.parametrize(
@@ -287,21 +287,21 @@ def test_gpus_are_those_of_the_driver(
     fake.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert kernel.gpus() == gpus
+    assert hardware.gpus() == gpus
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert kernel.gpus() == []
+    assert hardware.gpus() == []
 
 
 @linux
 def test_cores_are_those_this_process_may_use() -> None:
     everything = os.sched_getaffinity(0)
-    assert kernel.cores() == len(everything)
+    assert hardware.cores() == len(everything)
     try:
         os.sched_setaffinity(0, {min(everything)})
-        assert kernel.cores() == 1
+        assert hardware.cores() == 1
     finally:
         os.sched_setaffinity(0, everything)

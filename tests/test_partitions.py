@@ -104,7 +104,7 @@ def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
     cleaned = network.run(distlaunch_command("clean", str(tmp_path / "run")))
     assert (cleaned.returncode, cleaned.stdout) == (
         0,
-        "gpu-a: no processes ended, 0 left\ngpu-b: no processes ended, 0 left\n",
+        "gpu-a: 0 processes ended, 0 left\ngpu-b: 0 processes ended, 0 left\n",
     )
 
 

@@ -34,7 +34,8 @@ from launcher.gang.events import (
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import CLOCK_LIMIT_S, LITTLE_SPACE, Preflight
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
-from launcher.report.check_report import COLUMNS, make_check_report, make_rows, render_findings
+from launcher.report.check_report import make_check_report
+from launcher.report.check_text import COLUMNS, make_rows, render_findings
 from launcher.report.models import CheckReport
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 import worker_entry
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
-from launcher.transports.resumable_link import PASSING_LIMIT, ResumableLink
+from launcher.transports.outgoing import PASSING_LIMIT
+from launcher.transports.resumable_link import ResumableLink
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry.agent import reattach

@@ -14,16 +14,8 @@ from launcher.gang.events import Event, Interrupted, NodeEmpty, NodeLost, NodeRe
 from launcher.gang.findings import Finding
 from launcher.gang.state import AttemptState
 from launcher.report.models import ProgressReport, RunReport
-from launcher.report.run_report import (
-    Attempt,
-    Earlier,
-    RunEnd,
-    end_by_error,
-    end_by_signal,
-    make_run_report,
-    render_error,
-    render_summary,
-)
+from launcher.report.run_report import Attempt, Earlier, RunEnd, end_by_error, end_by_signal, make_run_report
+from launcher.report.run_text import render_error, render_summary
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
 from tests.test_gang import ONE_NODE, TWO_NODES, W0, W1, listening, make_policy, play, preparing, running, started

@@ -7,14 +7,14 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.failures import FAILURES
 from launcher.gang.restarts import (
-    FREE,
     LONG_S,
     LONGEST_PAUSE_S,
     REMEMBERED,
@@ -24,12 +24,12 @@ from launcher.gang.restarts import (
     decide_restart,
     remember,
 )
-from launcher.spec.parts import FailureName, RestartSpec
+from launcher.spec.parts import RestartSpec
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
 FLAKY = str(PROGRAMS / "fail_at_first.py")
-FAILURES = get_args(FailureName)
+FREE = [name for name, failure in FAILURES.items() if not failure.counted]
 
 
 def ending(
@@ -104,7 +104,7 @@ class TestDecision:
     def test_pauses_as_long_after_more_restarts_than_a_number_can_double(self) -> None:
         assert decide(*[ending()] * 2000, max_restarts=5000) == Restart(LONGEST_PAUSE_S, 2000, free=False)
 
-    @given(st.lists(st.sampled_from(FAILURES), min_size=1, max_size=40), st.integers(0, 5))
+    @given(st.lists(st.sampled_from([*FAILURES]), min_size=1, max_size=40), st.integers(0, 5))
     def test_never_spends_more_than_its_budget(self, references: list[str], limit: int) -> None:
         endings: list[Ending] = []
         counted = 0

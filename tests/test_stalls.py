@@ -11,9 +11,9 @@ import pytest
 from launcher.gang.busy import render_busy
 from launcher.gang.events import AskStacks, Event, StacksReceived, TaskHalted, TaskReported, TaskWrote, Tick
 from launcher.gang.not_joined import parse_not_joined
-from launcher.gang.stalls import find_staller, render_stall, render_steps
 from launcher.gang.state import AttemptState, Phase, Reason
 from launcher.tasks import TaskId, find_leader
+from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from tests.conftest import PROGRAMS, Distlaunch
 from tests.test_gang import (
     FAILURE_STOP,

@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
+from launcher import failures
 from launcher.errors import RunDirectoryError, ShownError, UsageError
-from launcher.gang.restarts import FREE
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
-from launcher.spec.parts import FailureName
 from tests.apart import linux
 from tests.fake_nodes import (
     KILL,
@@ -98,7 +97,7 @@ FAILURES: dict[str, Failure] = {
 
 
 def test_every_class_of_failure_has_its_script() -> None:
-    assert FAILURES.keys() == {*get_args(FailureName)}
+    assert FAILURES.keys() == failures.FAILURES.keys()
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -108,7 +107,7 @@ def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_pa
     report = run.run()
     assert [attempt.verdict.reference for attempt in report.attempts] == [name, "succeeded"]
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
-    cost = "not counted" if name in FREE else "restart 1 of 1"
+    cost = "restart 1 of 1" if failures.is_counted(name) else "not counted"
     assert f"Starting again: attempt 2 ({cost})" in run.said
     first, last = report.attempts
     assert (first.processes_left, last.processes_left) == (None if name == "node-lost" else 0, 0)

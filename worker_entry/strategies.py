@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from worker_entry.protocol import environment
+
 DEFAULT = "multi_worker_mirrored"
 """Without a launcher: it trains alone where there is no TF_CONFIG."""
 
@@ -28,12 +30,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
     """
     import tensorflow as tf
 
-    name = environ.get("DISTLAUNCH_STRATEGY", DEFAULT)
+    name = environ.get(environment.STRATEGY, DEFAULT)
     if name == "multi_worker_mirrored":
         return tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(
                 implementation=tf.distribute.experimental.CommunicationImplementation[
-                    environ.get("DISTLAUNCH_COMMUNICATION", "auto").upper()
+                    environ.get(environment.COMMUNICATION, "auto").upper()
                 ]
             )
         )
@@ -42,7 +44,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
     if name == "one_device":
         return tf.distribute.OneDeviceStrategy(_devices(tf)[0])
     if name == "mirrored":
-        return tf.distribute.MirroredStrategy(_devices(tf), _cross_device(tf, environ.get("DISTLAUNCH_CROSS_DEVICE")))
+        return tf.distribute.MirroredStrategy(_devices(tf), _cross_device(tf, environ.get(environment.CROSS_DEVICE)))
     if name == "central_storage":
         return tf.distribute.experimental.CentralStorageStrategy(_devices(tf), "/cpu:0")
     if name == "tpu":

@@ -93,10 +93,11 @@ def local(
     distlaunch local --workers 2 -- ./program ARGS      any other command
     """
     from launcher.spec import command_line
+    from worker_entry.system import hardware
 
     tasks = command_line.make_tasks(strategy, workers, ps, evaluator=evaluator)
     if not oversubscribe:
-        command_line.check_workers(tasks["worker"])
+        command_line.check_workers(tasks["worker"], hardware.cores())
     spec = command_line.make_spec(
         tasks=tasks,
         strategy=strategy,
@@ -141,9 +142,11 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
     if spec_only:
         tasks = len(list(cluster.placements()))
         nodes = len(cluster.nodes)
-        click.echo(f"{spec}: good, {tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}")
+        from launcher.wording import count_of
+
+        click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
-    from launcher.report.check_report import COLUMNS, make_rows, render_findings
+    from launcher.report.check_text import COLUMNS, make_rows, render_findings
     from launcher.run import launch
 
     report = launch.check(cluster)

@@ -7,12 +7,13 @@ import signal
 from launcher.gang.busy import render_busy
 from launcher.gang.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskReported
 from launcher.gang.restarts import Restart
-from launcher.gang.stalls import render_stall
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.spec.models import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
+from launcher.verdict.stall_blame import render_stall
+from launcher.wording import count_of
 from worker_entry.protocol.values import TaskExit
 
 OWN_STRATEGY_HINT = (
@@ -60,12 +61,12 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
         return "The cluster gets on again"
     if isinstance(event, NodeSynced) and event.files:
-        return f"Sent {event.files} file{'s'[: event.files > 1]}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
+        return f"Sent {count_of(event.files, 'file')}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
         first = min(event.time for event in after.started.values())
         seconds = max(0.0, *(event.time - first for event in after.listening.values()))
         count = len(after.policy.forming)
-        return f"The cluster is up after {seconds:.1f} s: {count} task{'s'[: count > 1]}"
+        return f"The cluster is up after {seconds:.1f} s: {count_of(count, 'task')}"
     return None
 
 
@@ -73,7 +74,7 @@ def render_patches(event: Event) -> str | None:
     """What a task says of the Keras that it trains with; the same for all of them, so that one such line is enough."""
     if not isinstance(event, TaskReported) or event.keras is None:
         return None
-    faults = f"{event.keras.faults} fault{'s'[: event.keras.faults != 1]}"
+    faults = count_of(event.keras.faults, "fault")
     return f"Keras {event.keras.version}: {faults} patched for multi-worker training (--no-keras-patch turns this off)"
 
 
@@ -116,8 +117,8 @@ def _own_configs(state: AttemptState) -> bool:
 
 
 def _render_own_config(told: TaskReported) -> str:
-    line, _, kept = told.own_tf_config.rpartition(" ")
-    if kept == "kept":
+    line = told.own_tf_config
+    if told.own_tf_config_kept:
         return f"{told.task} sets a TF_CONFIG of its own at {line}, as --keep-own-tf-config allows"
     return (
         f"{told.task} sets a TF_CONFIG of its own at {line}; it keeps the one of this cluster "

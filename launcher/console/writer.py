@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import click
 
 from launcher.console.log_lines import LogLines
 from launcher.console.terminal import NowhereSink, PlainSink, Sink, TerminalSink
@@ -35,7 +37,18 @@ ZEROS = 512
 PROGRESS_S = 10.0
 """In a pipe, how often a line that is not finished (a progress bar, say) is shown as it is."""
 HURRY_S = 1.0
-_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
+_COLOURS = (
+    "cyan",
+    "yellow",
+    "green",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_yellow",
+    "bright_green",
+    "bright_magenta",
+    "bright_blue",
+)
 
 
 class _Order(enum.Enum):
@@ -98,11 +111,11 @@ class Console:
             self.note(text)
 
     def warn(self, text: str) -> None:
-        self._put(self._paint("33", f"Warning: {printable(text)}"))
+        self._put(self._style(f"Warning: {printable(text)}", fg="yellow"))
 
     def error(self, text: str) -> None:
         first, line_break, rest = printable(text).partition("\n")
-        self._put(self._paint("31", first) + line_break + rest)
+        self._put(self._style(first, fg="red") + line_break + rest)
 
     def _put(self, text: str) -> None:
         if self._orders.qsize() < NOTES_LIMIT:
@@ -174,7 +187,7 @@ class Console:
 
     def _open(self, task: TaskId, path: Path) -> _FollowedLog:
         colour = _COLOURS[self._order.get(task, 0) % len(_COLOURS)]
-        label = self._paint(colour, f"{task!s:<{self._width}} │ ").encode()
+        label = self._style(f"{task!s:<{self._width}} │ ", fg=colour).encode()
         return _FollowedLog(path, label, LogLines(keep_colours=self._colour, fold=not self._verbose))
 
     def _show_new(self) -> bool:
@@ -214,18 +227,18 @@ class Console:
     def _show_zeros(self, log: _FollowedLog) -> None:
         zeros = log.take_zeros()
         if zeros:
-            self._write(log, [self._paint("2", f"({render_bytes(zeros)} of zeros left out)").encode()])
+            self._write(log, [self._style(f"({render_bytes(zeros)} of zeros left out)", dim=True).encode()])
 
     def _finish(self, log: _FollowedLog) -> None:
         self._show_zeros(log)
         self._write(log, log.lines.close())
         if log.lines.folded:
             count = "1 line" if log.lines.folded == 1 else f"{log.lines.folded:,} lines"
-            self._write(log, [self._paint("2", f"({count} of TensorFlow's chatter in the log only)").encode()])
+            self._write(log, [self._style(f"({count} of TensorFlow's chatter in the log only)", dim=True).encode()])
         log.close()
 
-    def _paint(self, code: str, text: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
+    def _style(self, text: str, **style: Any) -> str:
+        return click.style(text, **style) if self._colour else text
 
 
 class _FollowedLog:

@@ -23,28 +23,17 @@ from launcher.gang.events import (
     Event,
     Finish,
     Interrupted,
-    LeaderWaits,
-    NodeEmpty,
-    NodeInspected,
     NodeLost,
-    NodePrepared,
-    NodeReady,
     NodeRefused,
-    NodeSynced,
     PrepareNodes,
     RestartTask,
-    StacksAsked,
     StacksReceived,
     StartTasks,
     StopNodes,
     SyncNodes,
     TaskExited,
-    TaskHalted,
-    TaskListening,
-    TaskReported,
-    TaskStarted,
-    TaskWrote,
 )
+from launcher.gang.facts import is_news, record
 from launcher.gang.out_of_step import is_out_of_step
 from launcher.gang.stalls import is_progress, is_stalled
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, IndividualRestart, Phase, Reason
@@ -56,8 +45,6 @@ SAVED_STATUS = 42
 """With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""
 STOP_MARGIN_S = 30.0
 """How long after the last KILL a node may take to say that it is empty."""
-REFUSALS = 1000
-"""Refusals of one node, and problems in them, that are kept; a broken one has no end of them."""
 STACKS_S = 10.0
 """How long all tasks may take to say what they are doing, before they are stopped for doing nothing."""
 
@@ -80,9 +67,9 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         event: what has happened.
         now: the controller's monotonic clock, in seconds.
     """
-    if state.phase is Phase.FINISHED or not _can_be(state, event):
+    if state.phase is Phase.FINISHED or not is_news(state, event):
         return state, ()
-    state = _record(state, event)
+    state = record(state, event)
     if is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None)
     if state.phase is Phase.STOPPING:
@@ -99,81 +86,6 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase in BEFORE_START:
         return _before_start(state, event, now)
     return _while_running(state, event, now)
-
-
-def _can_be(state: AttemptState, event: Event) -> bool:
-    """Whether the event can be news; a broken agent is not believed, and an echo changes nothing."""
-    match event:
-        case NodeReady(node):
-            return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
-        case NodeSynced(node):
-            return state.phase is Phase.SYNCING and node in state.policy.syncs
-        case NodePrepared(node, ports):
-            asked = state.phase is Phase.PREPARING
-            return asked and ports.keys() == state.policy.nodes.get(node, frozenset()) and node not in state.prepared
-        case NodeInspected(node):
-            return state.phase is Phase.PREPARING and state.policy.checks and node in state.policy.nodes
-        case NodeRefused(node):
-            said = sum(1 + len(refusal.problems) for refusal in state.refusals if refusal.node == node)
-            return node in state.policy.nodes and said < REFUSALS
-        case NodeLost(node):
-            return node in state.policy.nodes and node not in state.empty and node not in state.lost
-        case NodeEmpty(node):
-            return node in state.policy.nodes and node not in state.empty and state.phase is Phase.STOPPING
-        case TaskStarted(task):
-            asked = state.phase not in BEFORE_START and state.prepared == state.policy.nodes.keys()
-            return asked and task in state.policy.tasks and task not in state.started
-        case TaskHalted(task) | TaskReported(task):
-            return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
-        case TaskListening(task):
-            # A port that opens after its deadline does not change what the cluster was stopped for.
-            return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
-        case TaskExited(task):
-            return task in state.started and task not in state.exits
-        case LeaderWaits():
-            return state.phase is Phase.FORMING
-        case TaskWrote(task):
-            return task in state.started and task not in state.exits
-        case StacksReceived():
-            return state.suspicion is not None
-        case StacksAsked():
-            return False
-    return True
-
-
-def _record(state: AttemptState, event: Event) -> AttemptState:
-    match event:
-        case NodeReady(node):
-            return replace(state, ready=state.ready | {node})
-        case NodeSynced(node):
-            return replace(state, synced=state.synced | {node})
-        case NodePrepared(node, ports):
-            return replace(state, prepared=state.prepared | {node}, ports={**state.ports, **ports})
-        case NodeInspected(node):
-            return replace(state, inspected=state.inspected | {node})
-        case NodeRefused():
-            return replace(state, refusals=(*state.refusals, event))
-        case NodeLost(node, reason):
-            return replace(state, lost={**state.lost, node: reason})
-        case NodeEmpty(node):
-            return replace(state, empty={**state.empty, node: event})
-        case TaskStarted(task):
-            stopped = state.stopped | {task} if state.phase is Phase.STOPPING else state.stopped
-            return replace(state, started={**state.started, task: event}, stopped=stopped)
-        case TaskListening(task):
-            return replace(state, listening={**state.listening, task: event})
-        case LeaderWaits(tasks):
-            return replace(state, not_joined=tasks)
-        case TaskReported(task):
-            return replace(state, status={**state.status, task: event})
-        case StacksReceived(texts, activity):
-            return replace(state, stacks=texts, activity=activity)
-        case TaskHalted(task, signum):
-            others = {name: halt for name, halt in state.halted.items() if name != task}
-            return replace(state, halted=others if signum is None else {**others, task: event})
-        case TaskExited(task):
-            return replace(state, exits={**state.exits, task: event})
-    return state
 
 
 def _before_start(state: AttemptState, event: Event, now: float) -> Decision:

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from launcher.tasks import TaskId, parse_task_id
-from worker_entry.protocol.messages import (
-    Broken,
-    Empty,
-    Exited,
-    Halted,
-    Inspected,
-    Listening,
-    Message,
-    Prepared,
-    Ready,
-    Refused,
-    Started,
-    Status,
-    Synced,
-)
+from launcher.tasks import TaskId
 from worker_entry.protocol.values import Activity, CrashRecord, KerasPatch, Problem, Progress, TaskExit
 
 
@@ -123,6 +108,7 @@ class TaskReported:
     injected: tuple[str, ...] = ()
     strategy: str = ""
     own_tf_config: str = ""
+    own_tf_config_kept: bool = False
     keras: KerasPatch | None = None
 
     @property
@@ -263,49 +249,3 @@ class Finish:
 
 
 Action = SyncNodes | PrepareNodes | CheckNodes | StartTasks | RestartTask | AskStacks | StopNodes | Finish
-
-
-def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
-    """What a frame of an agent means to the gang; None for frames that mean nothing to it.
-
-    Times become those of the controller's clock, which the node's is ahead of by `clock_offset_s`.
-
-    Raises:
-        ValueError: the frame names a task that cannot be.
-    """
-    match message:
-        case Ready():
-            return NodeReady(node)
-        case Synced(_, files, fetched):
-            return NodeSynced(node, files, fetched)
-        case Prepared(_, ports):
-            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
-        case Inspected():
-            return NodeInspected(node)
-        case Refused(problems):
-            return NodeRefused(node, tuple(problems))
-        case Broken(problem):
-            return NodeRefused(node, (problem,))
-        case Started(task, pid, time):
-            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
-        case Listening(task, time):
-            return TaskListening(parse_task_id(task), time - clock_offset_s)
-        case Status(task, status):
-            progress = status.progress
-            if progress is not None:
-                began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
-                progress = replace(progress, began=began, time=at)
-            since = status.since - clock_offset_s
-            more = (tuple(status.injected), status.strategy, status.own_tf_config, status.keras)
-            return TaskReported(parse_task_id(task), status.phase, since, progress, *more)
-        case Halted(task, signum, time):
-            return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
-        case Exited(task, how, time, crash, finished, evidence):
-            if crash is not None:
-                crash = replace(crash, time=crash.time - clock_offset_s)
-            if finished is not None:
-                finished -= clock_offset_s
-            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
-        case Empty(_, left_behind, killed):
-            return NodeEmpty(node, left_behind, killed)
-    return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
-from launcher.spec.parts import FailureName, RestartSpec
+from launcher.failures import FAILURES, is_counted
+from launcher.spec.parts import RestartSpec
+from launcher.wording import count_of
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
@@ -18,9 +19,6 @@ LONG_S = 600.0
 
 REMEMBERED = 64
 """Of so many attempts that failed soon one after the other, more make no longer pause."""
-
-FREE = ("preempted", "port-taken")
-"""Failures whose restart is not counted."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Ending:
 
     @property
     def is_free(self) -> bool:
-        return self.reference in FREE
+        return not is_counted(self.reference)
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
         endings: of all attempts so far, in their order.
     """
     last = endings[-1]
-    if not spec.max_restarts or last.reference not in get_args(FailureName):
+    if not spec.max_restarts or last.reference not in FAILURES:
         return GiveUp()
     if last.reference not in spec.on:
         return GiveUp(f"not started again: `restart.on` does not name {last.reference}")
@@ -71,7 +69,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
     spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])
     if not last.is_free and spent >= spec.max_restarts:
         within = f" within {spec.period_s:g} s" if spec.period_s else ""
-        return GiveUp(f"not started again: {spent} restart{'s'[: spent > 1]}{within} did not help")
+        return GiveUp(f"not started again: {count_of(spent, 'restart')}{within} did not help")
     return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.gang.faults import Fault, injections_of
 from launcher.plan.launch_plan import TaskPlan
+from worker_entry.protocol import environment
 from worker_entry.protocol.orders import Start
 from worker_entry.protocol.values import TaskStart
 
@@ -23,7 +24,7 @@ def make_start(
         faults: those that are done to the attempt on purpose.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
-    env = {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_ATTEMPT": str(attempt)}
+    env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
     return Start(attempt, [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks], cluster)
 
 
@@ -37,12 +38,12 @@ def _make_task_start(
     env = {**task.env, **attempt_env}
     joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees another one
     if joins:
-        del env["TF_CONFIG"]
+        del env[environment.TF_CONFIG]
     return TaskStart(
         task=str(task.task),
         program=task.program,
         env=env,
-        unset=["TF_CONFIG"],
+        unset=[environment.TF_CONFIG],
         patch_keras=task.patch_keras,
         coordination_timeout_s=lease_s if task.collective else 0.0,
         progress=task.progress,

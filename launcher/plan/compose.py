@@ -5,13 +5,14 @@ The image that it names is built from `docker/Dockerfile`, whose folders, user a
 
 from __future__ import annotations
 
-import json
+import yaml
 
 from launcher.spec.models import ClusterSpec
 from launcher.spec.rehearsal import rehearse
 
 PROJECT = "/project"
 HOME = "/home/trainer"
+IMAGE = "${DISTLAUNCH_IMAGE:-distlaunch-node}"
 
 _HEADER = """\
 # {name} in containers, to be rehearsed on one machine. Written by `distlaunch compose`.
@@ -22,42 +23,6 @@ _HEADER = """\
 #
 # It belongs into the folder that has the program and the spec, which every node sees as {project}; or name that
 # folder in PROJECT. Other variables: NODE_MEMORY, NODE_CPUS, DISTLAUNCH_IMAGE.
-"""
-
-_NODE = """
-x-node: &node
-  image: ${{DISTLAUNCH_IMAGE:-distlaunch-node}}
-  networks: [cluster]
-  mem_limit: ${{NODE_MEMORY:-4g}}
-  memswap_limit: ${{NODE_MEMORY:-4g}}
-  cpus: ${{NODE_CPUS:-1.0}}
-  volumes: {volumes}
-  depends_on:
-    keys: {{condition: service_completed_successfully}}
-"""
-
-_SERVICES = """
-services:
-  keys:
-    image: ${{DISTLAUNCH_IMAGE:-distlaunch-node}}
-    user: root
-    network_mode: none
-    command: {make_keys}
-    healthcheck: {{disable: true}}
-    volumes: {volumes}
-
-  controller:
-    image: ${{DISTLAUNCH_IMAGE:-distlaunch-node}}
-    profiles: [controller]
-    networks: [cluster]
-    entrypoint: [distlaunch]
-    command: {command}
-    environment: {environment}
-    healthcheck: {{disable: true}}
-    stop_grace_period: 30s
-    volumes: {controller_volumes}
-    depends_on: {depends_on}
-
 """
 
 
@@ -78,22 +43,53 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
     project = f"${{PROJECT:-.}}:{PROJECT}"
     directory = _directory(spec)
     elsewhere = [f"${{PROJECT:-.}}:{_literal(directory)}"] if directory is not None else []
-    parts = [
-        _HEADER.format(name=spec.name, spec=path, project=PROJECT),
-        _NODE.format(volumes=_flow(["keys:/keys:ro", project, *elsewhere, *checkpoints])),
-        _SERVICES.format(
-            make_keys=_flow(["make_keys", "/runs", *shared]),
-            volumes=_flow(["keys:/keys", "runs:/runs", *checkpoints]),
-            command=_flow(["up", _literal(path), "--rehearsal", str(count)]),
-            environment=_flow(spec.env_from),
-            controller_volumes=_flow(["keys:/keys:ro", project, f"runs:{HOME}/.local/state/distlaunch"]),
-            depends_on=_flow({node: {"condition": "service_healthy"} for node in nodes}),
-        ),
-        *(f"  {node}: *node\n" for node in nodes),
-        "\nnetworks: {cluster: {}}\n",
-        f"volumes: {_flow({name: {} for name in ('keys', 'runs', *(['checkpoints'] if shared else []))})}\n",
-    ]
-    return "".join(parts)
+    node = {
+        "image": IMAGE,
+        "networks": ["cluster"],
+        "mem_limit": "${NODE_MEMORY:-4g}",
+        "memswap_limit": "${NODE_MEMORY:-4g}",
+        "cpus": "${NODE_CPUS:-1.0}",
+        "volumes": ["keys:/keys:ro", project, *elsewhere, *checkpoints],
+        "depends_on": {"keys": {"condition": "service_completed_successfully"}},
+    }
+    keys = {
+        "image": IMAGE,
+        "user": "root",
+        "network_mode": "none",
+        "command": ["make_keys", "/runs", *shared],
+        "healthcheck": {"disable": True},
+        "volumes": ["keys:/keys", "runs:/runs", *checkpoints],
+    }
+    controller = {
+        "image": IMAGE,
+        "profiles": ["controller"],
+        "networks": ["cluster"],
+        "entrypoint": ["distlaunch"],
+        "command": ["up", _literal(path), "--rehearsal", str(count)],
+        "environment": list(spec.env_from),
+        "healthcheck": {"disable": True},
+        "stop_grace_period": "30s",
+        "volumes": ["keys:/keys:ro", project, f"runs:{HOME}/.local/state/distlaunch"],
+        "depends_on": {host: {"condition": "service_healthy"} for host in nodes},
+    }
+    file = {
+        "x-node": node,
+        "services": {"keys": keys, "controller": controller, **dict.fromkeys(nodes, node)},
+        "networks": {"cluster": {}},
+        "volumes": {name: {} for name in ("keys", "runs", *(["checkpoints"] if shared else []))},
+    }
+    header = _HEADER.format(name=spec.name, spec=path, project=PROJECT)
+    return f"{header}\n{yaml.dump(file, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes the node, which all services of nodes share, once: as the anchor `node`."""
+
+    def generate_anchor(self, node: yaml.Node) -> str:
+        return "node"
+
+    def ignore_aliases(self, data: object) -> bool:
+        return not isinstance(data, dict) or "depends_on" not in data or "profiles" in data
 
 
 def _directory(spec: ClusterSpec) -> str | None:
@@ -107,8 +103,3 @@ def _directory(spec: ClusterSpec) -> str | None:
 def _literal(text: str) -> str:
     """Text in which a `$` is no variable of Compose's."""
     return text.replace("$", "$$")
-
-
-def _flow(value: object) -> str:
-    """In YAML's flow style, which JSON is."""
-    return json.dumps(value, ensure_ascii=False)

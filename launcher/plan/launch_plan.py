@@ -18,6 +18,7 @@ from launcher.spec.models import LOOPBACK, ClusterSpec, NodeSpec
 from launcher.spec.redaction import REDACTED, is_secret
 from launcher.spec.strategies import RULES, StrategyRules
 from launcher.tasks import TENSORBOARD, AuxiliaryType, TaskId, TaskType, find_leader
+from worker_entry.protocol import environment
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
@@ -190,7 +191,7 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         explicit_port=False,
         program=Program("module", "tensorboard.main", words),
         tf_config=None,
-        env={"DISTLAUNCH_TASK": str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
+        env={environment.TASK: str(TENSORBOARD), "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": NO_GPU},
         secrets=frozenset(),
         patch_keras=False,
         progress=False,
@@ -221,7 +222,7 @@ def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
     if plan.preload is None or not tasks:
         return None
     common = set.intersection(*(set(task.env.items()) for task in tasks))
-    return Preload(tasks[0].program, dict(common), ["TF_CONFIG"], list(plan.preload), keep)
+    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], list(plan.preload), keep)
 
 
 def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
@@ -252,29 +253,29 @@ def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = N
 
 def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
     env = {
-        "DISTLAUNCH_TASK": str(task),
+        environment.TASK: str(task),
         # Output reaches the log as it is written, also when the task is killed.
         "PYTHONUNBUFFERED": "1",
     }
     if spec.framework == "tensorflow":
-        env["DISTLAUNCH_STRATEGY"] = spec.strategy
+        env[environment.STRATEGY] = spec.strategy
         # All of TensorFlow's words go into the log; the console folds them.
         env["TF_CPP_MIN_LOG_LEVEL"] = "0"
     if spec.devices is not None:
-        env["DISTLAUNCH_DEVICES"] = str(spec.devices)
+        env[environment.DEVICES] = str(spec.devices)
     if spec.communication != "auto":
-        env["DISTLAUNCH_COMMUNICATION"] = spec.communication
+        env[environment.COMMUNICATION] = spec.communication
     if spec.cross_device is not None:
-        env["DISTLAUNCH_CROSS_DEVICE"] = spec.cross_device
+        env[environment.CROSS_DEVICE] = spec.cross_device
     env.update(spec.rules.env)
     if spec.logs is not None:
-        env["DISTLAUNCH_LOG_DIR"] = f"{spec.logs}/{task.file_name}"
+        env[environment.LOG_DIR] = f"{spec.logs}/{task.file_name}"
     if spec.checkpoint_directory is not None:
-        env["DISTLAUNCH_CHECKPOINT_DIR"] = spec.checkpoint_directory
+        env[environment.CHECKPOINT_DIR] = spec.checkpoint_directory
     if config is not None:
         # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it, too.
         env["TF_GRPC_REUSE_PORT"] = "true"
-        env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
+        env[environment.TF_CONFIG] = json.dumps(config, separators=(",", ":"))
     return env
 
 

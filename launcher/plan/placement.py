@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pydantic_core import ValidationError
 
 from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.wording import count_of
 
 
 def without_spares(spec: ClusterSpec) -> ClusterSpec:
@@ -51,7 +52,7 @@ def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[Cluster
     except ValidationError:
         return None
     if any(note.startswith("going on") for note in notes):
-        notes.append(f"{workers} worker{'s'[: workers > 1]} of {_count_workers(spec, spec.nodes)} are left")
+        notes.append(f"{count_of(workers, 'worker')} of {_count_workers(spec, spec.nodes)} are left")
     return chosen, notes
 
 

@@ -10,6 +10,7 @@ from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import ClusterSpec
 from launcher.spec.redaction import hide_env, hide_words
+from launcher.wording import count_of
 
 
 def render_json(plan: LaunchPlan) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _quote_path(path: str) -> str:
 def render_text(plan: LaunchPlan) -> str:
     """The plan for people: a block for each task."""
     tasks, nodes = len(plan.tasks), len(plan.nodes)
-    size = f"{tasks} task{'s'[: tasks > 1]} on {nodes} node{'s'[: nodes > 1]}"
+    size = f"{count_of(tasks, 'task')} on {count_of(nodes, 'node')}"
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     if plan.unasked:

@@ -9,6 +9,7 @@ from launcher.errors import TooFewGpusError
 from launcher.spec.models import NodeSpec
 from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId
+from launcher.wording import count_of
 
 NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
@@ -57,7 +58,7 @@ def share_resources(
         return shares
     if trainers and len(trainers) > len(gpus) > 0:
         warnings.append(
-            f"{len(trainers)} workers share {len(gpus)} GPU{'s'[: len(gpus) > 1]} on {node.host}: memory grows as "
+            f"{len(trainers)} workers share {count_of(len(gpus), 'GPU')} on {node.host}: memory grows as "
             "needed; with NCCL two workers must not share a GPU"
         )
         for index, task in enumerate(trainers):

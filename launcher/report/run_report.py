@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from launcher.errors import (
     DistlaunchError,
     InterruptionError,
     as_ours,
-    error_lines,
 )
 from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState
@@ -43,10 +41,6 @@ RECENT_KEPT = 79
 """Attempts before the last that the report has; of those in between it has how many ended how."""
 REFERENCES_KEPT = 50
 """Nodes name some of them, and a broken one may never name the same twice."""
-SHOWN_ATTEMPTS = 20
-"""Attempts before the last that the summary has a line for."""
-TAIL_LINES = 10
-"""Lines of the log of a failed task that its error shows."""
 
 
 @dataclass(frozen=True)
@@ -249,83 +243,3 @@ def _crash_report(crash: CrashRecord) -> CrashReport:
         line=crash.line,
         thread=crash.thread,
     )
-
-
-def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
-    """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
-    evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
-    lines = error_lines(verdict.message, verdict.reference, evidence, verdict.hint)
-    return "\n".join(lines)
-
-
-def render_summary(report: RunReport, *, written: bool = True) -> str:
-    """The last lines of a run: each task's end, the outcome, the time, the files.
-
-    Args:
-        report: of a run that has made an attempt.
-        written: whether the report is among the files.
-    """
-    attempt = report.attempts[-1]
-    lines = []
-    if any(task.started is not None for task in attempt.tasks):
-        width = max(len(task.task) for task in attempt.tasks)
-        lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
-    lines += _render_left(report)
-    if len(report.attempts) > 1:
-        lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
-        lines += _render_earlier(report)
-    lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
-    took = f"{report.ended - report.started:.1f} s"
-    if report.outcome == "succeeded":
-        lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
-        lines += [f"  {line}" for line in attempt.verdict.evidence]
-    else:
-        lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
-    lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
-    return "\n".join(lines)
-
-
-def _render_earlier(report: RunReport) -> list[str]:
-    """A line for each attempt but the last; of very many, one for all those in the middle."""
-    lines = [f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]]
-    if len(lines) <= SHOWN_ATTEMPTS:
-        return lines
-    half = SHOWN_ATTEMPTS // 2
-    references = Counter(each.verdict.reference for each in report.attempts[half : -half - 1])
-    references.update(report.left_out.references if report.left_out is not None else {})
-    counts = ", ".join(f"{count:,} {reference}" for reference, count in references.most_common())
-    return [*lines[:half], f"    … {references.total():,} more: {counts}", *lines[-half:]]
-
-
-def _render_left(report: RunReport) -> list[str]:
-    attempt = report.attempts[-1]
-    nodes = {task.node for each in report.attempts for task in each.tasks}
-    unverified = attempt.unverified
-    verified = len(nodes - {*unverified})
-    where = "this machine" if nodes == {"local"} else f"{verified} node{'s'[: verified > 1]}"
-    if not unverified:
-        count = attempt.processes_left
-        return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]
-    lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}"] if verified else []
-    lines.append(f"  not known what is left on {', '.join(unverified)}; once it can be reached:")
-    return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
-
-
-def _render_cleaning(attempt: AttemptReport) -> str:
-    if not attempt.left_behind:
-        return ""
-    if attempt.left_behind == 1:
-        return " (1 process that had outlived its task was ended)"
-    return f" ({attempt.left_behind} processes that had outlived their task were ended)"
-
-
-def _render_end(task: TaskReport) -> str:
-    if task.started is None:
-        return "not started"
-    if task.ended is None:
-        return "its end was not seen"
-    how = str(TaskExit(task.exit_code, task.exit_signal, task.core_dumped))
-    if not task.stopped_by_us:
-        return how
-    raised = task.crash is not None and task.crash.thread is None and task.crash.exception != "SystemExit"
-    return f"{f'raised {task.crash.exception}; ' if task.crash and raised else ''}{how}, stopped by distlaunch"

@@ -29,7 +29,8 @@ from launcher.run.sync import make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
-from worker_entry.system import clock, kernel
+from launcher.wording import count_of
+from worker_entry.system import clock, hardware
 
 
 def run(
@@ -114,8 +115,8 @@ def _prepare(
     tasks = [task for _, task in spec.placements()]
     tasked = first.spec.nodes
     count = len(tasked)
-    where = "this machine" if count == 1 and tasked[0].is_local else f"{count} node{'s'[: count > 1]}"
-    console.note(f"Starting {len(tasks)} task{'s'[: len(tasks) > 1]} on {where}; logs in {files.root}")
+    where = "this machine" if count == 1 and tasked[0].is_local else count_of(count, "node")
+    console.note(f"Starting {count_of(len(tasks), 'task')} on {where}; logs in {files.root}")
     _make_folders(spec, files)
     return _make_supervisor(planner, run_id, files, targets, console, interrupts, checks=checks, faults=faults)
 
@@ -163,7 +164,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
         UsageError: there is no way to a node, or it has not what the spec asks of it.
     """
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
-    here = {LOCAL: NodeFacts(kernel.cores(), tuple(kernel.gpus()))}
+    here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)
 
 

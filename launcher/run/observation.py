@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from launcher.gang.events import Event, Interrupted, NodeLost, Tick, from_message
+from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
+from launcher.gang.translation import from_message
 from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL

@@ -16,7 +16,6 @@ from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
 from launcher.report.run_report import (
-    TAIL_LINES,
     Attempt,
     Earlier,
     RunEnd,
@@ -24,12 +23,12 @@ from launcher.report.run_report import (
     end_by_signal,
     make_run_report,
     make_versions,
-    render_error,
-    render_summary,
 )
+from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
@@ -105,7 +104,7 @@ class Supervisor:
                     self._interrupted = self._asked
         except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
             error = caught
-        left = self._links.close()
+        left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if error is None:
             return self._report(left, end)

@@ -15,7 +15,7 @@ from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, StrategyName, find_role_problem
 from launcher.tasks import TaskType
-from worker_entry.system import kernel
+from launcher.wording import count_of
 
 WORKERS_PER_CORE = 4
 """More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
@@ -26,17 +26,16 @@ WORKERS = 2
 PORTS = PortRange(first=20000, last=29999)
 
 
-def check_workers(workers: int) -> None:
-    """Refuses a number of workers that this machine cannot carry.
+def check_workers(workers: int, cores: int) -> None:
+    """Refuses a number of workers that a machine with so many cores cannot carry.
 
     Raises:
         UsageError: it is too large.
     """
-    cores = kernel.cores()
     limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
     if workers > limit:
         raise UsageError(
-            f"{workers:,} workers are too many for {cores} core{'s'[: cores > 1]}; the limit is {limit}",
+            f"{workers:,} workers are too many for {count_of(cores, 'core')}; the limit is {limit}",
             hint="ask for fewer with --workers, or start them all the same with --oversubscribe",
         )
 

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
+from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
 from launcher.spec.fields import MANY, ONE
-from launcher.spec.models import OWN_VARIABLES, TORCH_VARIABLES, ClusterSpec, NodeSpec, Path, render_path
+from launcher.spec.models import ClusterSpec, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES

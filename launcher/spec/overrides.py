@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic_core import ValidationError
 
+from launcher.spec.contradictions import Path
 from launcher.spec.mistakes import explain_option, refuse_options
-from launcher.spec.models import ClusterSpec, Path
+from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model
 
 

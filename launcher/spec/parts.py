@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from launcher.failures import RESTARTED, FailureName, render_failures
 from launcher.spec.fields import LIMITED_S, UNLESS_0, AtMost, FilledText, Port, Seconds, Text, Times
 
 
@@ -105,23 +106,6 @@ class KerasSpec(Model):
     """Whether to patch Keras 3, whose `model.fit` fails with more than one worker."""
 
 
-FailureName = Literal[
-    "task-failed",
-    "task-killed",
-    "out-of-memory",
-    "port-taken",
-    "preempted",
-    "ended-early",
-    "out-of-step",
-    "disk-full",
-    "version-mismatch",
-    "start-timeout",
-    "drain-timeout",
-    "stalled",
-    "node-lost",
-]
-
-
 class RestartSpec(Model):
     """What happens after a failure: the whole cluster is started again, with the same tasks and fresh ports."""
 
@@ -137,18 +121,9 @@ class RestartSpec(Model):
     """How often each worker of a parameter_server cluster is started again alone; all others go on meanwhile."""
     return_s: Annotated[Seconds, LIMITED_S] = 300.0
     """How long a lost node that nothing replaces is waited for, as while a machine starts again; 0: not at all."""
-    on: list[FailureName] = [
-        "task-failed",
-        "task-killed",
-        "out-of-memory",
-        "port-taken",
-        "preempted",
-        "start-timeout",
-        "drain-timeout",
-        "stalled",
-        "node-lost",
+    on: Annotated[list[FailureName], Field(description=f"The failures after which. {render_failures()}.")] = [
+        *RESTARTED
     ]
-    """The failures after which. A program that fails before its first training step is not started again."""
 
 
 class TimeoutsSpec(Model):

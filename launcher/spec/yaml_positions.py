@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from launcher.spec.models import Path, render_path
+from launcher.spec.contradictions import Path, render_path
 
 SIZE_LIMIT = 256 << 10
 """Bytes of a spec file."""

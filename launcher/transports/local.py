@@ -13,6 +13,7 @@ import worker_entry
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
 from launcher.transports.resumable_link import ResumableLink
+from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes
 
@@ -34,7 +35,7 @@ class LocalTransport:
         self, errors: Path, python: str = sys.executable, *, run_id: str = "", shares_files: bool = True
     ) -> None:
         self.shares_files = shares_files
-        self._env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id} if run_id else None
+        self._env = {**os.environ, environment.RUN_ID: run_id} if run_id else None
         self._errors = errors
         self._python = python
 

@@ -9,6 +9,7 @@ from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec, NodeSpec
 from launcher.transports.base import LinkError
 from launcher.transports.targets import find_target
+from launcher.wording import count_of
 from worker_entry.agent import cleanup
 from worker_entry.protocol.messages import Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
@@ -34,7 +35,7 @@ class CleanedNode:
             return f"{self.node}: cannot be asked: {self.problem}"
         if self.left:
             return f"{self.node}: {self.ended} ended; cannot be ended: {', '.join(map(str, self.left))}"
-        return f"{self.node}: {self.ended or 'no'} process{'es'[: 2 * (self.ended != 1)]} ended, 0 left"
+        return f"{self.node}: {count_of(self.ended, 'process', 'processes')} ended, 0 left"
 
 
 def clean_node(

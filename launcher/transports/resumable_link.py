@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -19,19 +18,18 @@ from launcher.transports.base import (
     LinkResumed,
     LogSink,
 )
+from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
-from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat
-from worker_entry.protocol.resend_buffer import Outbox, is_counted
+from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence of an agent after which its stream counts as broken: it answers every beat."""
-PASSING_LIMIT = 16
-"""Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
 CLOCK_SAMPLES = 30
 """Answered beats, of which the fastest tells the time."""
 
@@ -71,21 +69,11 @@ class ResumableLink:
         self._deliver = deliver
         self._mirror = mirror
         self._lease_s = lease_s
-        self._beat_s = min(BEAT_S, lease_s / 5)
         self._silence_s = min(SILENCE_S, lease_s / 2) if reopen is not None else lease_s
-        self._outbox = Outbox()
-        self._written = 0
-        self._passing: deque[bytes] = deque()
-        """Frames that are not counted: whoever wants them asks again."""
-        self._stream: Stream | None = None
-        self._finishing = False
-        self._beat_at_once = False
-        self._beat_due = time.monotonic() + self._beat_s
-        self._changed = threading.Condition()
+        self._outgoing = Outgoing(min(BEAT_S, lease_s / 5))
+        self._closing = threading.Lock()
         self._over = threading.Event()
         self._heard = self._lost_at = time.monotonic()
-        self._stamp: float | None = None
-        """That of the last answer to a beat."""
         self._dropped: str | None = None
         self._attempt = 0
         self._offsets: dict[str, int] = {}
@@ -94,19 +82,11 @@ class ResumableLink:
         self._reader.start()
 
     def send(self, message: Message, body: bytes = b"") -> None:
-        frame = encode(message, body)
-        with self._changed:
-            if is_counted(message):
-                self._outbox.add(frame)
-            elif len(self._passing) < PASSING_LIMIT:  # a node that asks for more than it reads does without
-                self._passing.append(frame)
-            self._changed.notify_all()
+        self._outgoing.add(message, body)
 
     def finish(self) -> None:
         """Closes our side once everything is written; an agent that cannot be come back to reads that as our end."""
-        with self._changed:
-            self._finishing = True
-            self._changed.notify_all()
+        self._outgoing.finish()
 
     def join(self, timeout_s: float) -> bool:
         """Waits until the agent's side has ended, or was given up; returns whether it is so."""
@@ -115,9 +95,7 @@ class ResumableLink:
     def give_up(self) -> None:
         """No way back is looked for any more."""
         self._reconnector.give_up()
-        with self._changed:
-            stream, self._stream = self._stream, None
-            self._changed.notify_all()
+        stream = self._outgoing.detach()
         if stream is not None:
             stream.abandon()
 
@@ -142,40 +120,6 @@ class ResumableLink:
         """The node's clock minus ours, by the beat that was answered fastest; 0 until one was."""
         return min(self._clock, default=(0.0, 0.0))[1]
 
-    # --- writing ---
-
-    def _write(self, stream: Stream) -> None:
-        with contextlib.suppress(OSError):  # the reader sees the end as well, and says so
-            while (data := self._next(stream)) is not None:
-                stream.write(data)
-            stream.finish()
-
-    def _next(self, stream: Stream) -> bytes | None:
-        with self._changed:
-            # By the clock, and not after so much silence: without beats, the frames of a busy link would all be kept.
-            self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
-            if self._stream is not stream:
-                return None
-            if time.monotonic() >= self._beat_due and not self._finishing:
-                return self._beat()
-            if self._written < self._outbox.last:
-                frames = self._outbox.after(self._written)
-                self._written = self._outbox.last
-                return b"".join(frames)
-            if self._passing:
-                return self._passing.popleft()
-            if self._finishing:
-                return None
-            return self._beat()
-
-    def _beat(self) -> bytes:
-        self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
-        return encode(Beat(clock.now(), self._outbox.received, stamp=self._stamp))
-
-    def _has_news(self, stream: Stream) -> bool:
-        waiting = self._written < self._outbox.last or bool(self._passing)
-        return self._stream is not stream or waiting or self._finishing or self._beat_at_once
-
     # --- reading ---
 
     def _run(self) -> None:
@@ -192,12 +136,11 @@ class ResumableLink:
 
     def _close(self, reason: str) -> None:
         """The end of the link, told once."""
-        with self._changed:
+        with self._closing:
             if self._over.is_set():
                 return
             self._over.set()
-            stream, self._stream = self._stream, None
-            self._changed.notify_all()
+        stream = self._outgoing.detach()
         if stream is not None and not self.ended:  # of what comes from there nothing more is read
             stream.abandon()
         self._deliver(self._node, LinkClosed(reason))
@@ -232,11 +175,12 @@ class ResumableLink:
         self.began = True
         return stream, data
 
-    def _start_writing(self, stream: Stream) -> None:
-        with self._changed:
-            self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
+    def _start_writing(self, stream: Stream, *, received: int | None = None) -> None:
+        self._outgoing.attach(stream, received=received)
         try:
-            threading.Thread(target=self._write, args=(stream,), name=f"write-{self._node}", daemon=True).start()
+            threading.Thread(
+                target=self._outgoing.write_to, args=(stream,), name=f"write-{self._node}", daemon=True
+            ).start()
         except RuntimeError:  # no more threads are allowed; the agent need not wait for what nobody writes
             stream.finish()
             raise
@@ -248,7 +192,7 @@ class ResumableLink:
                 if self._over.is_set():  # nobody listens any more
                     raise LinkError("given up")
                 if is_counted(message):
-                    self._outbox.received += 1
+                    self._outgoing.count_received()
                 self._take(stream, message, body)
             data = stream.read(1 << 18, self._silence_s)
             if not data:
@@ -269,7 +213,7 @@ class ResumableLink:
             case Beat():
                 self._note_beat(message)
             case Attached(received):
-                if self._stream is stream:  # each of them would begin another writer
+                if self._outgoing.is_attached(stream):  # each of them would begin another writer
                     raise ProtocolError("Attached, which answers nothing")
                 self._resume(stream, received)
             case Broken(problem) if problem.reference == AGENT_GONE:
@@ -280,21 +224,14 @@ class ResumableLink:
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self.reattach_folder = message.reattach_folder
-                    self._ask_time()
+                    self._outgoing.beat_soon()
                 self._deliver(self._node, message)
 
     def _note_beat(self, beat: Beat) -> None:
         if beat.echo is not None:
             now = clock.now()
             self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
-        with self._changed:
-            self._stamp = beat.stamp if beat.stamp is not None else self._stamp
-            self._outbox.confirm(beat.received)
-
-    def _ask_time(self) -> None:
-        with self._changed:
-            self._beat_at_once = True
-            self._changed.notify_all()
+        self._outgoing.note_beat(beat)
 
     # --- coming back ---
 
@@ -306,23 +243,17 @@ class ResumableLink:
         """
         if not self._reconnector.exists or self.reattach_folder is None:
             raise LinkError(str(broken))
-        with self._changed:
-            self._stream = None
-            self._passing.clear()
-            self._changed.notify_all()
+        self._outgoing.detach(breaks=True)
         if self._dropped is None:
             self._dropped, self._lost_at = str(broken), self._heard
-            if not self._finishing:
+            if not self._outgoing.is_finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
-        attach = Attach(VERSION, self.reattach_folder, self._outbox.received, self._attempt, self._offsets)
+        attach = Attach(VERSION, self.reattach_folder, self._outgoing.received, self._attempt, self._offsets)
         return self._reconnector.find(broken, attach, self._heard + self._lease_s, self._lease_s)
 
     def _resume(self, stream: Stream, received: int) -> None:
         after_s, self._dropped = time.monotonic() - self._lost_at, None
-        with self._changed:
-            self._outbox.confirm(received)
-            self._written = received
-        self._start_writing(stream)
-        self._ask_time()
-        if not self._finishing:
+        self._start_writing(stream, received=received)
+        self._outgoing.beat_soon()
+        if not self._outgoing.is_finishing:
             self._deliver(self._node, LinkResumed(after_s))

@@ -5,30 +5,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_OK, EXIT_TASK_FAILED, EXIT_USAGE
+from launcher.errors import EXIT_OK, EXIT_USAGE
+from launcher.failures import USER_ERRORS, find_exit_status
 from launcher.gang.stacks import render_places
-from launcher.gang.stalls import find_staller, render_stall, render_steps
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.tasks import TaskId, find_leader, name_tasks
 from launcher.verdict.causes import find_cause, is_collateral
 from launcher.verdict.models import OutcomeName, Verdict
+from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from launcher.verdict.task_failure import judge_failure
 from worker_entry.protocol.values import Problem, TaskExit
-
-_USAGE_REFERENCES = ("no-program", "no-working-directory", "syntax-error", "not-executable", "no-tensorflow")
-"""Refusals that are the user's to correct: exit status 2."""
-_TASK_REFERENCES = (
-    "task-failed",
-    "task-killed",
-    "out-of-memory",
-    "version-mismatch",
-    "ended-early",
-    "out-of-step",
-    "preempted",
-)
-"""What a task itself has done, or what was done to it: exit status 1."""
 
 
 def judge(
@@ -84,12 +72,10 @@ def exit_status(state: AttemptState, verdict: Verdict) -> int:
         return 128 + state.signal
     if verdict.reference == "succeeded":
         return EXIT_OK
-    if verdict.reference in _TASK_REFERENCES:
-        return EXIT_TASK_FAILED
     references = {problem.reference for refusal in state.refusals for problem in refusal.problems}
-    if references and not state.started and references <= {*_USAGE_REFERENCES}:
+    if references and not state.started and references <= USER_ERRORS.keys():
         return EXIT_USAGE
-    return EXIT_INFRASTRUCTURE
+    return find_exit_status(verdict.reference)
 
 
 def _true_reason(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Reason | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
 from launcher.gang.out_of_step import PHRASES, find_outsider, render_split
-from launcher.gang.stalls import render_steps
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import TaskPlan
 from launcher.tasks import TaskId, name_tasks
@@ -25,6 +24,7 @@ from launcher.verdict.causes import (
 )
 from launcher.verdict.exception_text import find_sentence
 from launcher.verdict.models import Verdict
+from launcher.verdict.stall_blame import render_steps
 from worker_entry.protocol.values import CrashRecord
 
 SHOWN_LIMIT = 8

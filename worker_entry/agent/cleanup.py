@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from worker_entry.agent.reattach import end_agents, find_agents
 from worker_entry.agent.reattachment import receive
+from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, encode
 from worker_entry.protocol.messages import Broken, Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
@@ -51,7 +52,7 @@ def clean(run_ids: Collection[str]) -> Cleaned:
     ended = len(agents) if end_agents(agents, AGENT_END_S) else 0
     seen: set[int] = set()
     started = time.monotonic()
-    while left := kernel.with_variable("DISTLAUNCH_RUN_ID", run_ids):
+    while left := kernel.with_variable(environment.RUN_ID, run_ids):
         after_s = time.monotonic() - started
         if after_s > GRACE_S + KILL_S:
             break

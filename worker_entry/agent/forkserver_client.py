@@ -16,6 +16,7 @@ from typing import Optional
 
 from worker_entry.program.environment import LATE, ProgramEnv, find_program_env
 from worker_entry.program.finding import folder_of, may_import
+from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.node_local import GO
 from worker_entry.protocol.orders import Preload
@@ -27,8 +28,6 @@ IMPORT_S = 120.0
 """An import that takes longer is not waited for."""
 FORK_S = 5.0
 """A process that does not fork within so long is given up: the agent waits for it, and for nothing else."""
-OWN_PREFIX = "DISTLAUNCH_"
-"""How variables of our own begin, which no import reads."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
 """A program without one of these words has no use for a forkserver."""
 
@@ -234,6 +233,6 @@ def _explain(found: ProgramEnv) -> str:
 def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Optional[str]:
     """The first variable that differs and that an import may read."""
     for name in sorted(one.keys() | other.keys()):
-        if one.get(name) != other.get(name) and name not in LATE and not name.startswith(OWN_PREFIX):
+        if one.get(name) != other.get(name) and name not in LATE and not name.startswith(environment.OWN_PREFIX):
             return name
     return None

@@ -16,26 +16,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry.agent.checks.answers import NodeChecks
+from worker_entry.agent.attempts import Attempts
 from worker_entry.agent.checks.inspection import introduce
 from worker_entry.agent.connection import Connection
-from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.lease import GRACE_S, Lease
 from worker_entry.agent.liveness import Turns
-from worker_entry.agent.log_stream import stream_logs
 from worker_entry.agent.reattach import ReattachFolder, Reattachment
-from worker_entry.agent.stacks import StackDump
-from worker_entry.agent.task_process import TaskStartError
-from worker_entry.agent.task_table import RunningTasks
-from worker_entry.agent.task_watch import TaskWatch
-from worker_entry.program.finding import find_problems
 from worker_entry.protocol import orders
-from worker_entry.protocol.file_names import AttemptFiles, make_private_directory, remove_empty_directory
+from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Broken, Empty, Message, Noted, Prepared, Refused, Status
+from worker_entry.protocol.messages import Broken, Message
 from worker_entry.protocol.values import Problem
-from worker_entry.system import processes
-from worker_entry.system.ports import HeldPorts, is_port
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
@@ -47,7 +38,6 @@ TICK_S = 0.05
 IDLE_TICK_S = 0.5
 """The same while nothing is under way but training without log streaming."""
 FIRST_LEASE_S = 60.0
-FORKSERVER_LOG = "forkserver.log"
 
 
 class Agent:
@@ -67,23 +57,9 @@ class Agent:
         self._turns = turns
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
-        self._forkserver = ForkserverClient(self._selector)
-        self._owned.callback(self._forkserver.end)
-        self._tree = processes.Tree(self._forkserver.pids)
-        self._ports = HeldPorts()
-        self._owned.callback(self._ports.release)
-        self._tasks = RunningTasks(self._send, self._ports)
-        self._owned.callback(self._tasks.forget)
-        self._finished: Optional[processes.Tree] = None
-        """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
-        self._attempt = 0
-        self._prepared: set[str] = set()
-        self._watch, self._stacks = TaskWatch(), StackDump()
-        self._waiting: Optional[orders.Start] = None
-        """A Start that has to wait until TensorFlow is imported."""
-        self._replica: Optional[ProgramCopy] = None
-        self._checks = NodeChecks(self._selector, self._send)
-        self._owned.callback(self._checks.close)
+        self._attempts = Attempts(self._selector, self._send)
+        self._owned.callback(self._attempts.close)
+        self._copy: Optional[ProgramCopy] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = False  # set by signals, seen by the loop, which they wake
 
@@ -111,40 +87,31 @@ class Agent:
     # --- one turn of the loop ---
 
     def _done(self) -> bool:
-        return self._closing and not self._tree.stopping and not self._connection.pending
+        return self._closing and not self._attempts.is_stopping and not self._connection.pending
 
     def _tick(self) -> float:
-        if self._replica is not None and not self._replica.waits:
+        if self._copy is not None and not self._copy.waits:
             return 0.0
-        busy = self._tree.stopping or self._ports.forming or self._stacks.pending or self._waiting is not None
-        return TICK_S if busy or (self._streaming and self._tasks) else IDLE_TICK_S
+        return TICK_S if self._attempts.is_busy or (self._streaming and self._attempts.has_tasks) else IDLE_TICK_S
 
     @property
     def _streaming(self) -> bool:
         return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
-        now = time.monotonic()
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
-        if self._replica is not None and not self._closing and self._hello is not None:
-            self._replica.step()
-            self._hello = replace(self._hello, cwd=self._replica.directory or self._hello.cwd)
-        self._tcp_timeout.look(self._tasks.pids)
-        if self._waiting is not None and self._hello is not None and self._forkserver.settled(now):
-            order, self._waiting = self._waiting, None
-            self._start(order, self._hello)
-        for pid, status in self._tree.reap():
-            self._tasks.note_exit(pid, status)
-        tasks = self._tasks.by_name
-        for seen in (*self._watch.look(tasks, self._ports, self._tree, now), *self._stacks.look(tasks, now)):
-            self._send(seen)
-            if isinstance(seen, Status) and self._forkserver.is_refused(seen.status):
-                self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
+        if self._copy is not None and not self._closing and self._hello is not None:
+            self._copy.step()
+            self._hello = replace(self._hello, cwd=self._copy.directory or self._hello.cwd)
+        self._tcp_timeout.look(self._attempts.pids)
+        problem = self._attempts.step(self._hello, time.monotonic())
+        if problem is not None:
+            self._break(problem)
         if self._streaming and self._connection.is_open:
-            stream_logs(self._tasks.turns, self._attempt, self._connection)
-        if self._tree.stopping and self._tree.sweep() == 0:
-            self._finish_attempt()
+            self._attempts.stream_logs(self._connection)
+        heard = self._connection.is_open or not self._closing
+        self._attempts.finish(logs_first=self._streaming and heard)
 
     def _read(self) -> None:
         try:
@@ -171,18 +138,14 @@ class Agent:
             return
         attach = reattachment.attach
         try:
-            outbox = self._connection.outbox
-            if outbox.after(attach.received) and self._finished is not None:
-                # Empty has not arrived, so the logs before it may not have, either; it comes again behind them.
-                outbox.take_back()
-                self._tree, self._finished = self._finished, None
+            self._attempts.resume(attach, self._connection.outbox)
             self._connection.replace(reattachment)
         except ProtocolError as error:
             reattachment.refuse(str(error))
             return
-        if self._replica is not None:
-            self._replica.resume()
-        self._tasks.rewind(attach, self._attempt)
+        if self._copy is not None:
+            self._copy.resume()
+        self._attempts.rewind(attach)
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
@@ -193,7 +156,7 @@ class Agent:
     def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new begins; a stop can still be shortened
             if isinstance(message, orders.Stop):
-                self._stop(message.grace_s)
+                self._attempts.stop(message.grace_s)
         elif isinstance(message, orders.Hello):
             self._greet(message)
         elif self._hello is None:
@@ -201,31 +164,29 @@ class Agent:
         elif isinstance(message, orders.Offer):
             from worker_entry.agent.program_copy import ProgramCopy
 
-            self._replica = ProgramCopy(message, self._send)
-            self._owned.callback(self._replica.abandon)
+            self._copy = ProgramCopy(message, self._send)
+            self._owned.callback(self._copy.abandon)
         elif isinstance(message, orders.Piece):
-            if self._replica is not None:
-                self._replica.take(message, body)
+            if self._copy is not None:
+                self._copy.take(message, body)
         elif isinstance(message, orders.Prepare):
-            self._prepare(message, self._hello)
+            self._attempts.prepare(message, self._hello)
         elif isinstance(message, orders.Inspect):
-            self._checks.inspect(message, self._hello)
+            self._attempts.checks.inspect(message, self._hello)
         elif isinstance(message, orders.Dial):
-            self._checks.dial(message)
+            self._attempts.checks.dial(message)
         elif isinstance(message, orders.Preload):
-            self._forkserver.begin(message, self._hello.cwd, os.path.join(self._hello.directory, FORKSERVER_LOG))
+            self._attempts.preload(message, self._hello)
         elif isinstance(message, orders.Start):
-            self._accept(message, self._hello.cwd)
+            self._attempts.accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
-            self._stacks.begin(self._tasks.by_name, self._tree.living())
+            self._attempts.show_stacks()
         elif isinstance(message, orders.Stop):
-            if self._finished is not None:  # the controller stops an attempt of which nothing has begun here
-                self._send(Empty(self._attempt, 0, 0))
-            self._stop(message.grace_s)
+            self._attempts.stop(message.grace_s, ordered=True)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
-            if self._tasks:
-                self._stop(GRACE_S)
+            if self._attempts.has_tasks:
+                self._attempts.stop(GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
 
@@ -250,74 +211,7 @@ class Agent:
             self._reattach_folder.note_run(hello.run_id)
         self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
 
-    def _prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
-        self._forget_finished()
-        if self._tasks:
-            raise ProtocolError(f"Prepare while attempt {self._attempt} is running")
-        if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
-            raise ProtocolError("Prepare with a port that cannot be")
-        self._release_ports()
-        self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
-        problems = find_problems(order.tasks, hello.cwd)
-        problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
-        self._attempt = order.attempt
-        self._prepared = set() if problems else {request.task for request in order.tasks}
-        if not problems and order.nonce:
-            problems = self._checks.open_doors(self._ports.numbers, order.nonce)
-        if problems:
-            self._release_ports()
-            self._send(Refused(problems))
-        else:
-            self._send(Prepared(order.attempt, dict(self._ports.numbers)))
-
-    def _accept(self, order: orders.Start, cwd: str) -> None:
-        names = {start.task for start in order.tasks}
-        busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
-        if busy or order.attempt != self._attempt or len(names) < len(order.tasks) or names - self._prepared:
-            raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
-        self._checks.close()
-        self._waiting = order
-        for start in order.tasks[:1]:  # all run the same program
-            self._forkserver.expect(start.program, cwd)
-
-    def _start(self, order: orders.Start, hello: orders.Hello) -> None:
-        if not self._tasks:
-            self._tree = processes.Tree(self._forkserver.pids)
-        try:
-            files = AttemptFiles(hello.directory, order.attempt)
-            self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
-        except TaskStartError as error:
-            self._break(error.problem)
-
-    def _stop(self, grace_s: float) -> None:
-        if self._finished is not None:
-            return
-        self._waiting = None
-        self._ports.forming.clear()
-        self._checks.mute()
-        self._tree.stop(grace_s)
-
     # --- what happens by itself ---
-
-    def _finish_attempt(self) -> None:
-        heard = self._connection.is_open or not self._closing
-        if self._streaming and heard and any(task.unsent() for task in self._tasks.by_name.values()):
-            return  # the rest of the logs goes first
-        self._send(Empty(self._attempt, len(self._tree.left_behind), len(self._tree.killed)))
-        self._finished, self._tree = self._tree, processes.Tree(self._forkserver.pids)
-        self._prepared = set()
-        self._release_ports()
-
-    def _release_ports(self) -> None:
-        self._checks.close()
-        self._ports.release()
-
-    def _forget_finished(self) -> None:
-        """The controller has heard of the end of the last attempt."""
-        if self._finished is None:
-            return
-        self._tasks.forget()
-        self._finished = None
 
     def _ask_to_end(self) -> None:
         self._asked_to_end = True
@@ -337,11 +231,11 @@ class Agent:
         self._closing = True
         self._connection.close()
         # After a sleep of this machine it may be long over, and the tasks have been started elsewhere.
-        self._stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
+        self._attempts.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
 
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
-        self._forget_finished()
+        self._attempts.give_up()
         self._send(Broken(problem))
-        self._stop(GRACE_S)
+        self._attempts.stop(GRACE_S)

@@ -14,6 +14,7 @@ from typing import Optional, Union
 from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
 from worker_entry.agent.status_reader import StatusFiles
 from worker_entry.program.finding import find_command
+from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
 from worker_entry.protocol.messages import Exited, Status
@@ -33,8 +34,6 @@ FULL = 64 << 10
 
 Cluster = dict[str, list[str]]
 """The addresses of TF_CONFIG by types of tasks."""
-
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 class TaskStartError(Exception):
@@ -233,7 +232,7 @@ def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}
         env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
     # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
-    if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in _PROXIES):
+    if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in environment.PROXIES):
         cluster = json.loads(env["TF_CONFIG"])["cluster"]
         hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
         known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""

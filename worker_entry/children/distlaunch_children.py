@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Optional
 
-VARIABLE = "DISTLAUNCH_CHILDREN"  # as in `worker_entry.protocol.child_order`
+VARIABLE = "DISTLAUNCH_CHILDREN"  # `worker_entry.protocol.environment` has it, too
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARIES = ("tensorflow", "keras", "tf_keras")
 PROGRESS = "worker_entry.progress"

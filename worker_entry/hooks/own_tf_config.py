@@ -14,12 +14,12 @@ from typing import Any
 NAME = "TF_CONFIG"
 
 
-def install(tell: Callable[[str], None], *, keep: bool) -> None:
-    """From now on, `tell` hears of the line that sets another TF_CONFIG, `train.py:12`, or removes it.
+def install(tell: Callable[[str, bool], None], *, keep: bool) -> None:
+    """From now on, a line of the program that sets another TF_CONFIG, or removes it, is reported.
 
     Args:
-        tell: hears of the first one.
-        keep: whether the program's own counts.
+        tell: called with the first such line, as `train.py:12`, and with `keep`.
+        keep: whether the program's own TF_CONFIG takes effect.
     """
     environ: type[Any] = type(os.environ)
     told: list[str] = []
@@ -29,7 +29,7 @@ def install(tell: Callable[[str], None], *, keep: bool) -> None:
             return False
         if not told:
             told.append(_line())
-            tell(f"{told[0]} {'kept' if keep else 'refused'}")
+            tell(told[0], keep)
         return not keep
 
     class Watched(environ):  # type: ignore[misc]  # its base is known at run time only

@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Mapping
 
+from worker_entry.protocol import environment
 from worker_entry.protocol.values import Program, TaskOrder
 
-VARIABLE = "DISTLAUNCH_CHILDREN"
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "children")
 PYTHONPATH = "PYTHONPATH"
 OF_THE_TASK = ("crash_file", "status_file")
@@ -30,11 +30,11 @@ def make_child_env(order: TaskOrder, env: Mapping[str, str], *, starter: int = 0
             us, so that those which it starts are something else.
     """
     told = dict(env)
-    told.pop(VARIABLE, None)  # of a task in which this one is started
+    told.pop(environment.CHILDREN, None)  # of a task in which this one is started
     if not (order.patch_keras or order.progress or order.coordination_timeout_s):
         return told
     names = (*OF_ALL, *(OF_THE_TASK if starter else ()))
-    told[VARIABLE] = f"{starter} {json.dumps({name: getattr(order, name) for name in names})}"
+    told[environment.CHILDREN] = f"{starter} {json.dumps({name: getattr(order, name) for name in names})}"
     rest = told.get(PYTHONPATH) or None
     told[PYTHONPATH] = os.pathsep.join(
         [FOLDER, *(() if rest is None else (entry for entry in rest.split(os.pathsep) if entry != FOLDER))]

@@ -105,7 +105,7 @@ class TaskStatus:
 
     `injected`: the faults of `--chaos` that were done to it. `not_forked`: why it has started again as plain Python.
     `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line by which it sets a
-    TF_CONFIG of its own. `keras`: what was patched, once it trains with Keras.
+    TF_CONFIG of its own, and whether that has an effect. `keras`: what was patched, once it trains with Keras.
     """
 
     phase: Name
@@ -115,6 +115,7 @@ class TaskStatus:
     not_forked: Line = ""
     strategy: Name = ""
     own_tf_config: Line = ""
+    own_tf_config_kept: bool = False
     keras: Optional[KerasPatch] = None
 
 

@@ -10,14 +10,15 @@ import math
 import os
 import time
 
-VARIABLE = "DISTLAUNCH_CLOCK"
+from worker_entry.protocol import environment
+
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine sleeps."""
 
 
 def _find_zero() -> float:
     try:
-        zero = float(os.environ[VARIABLE])
+        zero = float(os.environ[environment.CLOCK])
     except (KeyError, ValueError):
         zero = math.nan
     return zero if math.isfinite(zero) else time.time() - time.clock_gettime(_STEADY)
@@ -32,4 +33,4 @@ def now() -> float:
 
 def share() -> None:
     """Tells it to the processes that this one starts from now on."""
-    os.environ[VARIABLE] = repr(_zero)
+    os.environ[environment.CLOCK] = repr(_zero)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import os
 import signal
-import socket
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Optional
 
-from worker_entry.system.cgroups import cores_limit
+from worker_entry.protocol import environment
 
-LINUX = sys.platform == "linux" and not os.environ.get("DISTLAUNCH_PORTABLE")
+LINUX = sys.platform == "linux" and not os.environ.get(environment.PORTABLE)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -155,12 +153,6 @@ def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
     return killed
 
 
-def cores() -> int:
-    """Cores this process may use; those of a container may be fewer than the machine's."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return math.ceil(min(count, max(cores_limit(), 1.0)))
-
-
 def port_holder(port: int) -> Optional[str]:
     """Which process holds a TCP port of this machine, as `pid 123 (python)`; None where that cannot be seen."""
     if not LINUX:
@@ -182,34 +174,6 @@ def port_holder(port: int) -> Optional[str]:
 def only_closing(port: int) -> bool:
     """Whether nothing but connections that no process has any more, which the kernel is closing, is on a port."""
     return LINUX and set(_socket_inodes(port)) == {"0"}
-
-
-def gpus() -> list[str]:
-    """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        chosen = [name.strip() for name in visible.split(",")]
-        # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
-        return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
-    if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
-        return []
-    import subprocess
-
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - found as the driver installed it
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return listing.stdout.split()
-
-
-def hostname() -> str:
-    return socket.gethostname()
 
 
 def _has_children() -> bool:

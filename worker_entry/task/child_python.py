@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from worker_entry.hooks import collective_time
-from worker_entry.protocol import child_order
+from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.file_names import LOCK
 from worker_entry.task import keras_progress, runner, status_file
 from worker_entry.task.meter import Meter
@@ -63,7 +63,7 @@ def record(text: str, error: BaseException) -> None:
 
 def _is_task() -> bool:
     """Whether this is the process that the agent has started, and not one that was started in there."""
-    starter = os.environ.get(child_order.VARIABLE, "").partition(" ")[0]
+    starter = os.environ.get(environment.CHILDREN, "").partition(" ")[0]
     return starter.isdigit() and os.getppid() == int(starter)
 
 

@@ -26,6 +26,7 @@ from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import run_hooks
 from worker_entry.program.environment import LATE
+from worker_entry.task.environ_reads import OURS, _importer, make_recording_environ, top_package
 
 TENSORFLOW = "tensorflow"
 NUMPY = "numpy"
@@ -38,7 +39,6 @@ NATIVE_READS = {
 }
 """How variables begin that the libraries of a package read without Python: their reads cannot be recorded."""
 _LOGGING = "tensorflow.python.platform.tf_logging"
-_OURS = __name__.partition(".")[0]
 
 Difference = str
 """Why an early import is not what the program's own import would be, as a clause."""
@@ -61,12 +61,12 @@ class EarlyImport:
 
     def load(self, name: str) -> None:
         """Imports the module, and records what its import depends on; it may raise whatever the import raises."""
-        if _top(name) in self._effects:
+        if top_package(name) in self._effects:
             return
         filters, environ = list(warnings.filters), dict(os.environ)
         with self._recording():
             importlib.import_module(name)
-        self._effects[_top(name)] = _Effects.since(filters, environ)
+        self._effects[top_package(name)] = _Effects.since(filters, environ)
 
     def hide(self, start_again: Callable[[Difference], None]) -> None:
         """In a task, before its program begins.
@@ -75,9 +75,9 @@ class EarlyImport:
             start_again: is called where an import would now be another one, and does not return.
         """
         standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-        early = [name for name in sys.modules if name not in self._before and _top(name) != _OURS]
-        self._packages = {package for package in map(_top, early) if _is_installed(package, standard)}
-        self._hidden = {name: sys.modules.pop(name) for name in early if _top(name) in self._packages}
+        early = [name for name in sys.modules if name not in self._before and top_package(name) != OURS]
+        self._packages = {package for package in map(top_package, early) if _is_installed(package, standard)}
+        self._hidden = {name: sys.modules.pop(name) for name in early if top_package(name) in self._packages}
         warnings.filters[:] = self._filters  # type: ignore[index]  # typeshed has it as a Sequence
         _renew_filters()
         _forget_logger(self._hidden.get(_LOGGING))
@@ -92,11 +92,11 @@ class EarlyImport:
         def note_import(name: str, *rest: Any, **named: Any) -> ModuleType:
             variables, level = rest[0] if rest else None, named.get("level", rest[3] if len(rest) > 3 else 0)
             if level == 0 and variables:
-                self._imports.setdefault(_top(variables.get("__name__") or ""), set()).add(_top(name))
+                self._imports.setdefault(top_package(variables.get("__name__") or ""), set()).add(top_package(name))
             return plain(name, *rest, **named)
 
         builtins.__import__ = note_import
-        os.environ.__class__ = _recording_environ(environ, self._reads)
+        os.environ.__class__ = make_recording_environ(environ, self._reads)
         try:
             yield
         finally:
@@ -136,8 +136,8 @@ class EarlyImport:
 
     def show(self, name: str, *, all_needed: bool) -> None:
         """The package appears; with `all_needed`, so does what it has imported."""
-        packages = self._needed(name) if all_needed else {_top(name)}
-        shown = {name: module for name, module in self._hidden.items() if _top(name) in packages}
+        packages = self._needed(name) if all_needed else {top_package(name)}
+        shown = {name: module for name, module in self._hidden.items() if top_package(name) in packages}
         for module in shown:
             del self._hidden[module]
         sys.modules.update(shown)
@@ -150,11 +150,11 @@ class EarlyImport:
 
     def is_ours(self, name: str) -> bool:
         """Whether the module was imported early, or is of a package that was."""
-        return _top(name) in self._packages
+        return top_package(name) in self._packages
 
     def _needed(self, name: str) -> set[str]:
         """The package of that module and all that it imports, directly or not."""
-        needed, queue = set[str](), [_top(name)]
+        needed, queue = set[str](), [top_package(name)]
         while queue:
             package = queue.pop()
             if package in self._packages and package not in needed:
@@ -205,7 +205,7 @@ class _Finder:
         if self._early.is_ours(importer):  # in plain Python, it would have been imported with its importer
             self._early.show(name, all_needed=False)
             return
-        difference = self._early.find_difference(_top(name))
+        difference = self._early.find_difference(top_package(name))
         if difference is not None:
             self._start_again(difference)
         self._early.show(name, all_needed=True)
@@ -225,54 +225,6 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # importlib has put the finder's there
         self._finder.load(module.__name__)
-
-
-def _recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> type[Any]:
-    copied = [0]
-
-    class Recording(environ):  # type: ignore[misc]  # its base is known at run time only
-        """Notes who reads which variable; a copy of all of them reads none."""
-
-        def __getitem__(self, name: Any) -> Any:
-            if copied[0] > 0:
-                copied[0] -= 1
-            elif isinstance(name, str):
-                reads.setdefault(_top(_importing()), set()).add(name)
-            return super().__getitem__(name)
-
-        def __contains__(self, name: object) -> bool:
-            if isinstance(name, str):
-                reads.setdefault(_top(_importing()), set()).add(name)
-            return bool(super().__contains__(name))
-
-        def keys(self) -> Any:  # which `dict(os.environ)` calls first
-            copied[0] = len(self)
-            return super().keys()
-
-        def copy(self) -> Any:
-            copied[0] = len(self)
-            return super().copy()
-
-    return Recording
-
-
-def _importing() -> str:
-    """The name of the module that is being imported just now."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and not (frame.f_code.co_name == "<module>" and "__name__" in frame.f_globals):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))
-
-
-def _importer() -> str:
-    """The name of the module whose code asks for an import."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        name = str(frame.f_globals.get("__name__"))
-        if not name.startswith(("importlib", f"{_OURS}.")) or name.startswith(f"{_OURS}.demo"):
-            return name
-        frame = frame.f_back
-    return "__main__"
 
 
 def _is_installed(package: str, standard: tuple[str, ...]) -> bool:
@@ -300,7 +252,3 @@ def _renew_filters() -> None:
     """Has the interpreter look at the changed filters: to leave this context does so."""
     with warnings.catch_warnings():
         pass
-
-
-def _top(name: str) -> str:
-    return name.partition(".")[0]

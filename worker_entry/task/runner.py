@@ -28,7 +28,7 @@ from typing import Optional
 
 from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, devices, own_tf_config
 from worker_entry.keras_patches import patching
-from worker_entry.protocol import child_order
+from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.values import Injection, KerasPatch, Program, Progress, TaskOrder
 from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
@@ -145,8 +145,8 @@ def patch_libraries(
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
-    if os.environ.get("DISTLAUNCH_DEVICES"):
-        devices.install(int(os.environ["DISTLAUNCH_DEVICES"]))
+    if os.environ.get(environment.DEVICES):
+        devices.install(int(os.environ[environment.DEVICES]))
     if order.patch_keras:
         log = _log if not quiet else lambda _: None
         patching.install(log, tell, cluster=own_tf_config.NAME in os.environ)

@@ -53,8 +53,8 @@ class StatusFile:
     def report_strategy(self, name: str) -> None:
         self._write(strategy=name)
 
-    def report_own_tf_config(self, line: str) -> None:
-        self._write(own_tf_config=line)
+    def report_own_tf_config(self, line: str, kept: bool) -> None:
+        self._write(own_tf_config=line, own_tf_config_kept=kept)
 
     def report_keras(self, patch: KerasPatch) -> None:
         self._write(keras=patch)

@@ -16,7 +16,8 @@ from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, L
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.ssh.config import SshTarget
-from launcher.transports.ssh.connect import AUTH_S, Connection, connect, place_of
+from launcher.transports.ssh.connect import AUTH_S, Connection, connect
+from launcher.transports.ssh.raw_connection import place_of
 from launcher.transports.streams import ask
 from worker_entry.protocol.messages import Cleaned, Message
 from worker_entry.protocol.orders import VERSION, Clean

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Optional
 
 from worker_entry.program.finding import find_command, installed_version
+from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Inspected, Ready
 from worker_entry.protocol.orders import VERSION, Inspect
 from worker_entry.protocol.values import GpuUse, Program
-from worker_entry.system import clock, kernel
+from worker_entry.system import clock, hardware
 
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that gRPC heeds, the strongest first."""
 FILES_LIMIT = 2000
 """Files of a module that are hashed at the most."""
@@ -24,12 +24,12 @@ def introduce(reattach_folder: Optional[str]) -> Ready:
     return Ready(
         version=VERSION,
         pid=os.getpid(),
-        hostname=kernel.hostname(),
+        hostname=hardware.hostname(),
         python=sys.version.split()[0],
         executable=sys.executable,
         time=clock.now(),
-        cores=kernel.cores(),
-        gpus=kernel.gpus(),
+        cores=hardware.cores(),
+        gpus=hardware.gpus(),
         tensorflow=installed_version("tensorflow"),
         reattach_folder=reattach_folder,
     )
@@ -45,7 +45,7 @@ def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
         free_bytes=shutil.disk_usage(directory).free,
         directory=cwd,
         program_hash=_hash_program(order.program, cwd),
-        proxies=[name for name in PROXIES if os.environ.get(name)],
+        proxies=[name for name in environment.PROXIES if os.environ.get(name)],
         problem=_leave_mark(order.shared, order.mark) if order.mark else "",
     )
 

@@ -1,0 +1,118 @@
+"""The one table of failure classes: name, exit status, what restarts do with each, and its meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED
+
+FailureName = Literal[
+    "task-failed",
+    "task-killed",
+    "out-of-memory",
+    "port-taken",
+    "preempted",
+    "ended-early",
+    "out-of-step",
+    "disk-full",
+    "version-mismatch",
+    "start-timeout",
+    "drain-timeout",
+    "stalled",
+    "node-lost",
+]
+"""The classes after which a spec may ask for a restart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureClass:
+    """What a class of failures means, and what follows from it.
+
+    `restarted`: whether the cluster starts again after it by default. `counted`: whether such a restart is counted
+    against `restart.max_restarts`.
+    """
+
+    meaning: str
+    exit_status: int
+    restarted: bool = False
+    counted: bool = True
+
+
+FAILURES: Mapping[FailureName, FailureClass] = {
+    "task-failed": FailureClass(
+        meaning="a Python exception, or an exit status other than 0; not restarted before the first training step",
+        exit_status=EXIT_TASK_FAILED,
+        restarted=True,
+    ),
+    "task-killed": FailureClass(
+        meaning="a signal from an unknown sender", exit_status=EXIT_TASK_FAILED, restarted=True
+    ),
+    "out-of-memory": FailureClass(
+        meaning="the kernel's OOM killer ended a task, or a device has no memory left",
+        exit_status=EXIT_TASK_FAILED,
+        restarted=True,
+    ),
+    "port-taken": FailureClass(
+        meaning="another process has the port", exit_status=EXIT_INFRASTRUCTURE, restarted=True, counted=False
+    ),
+    "preempted": FailureClass(
+        meaning="SIGTERM from elsewhere, exit status 143, or 42 of PreemptionCheckpointHandler once all have saved",
+        exit_status=EXIT_TASK_FAILED,
+        restarted=True,
+        counted=False,
+    ),
+    "ended-early": FailureClass(
+        meaning="a worker ended with status 0 before its peers, whose next step fails", exit_status=EXIT_TASK_FAILED
+    ),
+    "out-of-step": FailureClass(
+        meaning="the workers make different calls, or have different numbers of batches", exit_status=EXIT_TASK_FAILED
+    ),
+    "disk-full": FailureClass(meaning="a node's disk is full", exit_status=EXIT_INFRASTRUCTURE),
+    "version-mismatch": FailureClass(
+        meaning="installed versions do not fit together; the hint says which", exit_status=EXIT_TASK_FAILED
+    ),
+    "start-timeout": FailureClass(
+        meaning="the cluster did not form within timeouts.start_s", exit_status=EXIT_INFRASTRUCTURE, restarted=True
+    ),
+    "drain-timeout": FailureClass(
+        meaning="the last workers did not end within timeouts.drain_s after the first",
+        exit_status=EXIT_INFRASTRUCTURE,
+        restarted=True,
+    ),
+    "stalled": FailureClass(
+        meaning="no step for too long, or a signal stopped a worker", exit_status=EXIT_INFRASTRUCTURE, restarted=True
+    ),
+    "node-lost": FailureClass(
+        meaning="a node did not answer within its lease; restarted on a spare node, or once the node is back",
+        exit_status=EXIT_INFRASTRUCTURE,
+        restarted=True,
+    ),
+}
+RESTARTED: tuple[FailureName, ...] = tuple(name for name, failure in FAILURES.items() if failure.restarted)
+"""The classes that are restarted by default."""
+
+USER_ERRORS: Mapping[str, str] = {
+    "no-program": "the program is not on the node",
+    "no-working-directory": "the working directory is not on the node",
+    "syntax-error": "Python cannot parse the program",
+    "not-executable": "the program may not be executed",
+    "no-tensorflow": "the node's Python has no TensorFlow",
+}
+"""Why a node refuses to start its tasks where the user has to correct something: exit status 2."""
+
+
+def find_exit_status(reference: str) -> int:
+    """distlaunch's exit status for a failed attempt whose verdict has this reference."""
+    return next((failure.exit_status for name, failure in FAILURES.items() if name == reference), EXIT_INFRASTRUCTURE)
+
+
+def is_counted(reference: str) -> bool:
+    """Whether a restart after such a failure is counted."""
+    return all(failure.counted for name, failure in FAILURES.items() if name == reference)
+
+
+def render_failures() -> str:
+    """Every class with its meaning, for the JSON Schema."""
+    return "; ".join(f"`{name}`: {failure.meaning}" for name, failure in FAILURES.items())

@@ -1,0 +1,91 @@
+"""From an agent's message to an event. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.gang.events import (
+    Event,
+    NodeEmpty,
+    NodeInspected,
+    NodePrepared,
+    NodeReady,
+    NodeRefused,
+    NodeSynced,
+    TaskExited,
+    TaskHalted,
+    TaskListening,
+    TaskReported,
+    TaskStarted,
+)
+from launcher.tasks import parse_task_id
+from worker_entry.protocol.messages import (
+    Broken,
+    Empty,
+    Exited,
+    Halted,
+    Inspected,
+    Listening,
+    Message,
+    Prepared,
+    Ready,
+    Refused,
+    Started,
+    Status,
+    Synced,
+)
+
+
+def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
+    """What a frame of an agent means to the gang; None for frames that mean nothing to it.
+
+    Times become those of the controller's clock, which the node's is ahead of by `clock_offset_s`.
+
+    Raises:
+        ValueError: the frame names a task that cannot be.
+    """
+    match message:
+        case Ready():
+            return NodeReady(node)
+        case Synced(_, files, fetched):
+            return NodeSynced(node, files, fetched)
+        case Prepared(_, ports):
+            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Inspected():
+            return NodeInspected(node)
+        case Refused(problems):
+            return NodeRefused(node, tuple(problems))
+        case Broken(problem):
+            return NodeRefused(node, (problem,))
+        case Started(task, pid, time):
+            return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
+        case Listening(task, time):
+            return TaskListening(parse_task_id(task), time - clock_offset_s)
+        case Status(task, status):
+            progress = status.progress
+            if progress is not None:
+                began, at = progress.began - clock_offset_s, progress.time - clock_offset_s
+                progress = replace(progress, began=began, time=at)
+            since = status.since - clock_offset_s
+            return TaskReported(
+                parse_task_id(task),
+                status.phase,
+                since,
+                progress,
+                injected=tuple(status.injected),
+                strategy=status.strategy,
+                own_tf_config=status.own_tf_config,
+                own_tf_config_kept=status.own_tf_config_kept,
+                keras=status.keras,
+            )
+        case Halted(task, signum, time):
+            return TaskHalted(parse_task_id(task), signum or None, time - clock_offset_s)
+        case Exited(task, how, time, crash, finished, evidence):
+            if crash is not None:
+                crash = replace(crash, time=crash.time - clock_offset_s)
+            if finished is not None:
+                finished -= clock_offset_s
+            return TaskExited(parse_task_id(task), how, time - clock_offset_s, crash, finished, evidence)
+        case Empty(_, left_behind, killed):
+            return NodeEmpty(node, left_behind, killed)
+    return None

@@ -1,0 +1,206 @@
+"""The attempts of one node, one after the other: each from Prepare to Empty."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+from collections.abc import Callable
+from typing import Optional
+
+from worker_entry.agent.checks.answers import NodeChecks
+from worker_entry.agent.connection import Connection
+from worker_entry.agent.forkserver_client import ForkserverClient
+from worker_entry.agent.log_stream import stream_logs
+from worker_entry.agent.stacks import StackDump
+from worker_entry.agent.task_process import TaskStartError
+from worker_entry.agent.task_table import RunningTasks
+from worker_entry.agent.task_watch import TaskWatch
+from worker_entry.program.finding import find_problems
+from worker_entry.protocol import orders
+from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Status
+from worker_entry.protocol.resend_buffer import Outbox
+from worker_entry.protocol.values import Problem
+from worker_entry.system import processes
+from worker_entry.system.ports import HeldPorts, is_port
+
+FORKSERVER_LOG = "forkserver.log"
+
+
+class Attempts:
+    """Owns the tasks, their ports and the forkserver; `send` takes what the controller is told."""
+
+    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
+        self._owned = contextlib.ExitStack()
+        self._send = send
+        self.checks = NodeChecks(selector, send)
+        self._forkserver = ForkserverClient(selector)
+        self._owned.callback(self._forkserver.end)
+        self._tree = processes.Tree(self._forkserver.pids)
+        self._ports = HeldPorts()
+        self._owned.callback(self._ports.release)
+        self._tasks = RunningTasks(send, self._ports)
+        self._owned.callback(self._tasks.forget)
+        self._owned.callback(self.checks.close)
+        self._finished: Optional[processes.Tree] = None
+        """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
+        self._number = 0
+        self._prepared: set[str] = set()
+        self._watch, self._stacks = TaskWatch(), StackDump()
+        self._waiting: Optional[orders.Start] = None
+        """A Start that has to wait until TensorFlow is imported."""
+
+    def close(self) -> None:
+        """Releases all that is owned, in reverse order, whatever goes wrong."""
+        self._owned.close()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._tree.stopping
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that has to be looked at often."""
+        return self._tree.stopping or bool(self._ports.forming) or self._stacks.pending or self._waiting is not None
+
+    @property
+    def has_tasks(self) -> bool:
+        return bool(self._tasks)
+
+    @property
+    def pids(self) -> list[int]:
+        """The tasks' own processes."""
+        return self._tasks.pids
+
+    # --- orders ---
+
+    def prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
+        """Holds the tasks' ports, and answers whether their program can be started.
+
+        Raises:
+            ProtocolError: it is not the time for that, or the ports are none.
+        """
+        self._forget_finished()
+        if self._tasks:
+            raise ProtocolError(f"Prepare while attempt {self._number} is running")
+        if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
+            raise ProtocolError("Prepare with a port that cannot be")
+        self._release_ports()
+        self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
+        problems = find_problems(order.tasks, hello.cwd)
+        problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
+        self._number = order.attempt
+        self._prepared = set() if problems else {request.task for request in order.tasks}
+        if not problems and order.nonce:
+            problems = self.checks.open_doors(self._ports.numbers, order.nonce)
+        if problems:
+            self._release_ports()
+            self._send(Refused(problems))
+        else:
+            self._send(Prepared(order.attempt, dict(self._ports.numbers)))
+
+    def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
+        """Starts the forkserver, which imports what the tasks will."""
+        self._forkserver.begin(order, hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
+
+    def accept(self, order: orders.Start, cwd: str) -> None:
+        """Takes an order to start tasks, which `step` starts once nothing has to be waited for.
+
+        Raises:
+            ProtocolError: they were not prepared, or are running.
+        """
+        names = {start.task for start in order.tasks}
+        busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
+        if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
+            raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
+        self.checks.close()
+        self._waiting = order
+        for start in order.tasks[:1]:  # all run the same program
+            self._forkserver.expect(start.program, cwd)
+
+    def show_stacks(self) -> None:
+        self._stacks.begin(self._tasks.by_name, self._tree.living())
+
+    def stop(self, grace_s: float, *, ordered: bool = False) -> None:
+        """Begins to stop the tasks; `ordered`: the controller asks for it, and is to hear of the end."""
+        if self._finished is not None:
+            if ordered:  # it stops an attempt of which nothing has begun here
+                self._send(Empty(self._number, 0, 0))
+            return
+        self._waiting = None
+        self._ports.forming.clear()
+        self.checks.mute()
+        self._tree.stop(grace_s)
+
+    # --- one turn of the loop ---
+
+    def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
+        """Starts what waits, and reports what is seen of the tasks; returns why tasks cannot be started, if so."""
+        problem = None
+        if self._waiting is not None and hello is not None and self._forkserver.settled(now):
+            order, self._waiting = self._waiting, None
+            problem = self._start(order, hello)
+        for pid, status in self._tree.reap():
+            self._tasks.note_exit(pid, status)
+        tasks = self._tasks.by_name
+        for seen in (*self._watch.look(tasks, self._ports, self._tree, now), *self._stacks.look(tasks, now)):
+            self._send(seen)
+            if isinstance(seen, Status) and self._forkserver.is_refused(seen.status):
+                self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
+        return problem
+
+    def stream_logs(self, connection: Connection) -> None:
+        stream_logs(self._tasks.turns, self._number, connection)
+
+    def finish(self, *, logs_first: bool) -> None:
+        """Ends an attempt whose tree is stopped and empty; with `logs_first`, not before its logs are sent."""
+        if not self._tree.stopping or self._tree.sweep() != 0:
+            return
+        if logs_first and any(task.unsent() for task in self._tasks.by_name.values()):
+            return
+        self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
+        self._finished, self._tree = self._tree, processes.Tree(self._forkserver.pids)
+        self._prepared = set()
+        self._release_ports()
+
+    def resume(self, attach: orders.Attach, outbox: Outbox) -> None:
+        """The controller has come back over another connection: what it has not received is sent again.
+
+        Raises:
+            ProtocolError: it claims to have received what was never sent.
+        """
+        if outbox.after(attach.received) and self._finished is not None:
+            # Empty has not arrived, so the logs before it may not have, either; it comes again behind them.
+            outbox.take_back()
+            self._tree, self._finished = self._finished, None
+
+    def rewind(self, attach: orders.Attach) -> None:
+        """Sends the logs again from where the controller has them."""
+        self._tasks.rewind(attach, self._number)
+
+    def give_up(self) -> None:
+        """Nothing of the last attempt is sent again."""
+        self._forget_finished()
+
+    def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
+        if not self._tasks:
+            self._tree = processes.Tree(self._forkserver.pids)
+        try:
+            files = AttemptFiles(hello.directory, order.attempt)
+            self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
+        except TaskStartError as error:
+            return error.problem
+        return None
+
+    def _release_ports(self) -> None:
+        self.checks.close()
+        self._ports.release()
+
+    def _forget_finished(self) -> None:
+        """The controller has heard of the end of the last attempt."""
+        if self._finished is None:
+            return
+        self._tasks.forget()
+        self._finished = None

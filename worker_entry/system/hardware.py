@@ -1,0 +1,43 @@
+"""What this machine has: cores, GPUs, and its name."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+
+from worker_entry.system.cgroups import cores_limit
+
+
+def cores() -> int:
+    """Cores this process may use; those of a container may be fewer than the machine's."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(count, max(cores_limit(), 1.0)))
+
+
+def gpus() -> list[str]:
+    """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        chosen = [name.strip() for name in visible.split(",")]
+        # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
+        return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
+    if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
+        return []
+    import subprocess
+
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - found as the driver installed it
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listing.stdout.split()
+
+
+def hostname() -> str:
+    return socket.gethostname()
