@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.scheduling import Longest
+
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -105,6 +107,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (quick if is_kept else costly).append(item)
     config.hook.pytest_deselected(items=costly)
     items[:] = quick
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Longest:
+    # Not xdist's own `loadgroup`: from pytest 9.2 on, xdist 3.8 cannot mark tests for it.
+    return Longest(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -694,13 +694,14 @@ class Runs:
         self._folder = folder
         self.get = functools.cache(self._get)
 
-    def _get(self, configuration: str) -> Run:
+    def _get(self, configuration: str, *some: str) -> Run:
         """
         Args:
             configuration: one of CASES_OF; "mirrored" and "central storage" train on two devices of one process.
+            some: the cases that are enough, instead of all of the configuration.
         """
-        cases = CASES_OF[configuration]
-        folder = self._folder / configuration.replace(" ", "-")
+        cases = some or CASES_OF[configuration]
+        folder = self._folder / "-".join([configuration, *some]).replace(" ", "-")
         out, run_dir = folder / "out", folder / "run"
         out.mkdir(parents=True)
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"}
@@ -809,6 +810,15 @@ def on_devices(cases: Iterable[str]) -> Callable[[Test], Test]:
     return pytest.mark.parametrize(
         ("strategy", "case"), [(name, case) for case in cases for name in strategies if case in CASES_OF[name]]
     )
+
+
+@tensorflow
+@pytest.mark.quick
+def test_plain_fit_on_two_workers_is_that_of_one_process(runs: Runs) -> None:
+    """What is compared below for every case, which takes minutes."""
+    alone, cluster = runs.get("one process", "plain_fit"), runs.get(NEWEST, "plain_fit")
+    for worker in (0, 1):
+        assert_agree(alone.case("plain_fit"), cluster.case("plain_fit", worker), tolerance=CLOSE)
 
 
 @tensorflow

@@ -182,6 +182,7 @@ def test_a_program_that_fails_before_the_cluster_is_up_is_not_started_again(dist
     assert "not started again: the program failed before its first training step" in ran.stderr
 
 
+@pytest.mark.slow
 def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaunch: Distlaunch) -> None:
     """A child that heeds no TERM outlives its task, and must not meet the next attempt."""
     script = (

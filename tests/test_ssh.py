@@ -35,6 +35,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield started
 
 
+@pytest.mark.quick
 def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
     noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
@@ -114,6 +115,7 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
     assert marked(mark) == []
 
 
+@pytest.mark.quick
 def test_unknown_host_keys_are_refused_with_the_line_that_cures_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
@@ -259,6 +261,7 @@ def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: P
     assert "is Python 3.8; a node needs 3.9 or newer" in ran.stderr
 
 
+@pytest.mark.quick
 def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     name = next(iter(mark))

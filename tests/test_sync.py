@@ -389,24 +389,31 @@ def test_check_sends_the_folder_too_and_finds_the_program(hosts: Hosts, project:
     assert (hosts.home / "checked" / "train.py").exists()
 
 
-@pytest.mark.ssh
-def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, project: Path, tmp_path: Path) -> None:
-    big = os.urandom(1 << 20) * 300
-    (project / "big.bin").write_bytes(big)
-    spec = hosts.write_spec("program: {command: [sha256sum, big.bin]}\nsync: {to: ~/big}\n")
-    process = subprocess.Popen(
-        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
+def start(hosts: Hosts, project: Path, run_dir: Path, rest: str) -> subprocess.Popen[bytes]:
+    """Starts `distlaunch up` in the project and returns at once."""
+    return subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(run_dir), hosts.write_spec(rest)),
         cwd=project,
         env={**os.environ, **hosts.env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    versions = hosts.home / ".big.distlaunch"
 
+
+def wait_until_big_file_is_under_way(versions: Path) -> None:
     def is_under_way() -> bool:
         return any(path.stat().st_size > 1 << 20 for path in versions.glob(".new-*/big.bin"))
 
-    wait_until(is_under_way, "some of it has arrived")
+    wait_until(is_under_way, "some of it has arrived", 90)
+
+
+@pytest.mark.ssh
+def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, project: Path, tmp_path: Path) -> None:
+    big = os.urandom(1 << 20) * 300
+    (project / "big.bin").write_bytes(big)
+    rest = "program: {command: [sha256sum, big.bin]}\nsync: {to: ~/big}\n"
+    process = start(hosts, project, tmp_path / "run", rest)
+    wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
     send_to_sessions(9)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors.decode()
@@ -420,14 +427,8 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
 ) -> None:
     with (project / "big.bin").open("wb") as big:
         big.truncate(600 << 20)
-    spec = hosts.write_spec("program: {command: ['true']}\nsync: {to: ~/interrupted}\n")
-    process = subprocess.Popen(
-        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
-        cwd=project,
-        env={**os.environ, **hosts.env},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    rest = "program: {command: ['true']}\nsync: {to: ~/interrupted}\n"
+    process = start(hosts, project, tmp_path / "run", rest)
     versions = hosts.home / ".interrupted.distlaunch"
     wait_until(lambda: any(versions.glob(".new-*/big.bin")), "it is being sent", 90)
     process.terminate()
@@ -440,6 +441,7 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
     assert not [*versions.glob(".new-*")]
 
 
+@pytest.mark.ssh
 def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Path, tmp_path: Path) -> None:
     skip_without_openssh()
     (tmp_path / "ssh").mkdir()
@@ -449,24 +451,11 @@ def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Pa
         for _ in range(400):
             file.write(os.urandom(1 << 20))
     lease_s = 5
-    spec = hosts.write_spec(
-        f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
-    )
+    rest = f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
     a, b = hosts.addresses.values()
     with running_sshd(hosts, a), running_sshd(hosts, b):
-        process = subprocess.Popen(
-            distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
-            cwd=project,
-            env={**os.environ, **hosts.env},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        pieces = hosts.home / ".big.distlaunch"
-
-        def is_under_way() -> bool:
-            return any(path.stat().st_size > 1 << 20 for path in pieces.glob(".new-*/big.bin"))
-
-        wait_until(is_under_way, "some of it has arrived")
+        process = start(hosts, project, tmp_path / "run", rest)
+        wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
         daemon = next(p for p in psutil.Process().children() if f"ListenAddress={b}" in p.cmdline())
         for sshd in (*daemon.children(), daemon):
             sshd.kill()
