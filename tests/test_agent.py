@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 import worker_entry
+from tests import loopback
 from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
@@ -52,8 +53,7 @@ SERVE = str(PROGRAMS / "task_serve.py")
 RAISE = str(PROGRAMS / "task_raise.py")
 FAMILY = str(PROGRAMS / "tree_family.py")
 RSS_LIMIT = 64 << 20
-PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)
-"""A range that no other test run has, below the ports that the kernel gives to clients."""
+PORTS = (loopback.ports()[0], loopback.ports()[-1])
 
 M = TypeVar("M")
 

@@ -75,6 +75,7 @@ class TestSilence:
 # --- an agent that hangs ---
 
 
+@pytest.mark.slow
 @linux
 def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(client: Client) -> None:
     ready = client.greet(lease_s=1.0)
@@ -96,6 +97,7 @@ def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_an_agent
     assert client.wait() == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 @linux
 def test_an_agent_that_was_frozen_together_with_its_guardian_gets_its_turn_first(client: Client) -> None:
     """As of a laptop that was closed, or of a container that was paused; the clock goes on here."""

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import distlaunch_command
-from tests.sshd import Hosts, make_hosts, running_sshd, sessions
-from tests.test_ssh import skip_without_openssh
+from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
@@ -29,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
-    known = make_hosts(folder, {name: f"127.0.5.{number + 2}" for number, name in enumerate(NAMES)})
+    known = make_hosts(folder, make_addresses(names=NAMES))
     known.trust()
     with contextlib.ExitStack() as stack:
         for address in known.addresses.values():
@@ -119,10 +118,10 @@ def test_a_node_that_comes_back_is_used_again(hosts: Hosts, tmp_path: Path) -> N
 
 def test_a_node_that_cannot_be_reached_any_more_does_not_come_back(hosts: Hosts, tmp_path: Path) -> None:
     nodes = nodes_of("host: gpu-a", "host: gpu-b")
-    known = hosts.known_hosts.read_text()
+    gone = hosts.known_hosts.read_text().replace(hosts.addresses["gpu-b"], "gone")
     restart = "{max_restarts: 1, return_s: 3}"
     status, said, report = run_and_lose_worker_1(
-        hosts, tmp_path, nodes, restart, then=lambda: hosts.known_hosts.write_text(known.replace("127.0.5.3", "gone"))
+        hosts, tmp_path, nodes, restart, then=lambda: hosts.known_hosts.write_text(gone)
     )
     assert "waiting up to 3 s for gpu-b" in said
     assert status == 3

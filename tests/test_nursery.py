@@ -132,6 +132,7 @@ class TestLikePlainPython:
         write(tmp_path, "import random, uuid; print(random.random(), uuid.uuid4())")
         assert len({forker.run(tmp_path, ["program.py"]).stdout for _ in range(5)}) == 5
 
+    @pytest.mark.slow
     def test_two_hundred_in_a_row_leave_nothing_behind(self, forker: Forker, tmp_path: Path) -> None:
         write(tmp_path, "print('done')")
         assert forker.forkserver is not None
@@ -316,6 +317,7 @@ class TestRealClusters:
         assert marked(mark) == []
 
 
+@pytest.mark.slow
 def test_a_forkserver_that_was_stopped_is_waited_for_once_and_not_by_every_task(tmp_path: Path) -> None:
     forker = Forker(tmp_path / "early")
     write(tmp_path, "print('here')")

@@ -155,6 +155,7 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
         assert before["ended"] < min(task["started"] for task in after["tasks"])
 
 
+@pytest.mark.slow
 def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaunch: Distlaunch) -> None:
     """A child that heeds no TERM outlives its task, and must not meet the next attempt."""
     script = (

@@ -407,6 +407,7 @@ def test_more_logs_than_may_be_open_are_written_all_the_same(tmp_path: Path) -> 
     assert open_descriptors() == descriptors
 
 
+@pytest.mark.slow
 def test_pieces_may_come_while_attempts_end_and_the_mirror_is_closed(tmp_path: Path) -> None:
     """Links have threads of their own; none of them may fail, and no file may stay open."""
     descriptors, failures, rounds = open_descriptors(), list[BaseException](), 60
