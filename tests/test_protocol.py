@@ -201,8 +201,11 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (header("Synced", directory="", files=0, fetched=10**400), "fetched: a number of 1329 bits is out of range"),
         (header("Synced", directory="", files=-1, fetched=0), "files: -1 is not between"),
         (header("Hello", **{**HELLO, "lease_s": 10**400}), "Hello.lease_s: 10*[.]* is out of range"),
-        (header("Exited", task="worker:0", time=1, exit={}), "one of code and signal is needed"),
-        (header("Exited", task="worker:0", time=1, exit={"code": 1, "signal": 9}), "one of code and signal is needed"),
+        (header("Exited", task="worker:0", time=1, exit={}), "exactly one of code and signal must be given"),
+        (
+            header("Exited", task="worker:0", time=1, exit={"code": 1, "signal": 9}),
+            "exactly one of code and signal must be given",
+        ),
         (header("Exited", task="worker:0", time=1, exit={"code": 256}), "256 is not between 0 and 255"),
         (
             header("Refused", problems=[{"reference": "succeeded", "message": ""}]),

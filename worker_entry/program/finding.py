@@ -111,9 +111,7 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
     path = os.path.join(cwd, program.target)
     if os.sep not in program.target:
         here = f": {os.path.join(os.curdir, program.target)}" if os.path.isfile(path) else ""
-        return Problem(
-            "no-program", f"no program {program.target!r} on PATH", f"give its path{here}, or extend PATH"
-        )
+        return Problem("no-program", f"no program {program.target!r} on PATH", f"give its path{here}, or extend PATH")
     if not os.path.exists(path):
         return Problem("no-program", f"there is no program {path}", "")
     return Problem("not-executable", f"{path} is not executable", f"chmod +x {path}")
