@@ -287,12 +287,15 @@ NOT_PYTHON = "if true; then\necho hi; fi\n"
         ),
         (["python3", "-m", "train"], ["`distlaunch local -- python3 -m train` ", "`distlaunch local -m train`\n"]),
         (["python", "-c", "pass"], ["`distlaunch local -- python -c pass` (`command:` in a spec)\n"]),
-        (["bash", "run me.sh"], ["bash is a command and not a script: ", "`distlaunch local -- bash 'run me.sh'` "]),
+        (["bash", "run me.sh"], ["bash is a command, not a script: ", "`distlaunch local -- bash 'run me.sh'` "]),
         (["run.sh"], ["run.sh is not a Python script: ", "`distlaunch local -- ./run.sh` (`command:` in a spec)\n"]),
         (["./run.sh", *"abcdef"], ["`distlaunch local -- ./run.sh a b c …` "]),
         (["plain.sh"], ["`distlaunch local -- sh plain.sh` "]),
         (["/bin/ls"], ["/bin/ls is not a Python script: ", "`distlaunch local -- /bin/ls` "]),
-        (["--", "run.sh"], ["no program 'run.sh' on PATH [no-program]\n  give its path: ./run.sh, or extend PATH\n"]),
+        (
+            ["--", "run.sh"],
+            ["no program 'run.sh' on PATH [no-program]\n  give its path: ./run.sh, or extend PATH\n"],
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )

@@ -358,7 +358,7 @@ def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
     """Keras before 3.8, and before 3.10: a loud failure is better than a wrong model."""
     write_keras(**sources)
     trainer, (line,) = import_patched()
-    assert line.startswith("Keras 3.99.0 is not patched, for it would train wrongly")
+    assert line.startswith("Keras 3.99.0 is not patched: even with patches it would train wrongly")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
@@ -400,14 +400,14 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
 def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, patched) = import_patched()
-    assert problem.startswith(f"could not look at Keras 3.99.0 to patch {layers.BATCH_NORMALIZATION} (")
+    assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
     assert patched.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-patch turns this off)")
 
 
 def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: WriteKeras) -> None:
     write_keras(metric="Metric = None")
     trainer, (line,) = import_patched()
-    assert line.startswith("could not look at Keras 3.99.0 to patch it (")
+    assert line.startswith("could not inspect Keras 3.99.0, which runs unpatched (")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 

@@ -159,7 +159,7 @@ def test_content_that_is_not_what_was_offered_is_refused_and_nothing_stays_half(
     arrive(offer(to, files), files.__getitem__)
     _, end = arrive(offer(to, {"a": b"new"}), lambda _: b"bad")
     assert isinstance(end, Refused)
-    assert end.problems[0].message == "'a' was changed while it was sent; start again"
+    assert end.problems[0].message == "'a' changed while it was sent; start again"
     assert (to / "a").read_bytes() == b"old"
     assert not [name for name in os.listdir(tmp_path / ".project.distlaunch") if name.startswith(".new-")]
 
@@ -256,7 +256,7 @@ class TestOldVersions:
         (first / "data" / "a.csv").write_bytes(b"x")
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files), files)
-        assert told == [f"what tasks have written into an earlier version of {to} is in {first}"]
+        assert told == [f"files that tasks wrote to an old version of {to} are kept in {first}"]
         left = {str(path.relative_to(first)) for path in first.rglob("*") if not path.is_dir()}
         assert left == {"checkpoints/deep/model.keras", "results.csv", "data/a.csv"}
         assert (first / "shared").is_symlink()
@@ -371,7 +371,7 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 2 True", "worker:1 │ 2 True"]
     assert "Sent 1 file, 0.0 MB, to gpu-" in ran.stderr
     for path in written:
-        assert f": what tasks have written into an earlier version of ~/only-here is in {path.parent}\n" in ran.stderr
+        assert f": files that tasks wrote to an old version of ~/only-here are kept in {path.parent}\n" in ran.stderr
         assert [*path.parent.iterdir()] == [path]
     shutil.rmtree(ran.directory)
     assert "Sent" not in distlaunch("up", spec, env=hosts.env, cwd=project).stderr
