@@ -113,7 +113,7 @@ def test_a_spare_node_that_cannot_do_it_ends_the_run_with_a_report(hosts: Hosts,
     nodes = nodes_of("host: gpu-a", "host: gpu-b", "host: gpu-c, spare: true, gpus_per_worker: 64")
     status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, "{max_restarts: 1, pause_s: 0.1}")
     assert status == report["exit_status"] == 3
-    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in said
+    assert " 1 worker with 64 each would need 64 [too-few-gpus]\n" in said
     assert said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run\n")
     assert (report["outcome"], report["verdict"]["reference"]) == ("failed", "too-few-gpus")
     first, last = report["attempts"]
@@ -127,8 +127,8 @@ def test_a_smaller_cluster_goes_on_where_that_is_allowed(hosts: Hosts, tmp_path:
     restart = "{max_restarts: 1, pause_s: 0.1, min_workers: 2}"
     status, said, report = run_and_lose_worker_1(hosts, tmp_path, nodes, restart)
     assert status == 0, said
-    assert "going on without gpu-b" in said
-    assert "2 workers of 3 are left" in said
+    assert "continuing without gpu-b" in said
+    assert "2 of 3 workers are left" in said
     assert [task["node"] for task in report["attempts"][1]["tasks"]] == ["gpu-a", "gpu-c"]
 
 
