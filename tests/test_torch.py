@@ -77,7 +77,7 @@ def test_strategies_and_a_demo_are_not_of_pytorch(distlaunch: Distlaunch) -> Non
     for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
         ran = distlaunch("local", *words)
         assert ran.status == 2
-        assert "PyTorch has neither strategies nor a demo here" in ran.stderr
+        assert "PyTorch has no strategies and no demo here" in ran.stderr
 
 
 def test_ranks_count_through_the_nodes_and_local_ranks_within_each() -> None:
