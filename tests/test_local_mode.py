@@ -154,7 +154,7 @@ class TestWorkers:
         ran = distlaunch("local", "--dry-run", "--oversubscribe", "--workers", "1000", "train.py")
 
         assert ran.status == 0, ran.stderr
-        assert ran.stdout.startswith("local-1000: multi_worker_mirrored, 1000 tasks on 1 node, in ")
+        assert ran.stdout.startswith("local-1000: multi_worker_mirrored, 1,000 tasks on 1 node, in ")
         assert ran.stdout.count("\n  by hand ") == 1000
         assert "\nworker:999 on local\n" in ran.stdout
 

@@ -213,7 +213,7 @@ def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, way: in
             if isinstance(way, int):
                 process.send_signal(way)
             else:
-                assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+                assert end(tmp_path) == (0, f"Stopped: {tmp_path}/run\n")
             assert process.wait(timeout=20) == 128 + (way if isinstance(way, int) else signal.SIGTERM)
             assert time.monotonic() - asked < 5
         finally:
@@ -237,12 +237,12 @@ def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path)
     with process:
         try:
             wait_until(lambda: len(marked(mark)) > 4, "the tasks run")
-            assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+            assert end(tmp_path) == (0, f"Stopped: {tmp_path}/run\n")
             assert marked(mark) in ([], [process.pid])
             assert process.wait(timeout=20) == 143
         finally:
             process.kill()
-    assert end(tmp_path) == (0, f"Was over: {tmp_path}/run\n")
+    assert end(tmp_path) == (0, f"Already ended: {tmp_path}/run\n")
 
 
 def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:
