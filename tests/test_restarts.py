@@ -131,8 +131,8 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
         "task-failed",
         "succeeded",
     ]
-    assert "Starting again: attempt 2 (restart 1 of 2)" in ran.stderr
-    assert "Starting again in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
+    assert "Restarting: attempt 2 (restart 1 of 2)" in ran.stderr
+    assert "Restarting in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
     assert "    1: worker:1 on local exited with status 7 after" in ran.stderr
     assert "0 processes left on this machine" in ran.stderr
     assert marked(mark) == []
@@ -208,7 +208,7 @@ def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path, way: in
         process = subprocess.Popen(distlaunch_command("up", "--run-dir", "run", str(spec)), cwd=tmp_path, stderr=stderr)
     with process:
         try:
-            wait_until(lambda: "Starting again in 500 s" in (tmp_path / "stderr").read_text(), "it pauses")
+            wait_until(lambda: "Restarting in 500 s" in (tmp_path / "stderr").read_text(), "it pauses")
             asked = time.monotonic()
             if isinstance(way, int):
                 process.send_signal(way)
