@@ -60,7 +60,7 @@ class TestStart:
         program = write(tmp_path, "while time.monotonic() < began + 4: progress.report(); time.sleep(0.05)")
         ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
         assert ran.status == 0, ran.stderr
-        assert "worker:0, worker:1 train without each other: the program has not built" in ran.stderr
+        assert "worker:0, worker:1 train separately: the program does not use" in ran.stderr
 
     def test_who_computes_before_it_opens_a_port_has_more_time(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         program = write(tmp_path, "while time.monotonic() < began + 4: pass")
@@ -72,7 +72,7 @@ class TestStart:
         program = write(tmp_path, "import jax\nwhile time.monotonic() < began + 4: time.sleep(0.1)")
         ran = distlaunch("local", "-n", "2", "--start-timeout", "2", program)
         assert ran.status == 0, ran.stderr
-        assert "worker:0, worker:1 train without each other: the program uses jax, and not" in ran.stderr
+        assert "worker:0, worker:1 train separately: the program uses jax, not" in ran.stderr
 
     @pytest.mark.tensorflow
     def test_copies_of_a_single_process_strategy_are_told_within_seconds(
@@ -86,7 +86,7 @@ class TestStart:
         """
         ran = distlaunch("local", "-n", "2", "--start-timeout", "3", write(tmp_path, source))
         assert ran.status == 0, ran.stderr
-        separate = "worker:0, worker:1 train without each other: the program uses MirroredStrategy, and not"
+        separate = "worker:0, worker:1 train separately: the program uses MirroredStrategy, not"
         assert ran.stderr.count(separate) == 1
 
 
@@ -110,7 +110,7 @@ class TestOwnConfig:
         assert ran.line(f"2 {own}")
         assert ran.line(f"child {own}")
         line = next(number for number, line in enumerate(Path(program).read_text().splitlines(), 1) if ".pop" in line)
-        assert ran.stderr.count(f" sets a TF_CONFIG of its own at {program}:{line}") == 1
+        assert ran.stderr.count(f" sets its own TF_CONFIG at {program}:{line}") == 1
 
     def test_the_same_one_is_no_news(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         ran = distlaunch("local", "-n", "2", write(tmp_path, 'os.environ["TF_CONFIG"] = os.environ["TF_CONFIG"]'))
@@ -139,7 +139,7 @@ class TestStall:
         assert ran.returncode == 0, ran.stderr
         assert f"worker:1 has been in on_epoch_end at {program}:" in ran.stderr
         assert "; worker:0 waits\n" in ran.stderr
-        assert "The cluster gets on again\n" in ran.stderr
+        assert "The cluster makes progress again\n" in ran.stderr
 
     def test_a_cluster_in_which_all_wait_has_stalled(self, tmp_path: Path) -> None:
         source = """

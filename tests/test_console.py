@@ -23,8 +23,9 @@ import psutil
 import pyte
 import pytest
 
+from launcher.console.followed_log import PIECE, ZEROS
 from launcher.console.terminal import NowhereSink, PlainSink
-from launcher.console.writer import NOTES_LIMIT, PIECE, PROGRESS_S, ZEROS, Console
+from launcher.console.writer import NOTES_LIMIT, PROGRESS_S, Console
 from launcher.tasks import TaskId
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
@@ -229,7 +230,7 @@ class TestPlainLines:
         count = chatter.count(b"\n")
         assert folded.given == [
             "worker:0 │ user",
-            f"worker:0 │ ({count} lines of TensorFlow's chatter in the log only)",
+            f"worker:0 │ ({count} lines of TensorFlow's start-up messages only in the log)",
         ]
         assert len(verbose.given) == count + 1
 
@@ -344,7 +345,7 @@ class TestNotes:
         assert NOTES_LIMIT <= len(kept) <= NOTES_LIMIT + 1
         assert (
             left_out
-            == f"note: ({3 * NOTES_LIMIT - len(kept):,} more lines were left out: nobody has read them in time)"
+            == f"note: ({3 * NOTES_LIMIT - len(kept):,} lines left out: the terminal did not read them in time)"
         )
 
 
@@ -403,7 +404,7 @@ class TestCommand:
         assert ran.status == 0
         assert ran.log() == b"x" * 10_000_000 + b"\nnext\n"
         assert ran.stdout.splitlines() == [
-            f"worker:0 │ {'x' * 8192}... (cut here; the log has all of it)",
+            f"worker:0 │ {'x' * 8192}... (cut here; the log has the whole line)",
             "worker:0 │ next",
         ]
 

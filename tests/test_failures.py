@@ -213,7 +213,7 @@ def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> 
         assert "the tree stands" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         for line in process.stderr:
-            if "once more kills them" in line:
+            if "Ctrl-C again kills them" in line:
                 break
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
@@ -250,7 +250,7 @@ def test_nothing_is_left_after_sigkill_of_agent_and_guardian_together(running: R
 def test_a_controller_without_an_answer_from_a_stopped_agent_can_still_be_interrupted(running: Running) -> None:
     running.agent.suspend()
     running.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "once more kills them" in running.stderr, "the first signal is heeded")
+    wait_until(lambda: "Ctrl-C again kills them" in running.stderr, "the first signal is heeded")
     running.process.send_signal(signal.SIGINT)
     wait_until(lambda: "killing all tasks" in running.stderr, "the second signal is heeded")
     running.agent.resume()

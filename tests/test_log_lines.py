@@ -84,8 +84,8 @@ class TestPieces:
             (b"\r   \n", [b""]),
             (b"   \n", [b"   "]),
             (b"\r", [b""]),
-            (b"ab\r" + b"x" * 41 + b"\rcd\n", [b"x" * 24 + b"... (cut here; the log has all of it)"]),
-            (b"x" * 41 + b"\rcd\nnext", [b"x" * 24 + b"... (cut here; the log has all of it)", b"next"]),
+            (b"ab\r" + b"x" * 41 + b"\rcd\n", [b"x" * 24 + b"... (cut here; the log has the whole line)"]),
+            (b"x" * 41 + b"\rcd\nnext", [b"x" * 24 + b"... (cut here; the log has the whole line)", b"next"]),
             (b"x" * 40 + b"\r" + b"y" * 24 + b"\n", [b"y" * 24]),
             ("a│\x1b[3".encode(), ["a│␛3".encode()]),
             (b"one\b\b\rtwo", [b"two"]),
@@ -250,7 +250,7 @@ class TestBytes:
 
 
 class TestLongLines:
-    CUT = b"... (cut here; the log has all of it)"
+    CUT = b"... (cut here; the log has the whole line)"
 
     def test_are_shown_cut(self) -> None:
         assert shown(b"x" * 8192 + b"\n" + b"y" * 8193 + b"\nz\n") == [b"x" * 8192, b"y" * 8192 + self.CUT, b"z"]

@@ -144,7 +144,7 @@ class TestCommands:
         (tmp_path / "real.yaml").write_text(REAL)
         ran = distlaunch("compose", "../real.yaml", cwd=tmp_path / "here", run_dir=False)
         assert ran.status == 2
-        assert f"Error: ../real.yaml is not below {tmp_path}/here, which is all that containers see" in ran.stderr
+        assert f"Error: ../real.yaml is not below {tmp_path}/here, the only folder that containers see" in ran.stderr
         assert ran.stdout == ""
 
     @pytest.mark.parametrize("verb", ["up", "plan"])

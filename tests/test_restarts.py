@@ -130,8 +130,8 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
         "task-failed",
         "succeeded",
     ]
-    assert "Starting again: attempt 2 (restart 1 of 2)" in ran.stderr
-    assert "Starting again in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
+    assert "Restarting: attempt 2 (restart 1 of 2)" in ran.stderr
+    assert "Restarting in 1 s: attempt 3 (restart 2 of 2)" in ran.stderr
     assert "    1: worker:1 on local exited with status 7 after" in ran.stderr
     assert "0 processes left on this machine" in ran.stderr
     assert marked(mark) == []
@@ -181,9 +181,9 @@ def test_a_pause_ends_at_once_when_the_user_ends_the_run(tmp_path: Path) -> None
         process = subprocess.Popen(distlaunch_command("up", "--run-dir", "run", str(spec)), cwd=tmp_path, stderr=stderr)
     with process:
         try:
-            wait_until(lambda: "Starting again in 500 s" in (tmp_path / "stderr").read_text(), "it pauses")
+            wait_until(lambda: "Restarting in 500 s" in (tmp_path / "stderr").read_text(), "it pauses")
             asked = time.monotonic()
-            assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+            assert end(tmp_path) == (0, f"Stopped: {tmp_path}/run\n")
             assert process.wait(timeout=20) == 143
             assert time.monotonic() - asked < 5
         finally:
@@ -207,12 +207,12 @@ def test_down_ends_a_running_run_and_waits_until_nothing_is_left(tmp_path: Path)
     with process:
         try:
             wait_until(lambda: len(marked(mark)) > 4, "the tasks run")
-            assert end(tmp_path) == (0, f"Ended: {tmp_path}/run\n")
+            assert end(tmp_path) == (0, f"Stopped: {tmp_path}/run\n")
             assert marked(mark) in ([], [process.pid])
             assert process.wait(timeout=20) == 143
         finally:
             process.kill()
-    assert end(tmp_path) == (0, f"Was over: {tmp_path}/run\n")
+    assert end(tmp_path) == (0, f"Already ended: {tmp_path}/run\n")
 
 
 def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(distlaunch: Distlaunch) -> None:

@@ -89,7 +89,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     done = ran.line(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", "chief-0")
     assert float(done[1]) > 0.95
     assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
-    assert "worker:1 ended with SIGKILL (signal 9); starting it again, the others go on\n" in ran.stderr
+    assert "worker:1 ended with SIGKILL (signal 9); restarting it, the others continue\n" in ran.stderr
     assert "worker:1 was started again alone, after SIGKILL (signal 9)" in ran.stderr
     assert "Chaos: worker:1 was killed in attempt 1; it was started again alone" in ran.stderr
     [attempt] = ran.report["attempts"]

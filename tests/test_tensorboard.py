@@ -77,7 +77,7 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) 
 def test_it_stays_after_the_training_if_it_is_to_until_ctrl_c(tmp_path: Path) -> None:
     with running(tmp_path, "-n", "1", "--keep-tensorboard", *DEMO, "1") as run:
         address = address_of(run)
-        run.wait_until_said("The training is over; TensorBoard stays until Ctrl-C")
+        run.wait_until_said("Training has ended; TensorBoard keeps running until Ctrl-C")
         wait_until(lambda: "worker-0/train" in ask(f"{address}data/runs"), "it shows the worker", 60)
         run.process.send_signal(signal.SIGINT)
         assert run.end(30) == 0, run.said
@@ -90,7 +90,7 @@ def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunc
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('not here')\n")
     ran = distlaunch("local", "-n", "1", "--tensorboard", "--", "sleep", "3")
     assert ran.status == 0, ran.stderr
-    assert "TensorBoard ended with exit status 1; the tasks go on, and tensorboard-0.log says why\n" in ran.stderr
+    assert "TensorBoard ended with exit status 1; the tasks continue; see tensorboard-0.log\n" in ran.stderr
     assert b"ModuleNotFoundError: not here" in ran.log("tensorboard-0")
 
 

@@ -1,4 +1,4 @@
-"""The commands that take a program or a spec: what they run, check or show."""
+"""The commands that run, check or show a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import ProgramCommand, rehearsal_option, run_options
+from launcher.cli.options import ProgramCommand, option, rehearsal_option, run_options
+from launcher.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
@@ -17,53 +18,79 @@ if TYPE_CHECKING:
     from launcher.spec.strategies import Framework, StrategyName
 
 
-# Not imported from `strategies`, which would cost more than all else of `--help`.
+# Not imported from `strategies`, which costs more than the rest of `--help`.
 _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu")
 
 
 @click.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})
-@click.option(
+@option(
     "--workers",
     "-n",
+    section="Cluster",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of workers.  [default: 2, or 1 where a strategy has but one process]",
+    default_text="2; 1 for a strategy of one process",
+    help="Start N workers.",
 )
-@click.option(
+@option(
     "--strategy",
+    section="Cluster",
     type=click.Choice(_STRATEGIES),
+    metavar="NAME",
     default="multi_worker_mirrored",
-    show_default=True,
-    help="The tf.distribute strategy; `worker_entry.strategies.from_environment()` builds it.",
+    default_text="multi_worker_mirrored",
+    help=f"Use this tf.distribute strategy: {', '.join(_STRATEGIES[:-1])} or {_STRATEGIES[-1]}.",
 )
-@click.option(
+@option(
     "--framework",
+    section="Cluster",
     type=click.Choice(("tensorflow", "torch")),
+    metavar="NAME",
     default="tensorflow",
-    show_default=True,
-    help="What the program trains with; torch gets the variables of torchrun.",
+    default_text="tensorflow",
+    help="Train with tensorflow or torch; torch gets torchrun's variables.",
 )
-@click.option("--ps", type=click.IntRange(min=1), metavar="N", help="Number of parameter servers.  [default: 1]")
-@click.option("--evaluator", is_flag=True, help="An evaluator beside the workers, which runs the same program.")
-@click.option(
+@option(
+    "--ps",
+    section="Cluster",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default_text="1",
+    help="Start N parameter servers; parameter_server only.",
+)
+@option(
+    "--evaluator",
+    section="Cluster",
+    is_flag=True,
+    help="Start an evaluator, which runs the workers' program.",
+)
+@option(
     "--devices",
+    section="Cluster",
     type=click.IntRange(min=1, max=64),
     metavar="N",
-    help="Divide the CPU into N devices for each task, where there is no GPU.",
+    help="Split each task's CPU into N (1 to 64) devices if there is no GPU.",
 )
-@click.option("--module", "-m", is_flag=True, help="PROGRAM is a Python module, as with `python -m`.")
-@click.option("--python", type=click.Path(), metavar="PATH", help="The Python to use.  [default: this one]")
-@click.option(
+@option(
     "--gpus-per-worker",
+    section="Cluster",
     type=click.IntRange(min=1),
     metavar="K",
-    help="GPUs for each worker.  [default: an equal share]",
+    default_text="an equal share",
+    help="Give each worker K GPUs.",
 )
-@click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine can well carry.")
+@option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even on too few cores.")
+@option("--module", "-m", section="Program", is_flag=True, help="Run a Python module, as `python -m` does.")
+@option(
+    "--python",
+    section="Program",
+    type=click.Path(),
+    metavar="PATH",
+    default_text="the one that runs distlaunch",
+    help="Use this Python interpreter.",
+)
 @run_options
-@click.argument(
-    "program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT ARGS… | -m MODULE ARGS… | -- COMMAND ARGS…]"
-)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
 @click.pass_context
 def local(
     context: click.Context,
@@ -81,13 +108,14 @@ def local(
     program: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Emulate a cluster on this machine.
+    """Run a cluster on this machine.
 
-    N workers on 127.0.0.1, each with its own port, TF_CONFIG and log, and its share of cores and GPUs.
+    Starts N workers on 127.0.0.1, each with its own port, TF_CONFIG and log, and its share of the cores and GPUs.
+    `worker_entry.strategies.from_environment()` builds the strategy in the program.
 
     \b
     distlaunch local --workers 2                        the built-in demo
-    distlaunch local --strategy mirrored --devices 4    the same in one process with four devices
+    distlaunch local --strategy mirrored --devices 4    the demo in one process with four devices
     distlaunch local --workers 2 train.py --epochs 3    a Python script
     distlaunch local --workers 2 -m my.module ARGS      a Python module
     distlaunch local --workers 2 -- ./program ARGS      any other command
@@ -110,33 +138,33 @@ def local(
     return _run(spec, checks=False, **options)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("spec", type=click.Path(path_type=Path))
 @run_options
-@click.option("--no-check", is_flag=True, help="Start without looking at the nodes first.")
+@option("--no-check", is_flag=True, help="Start without checking the nodes.")
 @rehearsal_option
 def up(spec: Path, no_check: bool, rehearsal: int | None, **options: Any) -> int:
-    """Run the cluster that SPEC describes, to its end.
+    """Run the cluster of a spec.
 
-    Nodes that are other machines are reached over SSH, by your own ssh configuration. All are checked first, as
-    `check` does.
+    Checks all nodes, as `check` does, then runs the cluster to its end. Connects to other machines over SSH with your
+    own ssh configuration. Options override SPEC.
     """
     return _run(_load(spec, rehearsal), checks=not no_check, **options)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-@click.option("--spec-only", is_flag=True, help="Look at the file only, at no machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
 @rehearsal_option
 def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> int:
-    """Check SPEC and its nodes, and start nothing.
+    """Check a spec and its nodes, and start nothing.
 
-    Every mistake of the file is shown with its line and what to write instead. Then all nodes are looked at:
-    interpreter, versions, GPUs, disk, clock, program; and each dials every task's address, itself included. `up` does
-    the same before it starts.
+    Shows every mistake of the file with its line and the correction. Then checks each node: interpreter, versions,
+    GPUs, disk, clock, program; and has each node connect to the address of every task, its own tasks included. `up`
+    does the same before it starts.
 
-    Exit status: 0 good, 2 the spec is wrong, 3 the nodes are not fit for it.
+    Exit status: 0 no problem found, 2 the spec is wrong, 3 a node is not fit for it.
     """
     cluster = _load(spec, rehearsal)
     if spec_only:
@@ -160,55 +188,23 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
     return 0 if report.good else 3
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @rehearsal_option
 def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
-    """Show what every task of SPEC gets.
+    """Show what each task of a spec gets.
 
-    Node, address, port, TF_CONFIG, environment, and the command that runs the task by hand. Secrets are not shown.
+    Shows node, address, port, TF_CONFIG and environment, and the command that runs the task by hand. Secrets are
+    hidden.
     """
     from launcher.run.launch import plan_ahead
 
     _show_plan(plan_ahead(_load(spec, rehearsal)), as_json=as_json)
 
 
-@click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
-@click.option(
-    "--nodes",
-    "-n",
-    type=click.IntRange(min=1, max=64),
-    metavar="N",
-    help="Number of containers: SPEC's first nodes, or more like its last.  [default: as many as SPEC has]",
-)
-def compose(spec: Path, nodes: int | None) -> None:
-    """Write a Compose file that stands for SPEC's machines, to rehearse it on this one.
-
-    \b
-    distlaunch compose two_nodes.yaml > compose.yaml
-    docker compose run --rm controller
-    docker compose down --volumes
-
-    Call it in the folder that has the program and the spec: every container sees that as /project. The image is
-    built once from docker/Dockerfile, as the file's first lines say.
-    """
-    from launcher.errors import UsageError
-    from launcher.plan.compose import render_compose
-    from launcher.run.naming import current_directory
-    from launcher.spec.loading import load_spec
-
-    here = current_directory()
-    path = spec.resolve()
-    cluster = load_spec(spec)
-    if not path.is_relative_to(here):
-        raise UsageError(f"{spec} is not below {here}, which is all that containers see", hint="call it in its folder")
-    click.echo(render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes)), nl=False)
-
-
 def _load(path: Path, rehearsal: int | None) -> ClusterSpec:
-    """The spec of a file; on containers in place of its machines, if so many are given."""
+    """The spec of a file; with `rehearsal`, on so many containers instead of its machines."""
     from launcher.spec.loading import load_spec
 
     spec = load_spec(path, os.environ)
@@ -240,11 +236,11 @@ def _run(
     keep_tensorboard: bool,
     chaos: tuple[str, ...],
 ) -> int:
-    """Runs the spec with what the command line says about it; the options of `run_options`."""
+    """Runs the spec, overridden by the options of `run_options`."""
     from launcher.spec.overrides import Override, override
 
     if chaos and max_restarts is None and not spec.restart.max_restarts:
-        max_restarts = len(chaos)  # to see what becomes of it
+        max_restarts = len(chaos)  # or there is nothing to resume
     spec = override(
         spec,
         Override("--no-keras-patch", ("keras", "patch"), False if no_keras_patch else None),

@@ -5,14 +5,14 @@ Nothing but click is imported until a command runs, so that `--help` answers at 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, runs
+from launcher.cli import cluster, prepare, runs
+from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -24,13 +24,13 @@ def main() -> NoReturn:
 
 
 def _open_closed_streams() -> None:
-    """A stream that is closed (`distlaunch … >&-`) is /dev/null, and not the next file that somebody opens."""
+    """Opens /dev/null as each closed stream (`distlaunch … >&-`), or the next opened file would become that stream."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             mode = os.O_WRONLY if descriptor else os.O_RDONLY
-            opened = os.open(os.devnull, mode)  # gets the lowest number that is free, which is this one
+            opened = os.open(os.devnull, mode)  # takes the lowest free number, which is this one
             os.set_inheritable(opened, True)
             setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r"))
 
@@ -57,7 +57,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _show_error(error: Exception) -> int:
-    """Returns the exit status."""
+    """Shows the error; returns the exit status."""
     from launcher.errors import EXIT_BUG, DistlaunchError, ShownError, as_ours, error_lines
 
     error = as_ours(error)
@@ -65,7 +65,7 @@ def _show_error(error: Exception) -> int:
         if not isinstance(error, ShownError):
             click.echo("\n".join(error_lines(error.message, error.reference, error.evidence, error.hint)), err=True)
         return error.exit_status
-    click.echo(f"Error: a bug in distlaunch: {error!r} [bug]\n  `distlaunch --debug …` shows where it is", err=True)
+    click.echo(f"Error: a bug in distlaunch: {error!r} [bug]\n  `distlaunch --debug …` shows a traceback", err=True)
     return EXIT_BUG
 
 
@@ -81,14 +81,14 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
         context.exit()
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=SectionedGroup, context_settings=CONTEXT)
 @click.option(
     "--version",
     is_flag=True,
     expose_value=False,
     is_eager=True,
     callback=_show_version,
-    help="Show the version.",
+    help="Show the version and exit.",
 )
 @click.option(
     "--debug",
@@ -101,10 +101,10 @@ def cli() -> None:
     """Start a multi-worker TensorFlow cluster, watch it, and leave nothing behind.
 
     \b
-    distlaunch local --workers 2              the built-in demo on this machine
-    distlaunch local --workers 2 train.py     your script
-    distlaunch up two_nodes.yaml              a cluster as a spec describes it
-    distlaunch check two_nodes.yaml           whether its nodes are fit for it
+    distlaunch local --workers 2              run the built-in demo on this machine
+    distlaunch local --workers 2 train.py     run your script
+    distlaunch check two_nodes.yaml           check a spec and its nodes
+    distlaunch up two_nodes.yaml              run the cluster of a spec
 
     \b
     Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
@@ -112,26 +112,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
-def schema(what: str) -> None:
-    """Print the JSON Schema of a spec, for editors, of report.json, or of what `check --json` prints."""
-    from launcher.report.models import CheckReport, RunReport
-    from launcher.spec.models import ClusterSpec
-
-    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
-    click.echo(json.dumps(models[what].model_json_schema(), indent=2))
-
-
-for command in (
-    cluster.local,
-    cluster.up,
-    cluster.check,
-    cluster.plan,
-    cluster.compose,
-    runs.down,
-    runs.stacks,
-    runs.profile,
-    runs.clean,
-):
-    cli.add_command(command)
+cli.add_section("Run", (cluster.local, cluster.up))
+cli.add_section("Look", (cluster.check, cluster.plan, runs.stacks, runs.profile))
+cli.add_section("End", (runs.down, runs.clean))
+cli.add_section("Prepare", (prepare.compose, prepare.schema))

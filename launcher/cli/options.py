@@ -8,84 +8,112 @@ from typing import Any
 
 import click
 
+from launcher.cli.sections import SectionedCommand, SectionedOption
+
 _DURATIONS = {
-    "--start-timeout": ("start_s", "Seconds until the cluster must be up; 0: no limit.  [default: 600, or the spec's]"),
+    "--start-timeout": ("start_s", "Fail if the cluster is not up after S seconds; 0: no limit.", "600"),
     "--stall-timeout": (
         "stall_s",
-        "Seconds that the cluster may go without a step; 0: no limit.  [default: 20 steps, at least 120]",
+        "Fail if the cluster makes no step for S seconds; 0: no limit.",
+        "20 steps, at least 120",
     ),
     "--drain-timeout": (
         "drain_s",
-        "Seconds that the others may go on after the first has succeeded; 0: no limit.  [default: 300, or the spec's]",
+        "Fail if the others do not end within S seconds of the first; 0: no limit.",
+        "300",
     ),
-    "--stop-grace": (
-        "stop_grace_s",
-        "Seconds from SIGTERM to SIGKILL when you stop the run.  [default: 10, or the spec's]",
-    ),
-    "--lease": (
-        "lease_s",
-        "Seconds that a node goes on without a word from distlaunch.  [default: 60, or the spec's]",
-    ),
+    "--stop-grace": ("stop_grace_s", "Wait S seconds from SIGTERM to SIGKILL when you stop the run.", "10"),
+    "--lease": ("lease_s", "Stop a node's tasks after S seconds without contact to the controller.", "60"),
 }
-"""The field of a spec's `timeouts:` that each option sets, and its help."""
+"""The field of a spec's `timeouts:` that each option sets, its help, and the default."""
 
 
-def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What can be said about any run."""
-    for option in reversed(
-        (
-            click.option(
-                "--run-dir",
-                type=click.Path(path_type=Path),
-                metavar="DIR",
-                help="Folder for this run's logs and report; new or empty.  [default: in the state directory]",
-            ),
-            click.option("--dry-run", is_flag=True, help="Show what would be started, as `plan` does."),
-            click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up chatter, too."),
-            click.option("--no-keras-patch", is_flag=True, help="Leave Keras 3 as it is."),
-            click.option(
-                "--max-restarts",
-                type=click.IntRange(min=0),
-                metavar="N",
-                help="Start the whole cluster again after a failure, up to N times.  [default: 0, or the spec's]",
-            ),
-            *(
-                click.option(option, field, type=click.FloatRange(min=0), metavar="S", help=text)
-                for option, (field, text) in _DURATIONS.items()
-            ),
-            click.option("--tensorboard", is_flag=True, help="Run TensorBoard beside the tasks, on the chief's node."),
-            click.option(
-                "--keep-tensorboard", is_flag=True, help="The same, and let it stay after the training, until Ctrl-C."
-            ),
-            click.option(
-                "--keep-own-tf-config", is_flag=True, help="Let the program set a TF_CONFIG other than the cluster's."
-            ),
-            click.option("--no-preload", is_flag=True, help="Let every task import TensorFlow by itself."),
-            click.option("--no-progress", is_flag=True, help="Do not count the steps of `model.fit`."),
-            click.option(
-                "--chaos",
-                multiple=True,
-                metavar="FAULT",
-                help="Do a fault on purpose, once: (kill|stop|exit|preempt):TASK@(epoch|step|seconds)=N, as in "
-                "kill:worker:1@epoch=3; then start again. The last lines say whether training was resumed.",
-            ),
+def option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """`click.option` with a `section` of the help, and a `default_text` for what is not the same in all cases."""
+    return click.option(*names, cls=SectionedOption, **settings)
+
+
+_RUN_OPTIONS = (
+    option("--no-keras-patch", section="Program", is_flag=True, help="Do not patch Keras 3."),
+    option(
+        "--no-preload",
+        section="Program",
+        is_flag=True,
+        help="Import TensorFlow in every task, not once per node.",
+    ),
+    option("--no-progress", section="Program", is_flag=True, help="Do not count the steps of `model.fit`."),
+    option(
+        "--keep-own-tf-config",
+        section="Program",
+        is_flag=True,
+        help="Allow the program to replace the cluster's TF_CONFIG.",
+    ),
+    option(
+        "--max-restarts",
+        section="Restarts",
+        type=click.IntRange(min=0),
+        metavar="N",
+        default_text="0",
+        help="Restart the whole cluster after a failure, up to N times.",
+    ),
+    option(
+        "--chaos",
+        section="Restarts",
+        multiple=True,
+        metavar="FAULT",
+        help="Inject FAULT once, restart, and report whether training resumed. FAULT is "
+        "(kill|stop|exit|preempt):TASK@(epoch|step|seconds)=N, as in kill:worker:1@epoch=3; repeatable.",
+    ),
+    *(
+        option(
+            name,
+            field,
+            section="Time limits",
+            type=click.FloatRange(min=0),
+            metavar="S",
+            default_text=default,
+            help=text,
         )
-    ):
-        command = option(command)
-    return command
-
-
-rehearsal_option = click.option(
-    "--rehearsal",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="On N containers of `distlaunch compose` in place of SPEC's machines: without their addresses, GPUs, Pythons "
-    "and ways there.",
+        for name, (field, text, default) in _DURATIONS.items()
+    ),
+    option(
+        "--run-dir",
+        section="Output",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        default_text="in the state directory",
+        help="Write logs and the report to DIR, a new or empty folder.",
+    ),
+    option("--verbose", "-v", section="Output", is_flag=True, help="Show TensorFlow's start-up messages too."),
+    option("--tensorboard", section="Output", is_flag=True, help="Run TensorBoard on the chief's node during the run."),
+    option(
+        "--keep-tensorboard",
+        section="Output",
+        is_flag=True,
+        help="Run TensorBoard during the run and after it, until Ctrl-C.",
+    ),
+    option("--dry-run", is_flag=True, help="Show the plan and start nothing."),
 )
 
 
-class ProgramCommand(click.Command):
-    """A command whose arguments end in a program; remembers whether `--` came before it, which click would drop."""
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of every run."""
+    for add in reversed(_RUN_OPTIONS):
+        command = add(command)
+    return command
+
+
+rehearsal_option = option(
+    "--rehearsal",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Use N containers of `distlaunch compose` instead of SPEC's machines, without the machines' addresses, GPUs, "
+    "Pythons and SSH settings.",
+)
+
+
+class ProgramCommand(SectionedCommand):
+    """A command whose arguments end in a program; it remembers a `--` before the program, which click drops."""
 
     _MARK = "\0command"
 

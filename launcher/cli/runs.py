@@ -1,4 +1,4 @@
-"""The commands that take a run, which is under way or was."""
+"""The commands for a run that is running or has ended."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import click
 @click.command()
 @click.argument("what", metavar="RUN|SPEC")
 def clean(what: str) -> int:
-    """End what is left on the nodes of a run whose distlaunch is gone.
+    """Stop leftover processes of a run whose controller is gone.
 
-    RUN is a run's folder or name. With a SPEC, its nodes are cleaned of all runs that were started from here and are
-    not under way. Only processes that are provably of those runs are ended. An agent that hears nothing ends by
-    itself after `timeouts.lease_s`; this does not wait for that.
+    RUN is a run's folder or name. With SPEC, cleans its nodes of all ended runs that were started from here. Stops
+    only processes that provably belong to those runs. An agent without a controller stops by itself after
+    `timeouts.lease_s`; this does not wait for that.
 
-    Exit status: 0 nothing is left, 2 the run is still under way, or may be on another machine, 3 a node could not be
+    Exit status: 0 nothing is left, 2 the run is still running, or may be on another machine, 3 a node could not be
     asked or cleaned.
     """
     from launcher.commands.clean import clean
@@ -30,26 +30,28 @@ def clean(what: str) -> int:
 @click.command()
 @click.argument("run")
 def down(run: str) -> int:
-    """End a running RUN, as Ctrl-C in its terminal does, and wait until nothing is left of it.
+    """Stop a run and wait until nothing is left of it.
 
-    RUN is a run's folder or name. Give the command on the machine, and in the container, that its distlaunch is in.
+    RUN is a running run's folder or name. Stops it as Ctrl-C in its terminal does. Works only on the machine, and in
+    the container, of the run's controller.
 
-    Exit status: 0 it is over, 2 its distlaunch is on another machine, 3 it has not ended in time.
+    Exit status: 0 it has ended, 2 its controller is on another machine, 3 it has not ended in time.
     """
     from launcher.commands.requests import ask_to_end, find_run
 
     found = find_run(run)
     ended = ask_to_end(found)
-    click.echo(f"Ended: {found.root}" if ended else f"Was over: {found.root}")
+    click.echo(f"Stopped: {found.root}" if ended else f"Already ended: {found.root}")
     return 0
 
 
 @click.command()
 @click.argument("run")
 def stacks(run: str) -> int:
-    """Show what all tasks of a running RUN are doing: their Python stacks, equal ones together.
+    """Show the Python stacks of all tasks of a run.
 
-    RUN is a run's folder or name. Nothing is stopped. SIGUSR1 to its distlaunch does the same, on its own terminal.
+    RUN is a running run's folder or name. Groups equal stacks; stops nothing. SIGUSR1 to the run's controller shows
+    the same in the controller's terminal.
     """
     from launcher.commands.requests import ask_stacks, find_run
 
@@ -65,14 +67,14 @@ def stacks(run: str) -> int:
     default=3.0,
     show_default=True,
     metavar="S",
-    help="For how many seconds.",
+    help="Capture S seconds.",
 )
 def profile(run: str, duration: float) -> int:
-    """Capture what all tasks of a running RUN do, for the profiler of TensorBoard.
+    """Profile all tasks of a run for TensorBoard.
 
-    RUN is a run's folder or name. The tasks go on meanwhile. What was captured is in the run's log directory, where
-    TensorBoard with `tensorboard-plugin-profile` finds it: Python's functions and the GPUs' work of each task, and
-    TensorFlow's operations of the first worker, or of all under parameter_server.
+    RUN is a running run's folder or name. Training continues. Writes to the run's log directory, where TensorBoard with
+    `tensorboard-plugin-profile` finds the profiles: Python functions and GPU work of every task, and TensorFlow
+    operations of the first worker, or of all tasks under parameter_server.
     """
     from launcher.commands.profile import profile
     from launcher.commands.requests import find_run
@@ -81,5 +83,5 @@ def profile(run: str, duration: float) -> int:
     for path in capture.files:
         click.echo(str(path))
     if capture.silent:
-        click.echo(f"Warning: {', '.join(capture.silent)} had nothing to show; try a longer --duration", err=True)
+        click.echo(f"Warning: {', '.join(capture.silent)} recorded nothing; try a longer --duration", err=True)
     return 0

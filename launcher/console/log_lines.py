@@ -1,4 +1,4 @@
-"""From a task's raw log bytes, in pieces of any size, to the lines that a console shows. Pure."""
+"""Turns a task's raw log bytes, in pieces of any size, into the lines that the console shows. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import re
 from launcher.printable import UNSEEN, stand_in
 
 LINE_LIMIT = 8192
-"""Bytes of one line on the console; the log has all of it."""
+"""Bytes of one line on the console; the log has the whole line."""
 PARTIAL_LIMIT = 256 << 10
 """Bytes of an unfinished line that are kept; a longer line is shown cut before it ends."""
 
 _CHATTER = re.compile(
-    # TensorFlow's own C++ log, and absl's: information and warnings, but for those that tell of trouble.
+    # TensorFlow's C++ log and absl's: information and warnings, except those that report a problem.
     rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE(?!TROUBLE)"
-    # Errors that a machine without GPUs, or with them, reports at each start; and what is said of a peer that has gone,
-    # by its end, say: the exception that a program gets which still needs it says the same.
+    # Errors that machines with and without GPUs log at each start; and those about a peer that has gone, for example
+    # because it ended: a program that still needs the peer gets an exception that says the same.
     rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
     rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
     rb"|(?:BaseCollectiveExecutor|Aborting \w+ with|Coordination agent is set to error).*?"
     rb"\b(?:UNAVAILABLE|CANCELLED|ABORTED): )"
-    # Which functions of Keras were replaced; distlaunch itself says how many, once.
+    # Which Keras functions were patched; distlaunch itself reports how many, once.
     rb"|distlaunch: (?:patched Keras |Keras \S+ needs no patch )"
     rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$".replace(
-        # Python programs that use absl's log name a .py file there.
+        # Python programs that log through absl name a .py file here.
         b"SOURCE",
         rb"[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ",
     ).replace(
@@ -31,36 +31,39 @@ _CHATTER = re.compile(
         rb".*(?:ran out of memory|[Oo]ut of memory|No space left|Cannot dlopen some GPU libraries)",
     )
 )
-"""What TensorFlow says at every start whatever happens. Errors are not among it, but for the known false ones."""
+"""What TensorFlow logs at every start. No errors, except known false ones."""
 _CONTINUED = re.compile(
     rb"To enable the following instructions: .*rebuild TensorFlow"
-    rb"|/job:\w+/replica:\d+/task:\d+$"  # who is still missing, below "Waiting for 1/2 tasks to connect"
+    rb"|/job:\w+/replica:\d+/task:\d+$"  # the missing tasks, below "Waiting for 1/2 tasks to connect"
     rb"|The tasks have crashed\. Check the task logs "
     rb"|Additional GRPC error information from remote target |:UNKNOWN:Error received from peer "
     rb"|The error could be from a previous operation\. Restart your program to reset\."
     rb"|\t \[\[\{\{(?:function_)?node "
 )
-"""Second lines of such messages: chatter only below chatter."""
+"""Continuation lines of such messages: chatter only below chatter."""
 _CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')
-"""The lines of a message that shows a configuration whole: chatter only below the mark that begins it."""
-_BEGINS_CONFIGURATION = b"goo.gle/debug"  # goes on as proto, str or only, as protocol buffers throw the dice
+"""Lines of a message that dumps a configuration: chatter only below the line that begins the dump."""
+_BEGINS_CONFIGURATION = b"goo.gle/debug"  # then proto, str or only: protocol buffers vary it
 _HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog", b"distlaunch: ")
-"""One of them is in every line of chatter that is not a second line."""
+"""Every line of chatter contains one of these, except continuation lines."""
 
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;:]{0,64}m)"  # colour
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # a window's title, and its like
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # a window's title, for example
     r"|\x1b[ -/]*[0-~]"
     rf"|[\x00-\x08\x0b-\x1f{UNSEEN}]"
 )
-"""Control sequences; all but colours would move the cursor into other tasks' lines, or do worse. They are looked for
-in text: among bytes, to replace one could join others to a new one."""
+"""Control sequences. All except colours could move the cursor into other tasks' lines, or do worse. Matched in text: in
+bytes, a replacement could join its neighbours into a new sequence."""
 
 
 class LogLines:
-    """The lines of one log. `keep_colours`: colours pass through, all else that a
-    terminal would obey has a stand-in; `fold`: TensorFlow's chatter is left out."""
+    """The lines of one log.
+
+    `keep_colours`: colours pass through; all other control characters are replaced. `fold`: TensorFlow's chatter is
+    left out.
+    """
 
     def __init__(self, *, keep_colours: bool = False, fold: bool = True) -> None:
         self.folded = 0
@@ -69,12 +72,12 @@ class LogLines:
         self._fold = fold
         self._below_chatter = False
         self._continued = _CONTINUED
-        """What goes on with the chatter above."""
+        """Matches lines that continue the chatter above."""
         self._partial = b""
         self._skipping = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that the data completes, as they are to be shown; the same whatever the pieces are."""
+        """The lines that the data completes, as they are shown; the same for pieces of any size."""
         text = self._partial + data
         lines = text.split(b"\n")
         self._partial = lines.pop()
@@ -103,11 +106,11 @@ class LogLines:
 
     @property
     def unfinished(self) -> bytes:
-        """What the line that has not ended shows now; empty if there is none."""
+        """What the unfinished line shows now; empty if there is none."""
         return self._clean(_visible(self._partial)) if self._partial else b""
 
     def _is_plain(self, text: bytes, lines: list[bytes]) -> bool:
-        """Whether all lines are shown as they are; looked at as a whole, because most text is like that."""
+        """Whether all lines can be shown unchanged; one check for all, because most text can."""
         if self._fold and (self._below_chatter or any(hint in text for hint in _HINTS)):
             return False
         try:
@@ -131,7 +134,7 @@ class LogLines:
 
     def _clean(self, line: bytes) -> bytes:
         if len(line) > LINE_LIMIT:
-            return self._clean(_cut(line)) + b"... (cut here; the log has all of it)"
+            return self._clean(_cut(line)) + b"... (cut here; the log has the whole line)"
         text = line.decode("utf-8", "replace")
         if text.isprintable():
             return line if line.isascii() else text.encode()
@@ -145,7 +148,7 @@ class LogLines:
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """What a line showed one after the other: carriage returns and backspaces begin it anew."""
+    """What a line showed, one after the other: carriage returns and backspaces restart it."""
     return re.split(rb"[\r\b]+", line) if b"\r" in line or b"\b" in line else [line]
 
 
@@ -168,7 +171,7 @@ def _visible(line: bytes) -> bytes:
 
 
 def _compact(partial: bytes) -> bytes:
-    """As much of an unfinished line as can still be seen when it ends."""
+    """The part of an unfinished line that can still be visible when it ends."""
     *before, last = _pieces(partial)
     if last.strip() or not before:
         return last
@@ -176,7 +179,7 @@ def _compact(partial: bytes) -> bytes:
 
 
 def _cut(line: bytes) -> bytes:
-    """The beginning of a long line, not ending within a character."""
+    """The beginning of a long line, cut between characters."""
     end = LINE_LIMIT
     while end > LINE_LIMIT - 3 and line[end] & 0xC0 == 0x80:
         end -= 1

@@ -1,4 +1,4 @@
-"""What a user is told while a run is under way: a line for each step that matters. Pure."""
+"""Progress messages of a run: a line for each step that matters. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OWN_STRATEGY_HINT = (
 )
 REMIND_S = 5.0
 FORMING_REMIND_S = 15.0
-"""To import TensorFlow takes its time."""
+"""Longer than REMIND_S: importing TensorFlow takes a while."""
 SHOWN_NODES = 8
 
 
 def render_news(before: AttemptState, after: AttemptState, event: Event) -> str | None:
-    """The line, if the event that led from one state to the other is worth one."""
+    """The line for the event that led from one state to the other; None if it needs none."""
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
     if before.reason is None and after.reason is Reason.TASK_FAILED:
@@ -36,30 +36,31 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
     if isinstance(event, TaskExited) and after.restarted is not before.restarted:
-        return f"{event.task} ended with {event.exit}; starting it again, the others go on"
+        return f"{event.task} ended with {event.exit}; restarting it, the others continue"
     if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
         return _render_board(after)
     if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
-        return f"TensorBoard ended with {event.exit}; the tasks go on, and tensorboard-0.log says why"
+        return f"TensorBoard ended with {event.exit}; the tasks continue; see tensorboard-0.log"
     if after.policy.keeps_auxiliary and after.is_over and not before.is_over:
-        return "The training is over; TensorBoard stays until Ctrl-C"
+        return "Training has ended; TensorBoard keeps running until Ctrl-C"
     if isinstance(event, TaskHalted) and after is not before:
         if event.signal is None:
-            return f"{event.task} goes on"
+            return f"{event.task} continues"
         return f"{event.task} was stopped by {TaskExit(signal=event.signal)}; the others wait for it"
     if isinstance(event, TaskReported) and event.own_tf_config and not _own_configs(before):
         return _render_own_config(event)
     if isinstance(event, TaskReported) and after.separate and not before.separate:
         return render_separate(after)
     if before.reason is None and after.reason is Reason.SUCCEEDED and after.never_met:
-        return f"{name_tasks(sorted(after.policy.trainers))} never met: none has opened its port; {OWN_STRATEGY_HINT}"
+        names = name_tasks(sorted(after.policy.trainers))
+        return f"{names} never connected to each other: none opened its port; {OWN_STRATEGY_HINT}"
     if after.busy and after.busy != before.busy:
         return render_busy(after)
     if before.suspicion is None and after.suspicion is Reason.STALLED and not after.busy:
-        return f"{render_stall(after).capitalize()}; asking all tasks what they are doing"
+        return f"{render_stall(after).capitalize()}; collecting the stacks of all tasks"
     suspected = before.suspicion is Reason.STALLED or (before.busy and before.phase is Phase.RUNNING)
     if suspected and after.suspicion is None and not after.busy and after.phase is Phase.RUNNING:
-        return "The cluster gets on again"
+        return "The cluster makes progress again"
     if isinstance(event, NodeSynced) and event.files:
         return f"Sent {count_of(event.files, 'file')}, {event.fetched / 1e6:,.1f} MB, to {event.node}"
     if before.phase is Phase.FORMING and after.phase is Phase.RUNNING and _is_up(after):
@@ -71,7 +72,7 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
 
 
 def render_patches(event: Event) -> str | None:
-    """What a task says of the Keras that it trains with; the same for all of them, so that one such line is enough."""
+    """The line about the task's Keras; the same for all tasks, so that one line is enough."""
     if not isinstance(event, TaskReported) or event.keras is None:
         return None
     faults = count_of(event.keras.faults, "fault")
@@ -88,10 +89,10 @@ def _render_board(state: AttemptState) -> str:
 
 
 def render_restart(restart: Restart, attempt: int, limit: int) -> str:
-    """What the user is told before the pause."""
+    """The line before the pause."""
     cost = "not counted" if restart.free else f"restart {restart.count} of {limit}"
     when = f" in {restart.pause_s:g} s" if restart.pause_s else ""
-    return f"Starting again{when}: attempt {attempt} ({cost})"
+    return f"Restarting{when}: attempt {attempt} ({cost})"
 
 
 def _render_interruption(before: AttemptState, after: AttemptState, event: Interrupted) -> str | None:
@@ -100,30 +101,27 @@ def _render_interruption(before: AttemptState, after: AttemptState, event: Inter
         return f"{name}: ending the checks" if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
         return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
-    insist = "; once more kills them" if event.signal == signal.SIGINT else ""
+    insist = "; Ctrl-C again kills them" if event.signal == signal.SIGINT else ""
     return f"{name}: stopping all tasks, {after.policy.stop_grace_s:g} s grace{insist}"
 
 
 def render_separate(state: AttemptState) -> str:
-    """`worker:0, worker:1 train without each other: the program has not built MultiWorkerMirroredStrategy; …`."""
+    """`worker:0, worker:1 train separately: the program does not use MultiWorkerMirroredStrategy; …`."""
     built = sorted({state.status[task].strategy for task in state.separate if task in state.status} - {""})
-    what = f"the program uses {', '.join(built)}, and not" if built else "the program has not built"
+    what = f"the program uses {', '.join(built)}, not" if built else "the program does not use"
     names = name_tasks(sorted(state.separate))
-    return f"{names} train without each other: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
+    return f"{names} train separately: {what} MultiWorkerMirroredStrategy; {OWN_STRATEGY_HINT}"
 
 
 def _own_configs(state: AttemptState) -> bool:
-    return any(told.own_tf_config for told in state.status.values())
+    return any(status.own_tf_config for status in state.status.values())
 
 
-def _render_own_config(told: TaskReported) -> str:
-    line = told.own_tf_config
-    if told.own_tf_config_kept:
-        return f"{told.task} sets a TF_CONFIG of its own at {line}, as --keep-own-tf-config allows"
-    return (
-        f"{told.task} sets a TF_CONFIG of its own at {line}; it keeps the one of this cluster "
-        "(--keep-own-tf-config gives it its own)"
-    )
+def _render_own_config(status: TaskReported) -> str:
+    line = status.own_tf_config
+    if status.own_tf_config_kept:
+        return f"{status.task} sets its own TF_CONFIG at {line}, as --keep-own-tf-config allows"
+    return f"{status.task} sets its own TF_CONFIG at {line}; ignored (--keep-own-tf-config allows it)"
 
 
 def _is_up(state: AttemptState) -> bool:
@@ -131,16 +129,16 @@ def _is_up(state: AttemptState) -> bool:
 
 
 class Reminder:
-    """Says whom we are waiting for until the cluster is up, again and again; `started`: monotonic seconds."""
+    """Reports at intervals what the run waits for, until the cluster is up; `started`: monotonic seconds."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self._due = started + REMIND_S
         self._drains: float | None = None
-        """The deadline of which the user was warned."""
+        """The deadline that the user was warned about."""
 
     def remind(self, state: AttemptState, now: float, time: float) -> str | None:
-        """The line, when one is due; `time`: now in Unix seconds."""
+        """The line, if one is due; `now`: monotonic seconds, `time`: Unix seconds."""
         if now < self._due:
             return None
         if state.phase is Phase.RUNNING:
@@ -161,7 +159,7 @@ class Reminder:
         return f"{state.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
 
     def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
-        """A warning, half of the time before those are stopped that have not ended yet."""
+        """A warning once half of the drain time is over."""
         going = sorted(state.policy.trainers - state.exits.keys())
         waits = len(going) < len(state.policy.trainers) and bool(going) and state.suspicion is None
         if not waits or state.deadline is None or state.deadline == self._drains:
@@ -172,5 +170,5 @@ class Reminder:
         self._drains = state.deadline
         return (
             f"{name_tasks(going)} {'is' if len(going) == 1 else 'are'} still running, the others have ended; "
-            f"stopped in {left_s:.0f} s unless at work then (--drain-timeout)"
+            f"stopping in {left_s:.0f} s unless at work then (--drain-timeout)"
         )

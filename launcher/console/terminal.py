@@ -11,25 +11,25 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Takes text; raises OSError when nobody reads any more."""
+    """Takes text; raises OSError when the reader has gone."""
 
     has_live_lines: bool
 
     def write(self, text: bytes) -> None:
-        """Whole lines of the tasks' output."""
+        """Writes whole lines of task output."""
 
     def note(self, text: str) -> None:
-        """A line of our own."""
+        """Writes a message of our own."""
 
     def show_live(self, lines: Sequence[str]) -> None:
-        """The lines that are being rewritten in place, below everything else."""
+        """Shows lines that are rewritten in place, below everything else."""
 
     def close(self) -> None:
-        """Leaves the terminal as it was."""
+        """Restores the terminal."""
 
 
 class NowhereSink:
-    """After nobody reads our output any more."""
+    """Drops everything: the reader of our output has gone."""
 
     has_live_lines = False
 
@@ -47,7 +47,7 @@ class NowhereSink:
 
 
 class PlainSink(NowhereSink):
-    """Pipes, files, and terminals of which only one of stdout and stderr is one."""
+    """Pipes and files; also a terminal that is only one of stdout and stderr."""
 
     def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
         self._stdout = stdout
@@ -57,7 +57,7 @@ class PlainSink(NowhereSink):
         rest = memoryview(text)
         while rest:
             written = self._stdout.write(rest)
-            if written is None:  # another program has made the pipe or terminal non-blocking
+            if written is None:  # another program made the pipe or terminal non-blocking
                 select.select([], [self._stdout], [])
             else:
                 rest = rest[written:]
@@ -74,7 +74,7 @@ class TerminalSink(PlainSink):
     has_live_lines = True
 
     def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
-        # Imported here: a pipe, which is what programs and tests give us, does without rich.
+        # Imported here: a pipe needs no rich.
         from rich.console import Console
 
         super().__init__(stdout, stderr)

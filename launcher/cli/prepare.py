@@ -1,0 +1,61 @@
+"""The commands that write files for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.cli.options import option
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@option(
+    "--nodes",
+    "-n",
+    type=click.IntRange(min=1, max=64),
+    metavar="N",
+    default_text="one per node of SPEC",
+    help="Write N (1 to 64) containers: SPEC's first nodes, or more like its last.",
+)
+def compose(spec: Path, nodes: int | None) -> None:
+    """Write a Compose file to rehearse a spec in containers.
+
+    \b
+    distlaunch compose two_nodes.yaml > compose.yaml
+    docker compose run --rm controller
+    docker compose down --volumes
+
+    Run it in the folder that has the program and the spec: every container mounts that folder as /project. The image
+    is built once from docker/Dockerfile, as the file's first lines say.
+    """
+    from launcher.errors import UsageError
+    from launcher.plan.compose import render_compose
+    from launcher.run.naming import current_directory
+    from launcher.spec.loading import load_spec
+
+    here = current_directory()
+    path = spec.resolve()
+    cluster = load_spec(spec)
+    if not path.is_relative_to(here):
+        raise UsageError(
+            f"{spec} is not below {here}, the only folder that containers see", hint="change to its folder"
+        )
+    click.echo(render_compose(cluster, str(path.relative_to(here)), nodes or len(cluster.nodes)), nl=False)
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
+def schema(what: str) -> None:
+    """Print a JSON Schema, for editors and programs.
+
+    Describes specs (the default), report.json, or the output of `check --json`.
+    """
+    from launcher.report.models import CheckReport, RunReport
+    from launcher.spec.models import ClusterSpec
+
+    models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
+    click.echo(json.dumps(models[what].model_json_schema(), indent=2))

@@ -1,0 +1,78 @@
+"""Help in sections: a group's commands and a command's options, grouped by what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+OTHER = "Options"
+"""The section of options that name none; it has `--help` and comes last."""
+SHORT_HELP_LIMIT = 100
+"""Characters of a command's line in the list; a longer one would be cut."""
+
+
+class SectionedGroup(click.Group):
+    """A group that lists its commands by section."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections: dict[str, list[str]] = {}
+
+    def add_section(self, title: str, commands: Iterable[click.Command]) -> None:
+        """Adds the commands in this order."""
+        for command in commands:
+            assert command.name is not None
+            self.add_command(command)
+            self._sections.setdefault(title, []).append(command.name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in self._sections.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_sections(
+            {
+                title: [(name, self.commands[name].get_short_help_str(SHORT_HELP_LIMIT)) for name in names]
+                for title, names in self._sections.items()
+            },
+            formatter,
+        )
+
+
+class SectionedOption(click.Option):
+    """An option in a section of its command's help, with its default in words instead of click's range."""
+
+    def __init__(self, *args: Any, section: str = OTHER, default_text: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+        self.default_text = default_text
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        text = self.help or ""
+        return record[0], f"{text}  [default: {self.default_text}]" if self.default_text else text
+
+
+class SectionedCommand(click.Command):
+    """A command that lists its options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                title = parameter.section if isinstance(parameter, SectionedOption) else OTHER
+                sections.setdefault(title, []).append(record)
+        sections[OTHER] = sections.pop(OTHER)
+        write_sections(sections, formatter)
+
+
+def write_sections(sections: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:
+    """Writes each section's names and texts; the texts of all sections line up."""
+    widest = max(len(name) for records in sections.values() for name, _ in records)
+    for title, records in sections.items():
+        with formatter.section(title):
+            formatter.write_dl([(name.ljust(widest), text) for name, text in records])

@@ -1,0 +1,79 @@
+"""The help of the command line: complete, in sections, and true."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from launcher.cli.main import cli
+from launcher.cli.sections import OTHER, SectionedOption
+from launcher.spec.parts import RestartSpec, TimeoutsSpec
+
+COMMANDS = sorted(cli.commands)
+
+
+def help_of(*words: str, width: int = 80) -> list[str]:
+    ran = CliRunner().invoke(cli, [*words, "-h"], prog_name="distlaunch", terminal_width=width, obj={})
+    assert ran.exit_code == 0
+    return ran.output.splitlines()
+
+
+def test_commands_are_listed_by_what_they_are_for() -> None:
+    lines = help_of()
+    listed: dict[str, list[str]] = {}
+    for line in lines[lines.index("Run:") :]:
+        if line.endswith(":"):
+            title = line
+        elif line:
+            listed.setdefault(title, []).append(line.split()[0])
+    assert listed == {
+        "Run:": ["local", "up"],
+        "Look:": ["check", "plan", "stacks", "profile"],
+        "End:": ["down", "clean"],
+        "Prepare:": ["compose", "schema"],
+    }
+    assert sorted(name for names in listed.values() for name in names) == COMMANDS
+
+
+def test_what_a_command_does_fits_on_one_line() -> None:
+    lines = help_of()
+    for name, command in cli.commands.items():
+        [line] = [line for line in lines if line.startswith(f"  {name} ")]
+        assert command.help is not None
+        assert line.split(maxsplit=1)[1] == command.help.partition("\n")[0]
+        assert line.endswith(".")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_shown_once(name: str) -> None:
+    lines = help_of(name)
+    context = click.Context(cli.commands[name], info_name=name, help_option_names=["-h", "--help"])
+    options = [each for each in cli.commands[name].get_params(context) if isinstance(each, click.Option)]
+    for option in options:
+        longest = max(option.opts, key=len)
+        assert sum(bool(re.match(rf"  (-\w, )?{longest}( |$)", line)) for line in lines) == 1, longest
+        assert option.help is not None
+        assert re.match(r"[A-Z].*\.$", option.help, re.DOTALL), longest
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_section_has_more_than_ten_options(name: str) -> None:
+    options = [each for each in cli.commands[name].params if isinstance(each, click.Option)]
+    sections = [each.section if isinstance(each, SectionedOption) else OTHER for each in options]
+    assert max(map(sections.count, sections), default=0) <= 10
+
+
+@pytest.mark.parametrize("name", ["local", "up"])
+def test_defaults_in_the_help_are_those_of_a_spec(name: str) -> None:
+    shown = {
+        option.name: option.default_text
+        for option in cli.commands[name].params
+        if isinstance(option, SectionedOption) and option.default_text
+    }
+    assert shown["max_restarts"] == str(RestartSpec().max_restarts)
+    for field, value in TimeoutsSpec():
+        if field != "stall_s":  # it follows from the cluster's steps
+            assert shown[field] == f"{value:g}"
