@@ -155,7 +155,7 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
     assert state.exits.keys() == state.started.keys()
     assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
     if phase is not Phase.CONNECTING:  # where no agent has answered, Goodbye is enough
-        insist = "; once more kills them" * (signum == signal.SIGINT)
+        insist = "; Ctrl-C again kills them" * (signum == signal.SIGINT)
         assert run.said.splitlines()[-1] == f"{signum.name}: stopping all tasks, 10 s grace{insist}"
         for node in ("gpu-a", "gpu-b"):
             assert [order for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == [Stop(10.0)]
@@ -416,7 +416,7 @@ def test_a_worker_of_a_parameter_server_is_started_again_alone(tmp_path: Path) -
     assert [task.task for task in again.tasks] == ["worker:0"]
     assert (again.attempt, again.cluster) == (1, first.cluster)
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
-    assert "worker:0 ended with SIGKILL (signal 9); starting it again, the others go on" in run.said
+    assert "worker:0 ended with SIGKILL (signal 9); restarting it, the others continue" in run.said
     assert run.timing.monotonic() - 1000 > LIFE_S  # the chief went on to its end
 
 

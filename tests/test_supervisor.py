@@ -108,7 +108,7 @@ def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_pa
     assert [attempt.verdict.reference for attempt in report.attempts] == [name, "succeeded"]
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
     cost = "restart 1 of 1" if failures.is_counted(name) else "not counted"
-    assert f"Starting again: attempt 2 ({cost})" in run.said
+    assert f"Restarting: attempt 2 ({cost})" in run.said
     first, last = report.attempts
     assert (first.processes_left, last.processes_left) == (None if name == "node-lost" else 0, 0)
     began = [task.started for task in last.tasks if task.started is not None]
@@ -184,7 +184,7 @@ def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> N
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
     assert (report.outcome, report.exit_status) == ("failed", 1)
     assert pauses(report) == [0.0, 2.0, 4.0, 8.0]
-    assert "Starting again in 8 s: attempt 5 (restart 4 of 4)" in run.said
+    assert "Restarting in 8 s: attempt 5 (restart 4 of 4)" in run.said
     assert "not started again: 4 restarts did not help" in run.said
     assert run.said.count("Error: worker:1 on gpu-b was ended by SIGKILL") == 5
 
@@ -345,7 +345,7 @@ def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path:
     first, last = report["attempts"]
     assert (first["verdict"]["reference"], last["verdict"]) == ("node-lost", report["verdict"])
     assert [task["started"] for task in last["tasks"]] == [None, None]
-    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in run.said
+    assert " 1 worker with 64 each would need 64 [too-few-gpus]\n" in run.said
     assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
 
 
@@ -354,7 +354,7 @@ def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None
     report = run.run()
     assert report.outcome == "succeeded"
     assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-c"]
-    assert "going on without gpu-b\n2 workers of 3 are left" in run.said
+    assert "continuing without gpu-b\n2 of 3 workers are left" in run.said
 
 
 @pytest.mark.parametrize("return_s", [0, 30])
