@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Distlaunch, Ran
+from worker_entry.protocol.strategy_names import CLASSES
 
 pytestmark = pytest.mark.tensorflow
 
@@ -124,3 +127,15 @@ def test_workers_of_a_divided_cpu_use_its_first_device_only(distlaunch: Distlaun
     """What TensorFlow does not allow to be emulated; README says so."""
     told = looked(distlaunch("local", "--workers", "2", "--devices", "2", look))
     assert told["replicas"] == 2  # not four
+
+
+def test_the_classes_of_strategies_are_those_that_tensorflow_has() -> None:
+    source = (
+        "import tensorflow as tf\n"
+        "made = tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,"
+        " tf.distribute.experimental.CentralStorageStrategy, tf.distribute.MultiWorkerMirroredStrategy,"
+        " tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy\n"
+        "print(*(kind.__name__ for kind in made))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [*CLASSES.values()]

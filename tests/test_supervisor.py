@@ -126,7 +126,7 @@ def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it
     assert [attempt.verdict.reference for attempt in report.attempts] == [name]
     assert (report.outcome, report.exit_status) == ("failed", failure.exit_status)
     assert f"not started again: `restart.on` does not name {name}" in run.said
-    assert "Starting again" not in run.said
+    assert "Restarting" not in run.said
 
 
 def test_nothing_is_started_again_that_nobody_wants_to(tmp_path: Path) -> None:

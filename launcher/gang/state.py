@@ -16,7 +16,7 @@ from launcher.gang.events import (
     TaskReported,
     TaskStarted,
 )
-from launcher.spec.strategies import RULES, StrategyRules
+from launcher.spec.strategies import RULES, SEPARATE_CLASSES, StrategyRules
 from launcher.tasks import TaskId
 from worker_entry.protocol.values import NOT_IMPORTED, Activity
 
@@ -32,8 +32,8 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-ALONE_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "TPUStrategyV2", "jax")
-"""Classes of tf.distribute that are one process with all of its devices; and what knows nothing of TF_CONFIG."""
+ALONE_STRATEGIES = (*SEPARATE_CLASSES, "jax")
+"""What a program may train with that ignores TF_CONFIG; JAX by the name that its tasks report."""
 BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
