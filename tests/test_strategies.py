@@ -93,8 +93,8 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     assert float(done[1]) > 0.95
     assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
     assert "worker:1 ended with SIGKILL (signal 9); restarting it, the others continue\n" in ran.stderr
-    assert "worker:1 was started again alone, after SIGKILL (signal 9)" in ran.stderr
-    assert "Chaos: worker:1 was killed in attempt 1; it was started again alone" in ran.stderr
+    assert "worker:1 was restarted individually, after SIGKILL (signal 9)" in ran.stderr
+    assert "Chaos: worker:1 was killed in attempt 1; it was restarted individually" in ran.stderr
     [attempt] = ran.report["attempts"]
     exits = {task["task"]: task["exit_code"] for task in attempt["tasks"]}
     assert exits["chief:0"] == exits["evaluator:0"] == 0
