@@ -25,30 +25,23 @@ from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink
 from launcher.transports.resumable_link import ResumableLink
+from tests.fake_nodes import Answers
 from tests.hostile_frames import RandomFrames
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
-    CHILD,
     Attached,
     Broken,
-    Dialled,
-    Empty,
     Exited,
-    Inspected,
-    Listening,
     Log,
     Message,
-    Prepared,
     Ready,
     Refused,
-    Stacks,
     Started,
     ToAgent,
     ToController,
 )
-from worker_entry.protocol.orders import VERSION, Beat, Dial, Goodbye, Hello, Inspect, Prepare, ShowStacks, Start, Stop
+from worker_entry.protocol.orders import Beat, Goodbye, Start, Stop
 from worker_entry.protocol.resend_buffer import is_counted
-from worker_entry.protocol.values import Activity, DialResult, TaskExit
 
 SPEC = {
     "nodes": [{"host": "honest", "tasks": {"worker": 2}}, {"host": "hostile", "tasks": {"worker": 2}}],
@@ -73,9 +66,7 @@ class FarAgent:
         self._decoder = Decoder(ToAgent)
         self._say: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._say.put(MARKER)
-        self._attempt = 0
-        self._tasks: list[str] = []
-        self._running: list[str] = []
+        self._honest = Answers()
         self._left = self._drawn = self._received = 0
 
     # --- a stream to the controller ---
@@ -120,7 +111,7 @@ class FarAgent:
         assert self._hostile is not None
         self._left = max(self._left - 1, 0)
         self._drawn += 1
-        self._hostile.attempt = self._attempt
+        self._hostile.attempt = self._honest.attempt
         return self._hostile.draw(self._change)
 
     def _change(self, header: dict[str, Any]) -> None:
@@ -130,36 +121,16 @@ class FarAgent:
 
     def _answers(self, message: Message) -> Iterator[Message]:
         now = time.time()
-        match message:
-            case Hello():
-                yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0")
-            case Prepare(attempt, requests):
-                self._attempt, self._tasks = attempt, [request.task for request in requests]
-                self._running = []
-                yield Prepared(attempt, {task: 20000 + number for number, task in enumerate(self._tasks)})
-            case Inspect():
-                yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
-            case Dial(targets):
-                yield Dialled([DialResult(target, ["10.0.0.1"]) for target in targets], [])
-            case Start(_, tasks):
-                self._running = [start.task for start in tasks]
-                self._left = BURST if self._hostile is not None else 0
-                for task in self._running:
-                    yield Started(task, 8, now)
-                    yield Log(self._attempt, task, 0, 5)
-                    yield Listening(task, now)
-            case ShowStacks():
-                for task in self._running:
-                    yield Stacks(task, CHILD, Activity())
-            case Stop():
-                for task in self._running:
-                    yield Exited(task, TaskExit(signal=15), now)
-                self._running, self._left = [], 0
-                yield Empty(self._attempt, 0, 0)
-            case Beat(time=time_):
-                yield Beat(now, self._received, time_, now)
-            case Goodbye():
-                self.finish()
+        if isinstance(message, Beat):
+            yield Beat(now, self._received, message.time, now)
+        elif isinstance(message, Goodbye):
+            self.finish()
+        elif isinstance(message, (Start, Stop)):
+            self._left = BURST if self._hostile is not None and isinstance(message, Start) else 0
+        for answer in self._honest.to(message, now):
+            yield answer
+            if isinstance(answer, Started):
+                yield Log(self._honest.attempt, answer.task, 0, 5)
 
 
 @dataclass

@@ -38,7 +38,7 @@ ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer"},
     "yaml": {"launcher.spec.loading", "launcher.spec.yaml_positions", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
-    "psutil": {"launcher.run.controller"},
+    "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console.terminal"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner"},

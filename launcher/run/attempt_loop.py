@@ -21,7 +21,6 @@ from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
-from worker_entry.system import clock
 
 IDLE_S = 0.5
 """How often the loop looks at what sends no message: logs, the console, deadlines."""
@@ -37,7 +36,7 @@ class AttemptLoop:
         self._actions = Actions(context, setup, number, faults, self._stacks)
         self._observer = Observer(context, setup.preflight, self._stacks)
         self._logs = LogWatch(context.files, number)
-        self._reminder = Reminder(context.monotonic())
+        self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
         self.state = self._make_state(setup)
         """The attempt as far as it has come."""
@@ -65,7 +64,7 @@ class AttemptLoop:
         return self.state, replace(self._setup, preflight=None, dialled=self._actions.dialled, notes=())
 
     def _next_events(self) -> Iterator[Event]:
-        monotonic, deadline = self._context.monotonic, self.state.deadline
+        monotonic, deadline = self._context.timing.monotonic, self.state.deadline
         until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
         yield from self._observer.next_events(until_due)
         yield from self._stacks.take()
@@ -73,7 +72,7 @@ class AttemptLoop:
 
     def _handle(self, event: Event) -> None:
         earlier = self.state
-        self.state, actions = decide(earlier, event, self._context.monotonic())
+        self.state, actions = decide(earlier, event, self._context.timing.monotonic())
         self._tell(earlier, event)
         if isinstance(event, NodeReady) and self.state is not earlier:
             self._actions.preload(event.node)
@@ -84,8 +83,9 @@ class AttemptLoop:
             self._stacks.ask(self.state, show=True)
 
     def _tell(self, earlier: AttemptState, event: Event) -> None:
-        console, now = self._context.console, self._context.monotonic()
-        news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, clock.now())
+        console, timing = self._context.console, self._context.timing
+        now = timing.monotonic()
+        news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())
         if news or (news := self._stragglers.note(event, now)):
             console.note(news)
         if patches := render_patches(event):
@@ -99,7 +99,7 @@ class AttemptLoop:
             for node in known:
                 setup.preflight.note(node, links.ready[node], links.clock_offset_s(node))
         policy = replace(policy, syncs=policy.syncs - known)
-        return replace(new_attempt(policy, self._context.monotonic()), ready=known)
+        return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known)
 
     def _make_policy(self) -> AttemptPolicy:
         spec, plan = self._context.spec, self.plan

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.console.writer import Console
@@ -12,6 +11,7 @@ from launcher.plan.planner import Planner
 from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
+from launcher.run.timing import Timing
 from launcher.spec.models import ClusterSpec
 
 
@@ -29,8 +29,11 @@ class RunContext:
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
     """Whether the nodes are checked and nothing is started."""
-    monotonic: Callable[[], float] = time.monotonic
-    """Seconds of a clock that never jumps."""
+
+    @property
+    def timing(self) -> Timing:
+        """That of its links."""
+        return self.links.timing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import queue
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from launcher.errors import ProcessLimitError, as_ours
 from launcher.gang.events import Event
 from launcher.plan.resources import NodeFacts
 from launcher.run.directory import RunDir
+from launcher.run.timing import SystemTiming, Timing
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
 from launcher.transports.in_parallel import map_parallel
@@ -33,7 +33,15 @@ Incoming = tuple[str, Message | LinkNews] | Event
 class NodeLinks:
     """At most one link to each node; `transports` has the way to each of them."""
 
-    def __init__(self, transports: Mapping[str, Transport], run_id: str, run_dir: RunDir, lease_s: float) -> None:
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        run_id: str,
+        run_dir: RunDir,
+        lease_s: float,
+        timing: Timing | None = None,
+    ) -> None:
+        self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
         """What the nodes that have answered have said of themselves."""
         self._transports = transports
@@ -50,8 +58,7 @@ class NodeLinks:
         """Those of the links; what comes through an older one is not for us."""
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
-        self._hurries = threading.Event()
-        self._closed = threading.Event()
+        self._end_hurry: Callable[[], None] | None = None
 
     @property
     def far(self) -> frozenset[str]:
@@ -110,7 +117,7 @@ class NodeLinks:
     def next(self, timeout_s: float) -> Incoming | None:
         """What comes next; None if nothing does in time."""
         try:
-            arrived = self._queue.get(timeout=max(timeout_s, 0.0))
+            arrived = self.timing.wait(self._queue, timeout_s)
             while isinstance(arrived, Arrived):
                 arrived.inbox.release(arrived)
                 if arrived.inbox is self._inboxes.get(arrived.inbox.node) and not arrived.is_late:
@@ -128,14 +135,13 @@ class NodeLinks:
 
     def hurry(self) -> None:
         """The run is to end: an agent that hangs, or cannot be reached, is not waited for until its lease is over."""
-        if not self._hurries.is_set():
-            self._hurries.set()
-            threading.Thread(target=self._drop_silent, name="hurry", daemon=True).start()
+        if self._end_hurry is None:
+            self._end_hurry = self.timing.repeat(self._drop_silent, LOOK_S, LOOK_S)
 
-    def _drop_silent(self) -> None:
-        while not self._closed.wait(LOOK_S):
-            for link in list(self._links.values()):
-                link.drop_if_silent(HURRIED_SILENCE_S)
+    def _drop_silent(self) -> bool:
+        for link in list(self._links.values()):
+            link.drop_if_silent(HURRIED_SILENCE_S)
+        return False
 
     def clock_offset_s(self, node: str) -> float:
         return self._links[node].clock_offset_s if node in self._links else 0.0
@@ -146,6 +152,7 @@ class NodeLinks:
     def close(self) -> dict[str, int | None]:
         """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
         self.hurry()
+        assert self._end_hurry is not None
         for node, link in self._links.items():
             self._close_inbox(node)
             link.send(Goodbye())
@@ -155,7 +162,7 @@ class NodeLinks:
         ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
-        self._closed.set()
+        self._end_hurry()
         self._mirror.close()
         return self._left | left
 

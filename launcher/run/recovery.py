@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+
+from launcher.run.timing import Timing
 
 LOOK_S = 2.0
 
@@ -13,14 +15,12 @@ May take a minute."""
 
 
 class ReturnWatch:
-    """Looks after some nodes, given with the meeting places of their last agents, each in a thread, until `close`."""
+    """Looks after some nodes, given with the meeting places of their last agents, each by itself, until `close`."""
 
-    def __init__(self, nodes: Mapping[str, str], recover: Recover) -> None:
+    def __init__(self, nodes: Mapping[str, str], recover: Recover, timing: Timing) -> None:
         self._recover = recover
-        self._closed = threading.Event()
         self._back: set[str] = set()
-        for node, reattach_folder in nodes.items():
-            threading.Thread(target=self._look_after, args=(node, reattach_folder), daemon=True).start()
+        self._ends = [timing.repeat(partial(self._look_after, *node), LOOK_S) for node in nodes.items()]
 
     @property
     def back(self) -> frozenset[str]:
@@ -28,11 +28,10 @@ class ReturnWatch:
         return frozenset(self._back)
 
     def close(self) -> None:
-        self._closed.set()
+        for end in self._ends:
+            end()
 
-    def _look_after(self, node: str, reattach_folder: str) -> None:
-        while not self._closed.is_set():
-            if self._recover(node, reattach_folder):
-                self._back.add(node)
-                return
-            self._closed.wait(LOOK_S)
+    def _look_after(self, node: str, reattach_folder: str) -> bool:
+        if self._recover(node, reattach_folder):
+            self._back.add(node)
+        return node in self._back

@@ -25,7 +25,9 @@ class StackRequests:
         """Asks all tasks that run, unless they are being asked already; with `show`, the answers are printed."""
         self._shows = self._shows or show
         if self._collector is None:
-            self._collector = StackCollector(state.started.keys() - state.exits.keys(), self._context.monotonic())
+            self._collector = StackCollector(
+                state.started.keys() - state.exits.keys(), self._context.timing.monotonic()
+            )
             for node in state.policy.nodes.keys() - state.empty.keys() - state.lost.keys():
                 self._context.links.send(node, ShowStacks())
 
@@ -39,7 +41,7 @@ class StackRequests:
 
     def take(self) -> Iterator[StacksReceived]:
         """The answers, once all tasks have given theirs or have had their time."""
-        texts = self._collector.texts(self._context.monotonic()) if self._collector is not None else None
+        texts = self._collector.texts(self._context.timing.monotonic()) if self._collector is not None else None
         if self._collector is None or texts is None:
             return
         activity, self._collector = self._collector.activity, None

@@ -28,12 +28,12 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
-from worker_entry.system import clock
 
 JUDGED_LINES = 60
 """Of the end of a failed task's log: what it died of is told there, if anywhere."""
@@ -64,19 +64,22 @@ class Supervisor:
         self._faults = faults
         self._recover = recover
         self._interrupts = interrupts
+        self._asked: int | None = None
+        """The signal by which the user has asked us to end, whenever that was."""
         self._interrupted: int | None = None
-        """The signal by which the user has ended a pause."""
+        """The same, once it has ended the run between two attempts."""
         self._context = context
         self._planner = planner
         self._checks = checks
         self._links = context.links
+        self._timing = context.timing
         self._console = context.console
         self._restart = context.spec.restart
         self._lost: dict[str, str] = {}
         """The nodes that were lost, and the meeting places of their agents."""
         self._last: Attempt | None = None
         """The last attempt that is over; of those before it no more is kept than what is needed yet."""
-        self._began = clock.now()
+        self._began = self._timing.now()
         self._earlier = Earlier()
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
@@ -98,9 +101,10 @@ class Supervisor:
                 chosen, restart = self._choose_next(chosen)
                 if restart is not None:
                     self._pause(restart.pause_s)
+                    self._interrupted = self._asked
         except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
             error = caught
-        left = self._links.close()
+        left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if error is None:
             return self._report(left, end)
@@ -112,6 +116,8 @@ class Supervisor:
         raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int) -> None:
+        if signum != STACKS_SIGNAL:
+            self._asked = signum
         self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
 
     def check(self) -> tuple[AttemptState, Preflight]:
@@ -137,19 +143,19 @@ class Supervisor:
 
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
         """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
-        if self._last is not None:
-            self._earlier = self._earlier.add(self._last)
-        started, files = clock.now(), self._context.files
+        started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
         loop = AttemptLoop(self._context, chosen, number, faults)
+        if self._last is not None:
+            self._earlier = self._earlier.add(self._last)
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
         try:
             state, following = loop.run()
         except Exception as error:
             verdict = end_by_error(error).verdict
-            self._last = Attempt(number, loop.state, loop.plan, verdict, started, clock.now(), shown)
+            self._last = Attempt(number, loop.state, loop.plan, verdict, started, self._timing.now(), shown)
             raise
         verdict = judge(
             state,
@@ -168,7 +174,7 @@ class Supervisor:
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(number, state, loop.plan, verdict, started, clock.now(), shown)
+        self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
         self._endings = remember([*self._endings, _ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
@@ -181,17 +187,20 @@ class Supervisor:
             return None, None
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
-        if isinstance(decision, Restart):
+        if isinstance(decision, Restart) and self._asked is None:
             again = self._replace_lost(last.state) if last.state.lost else chosen
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
                 self._fence()
-            else:
+            elif self._asked is None:
                 decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
         if isinstance(decision, GiveUp):
-            if decision.reason and self._interrupted is None:
+            if decision.reason:
                 self._console.note(decision.reason)
+            return None, None
+        if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
+            self._interrupted = self._asked
             return None, None
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
@@ -208,7 +217,7 @@ class Supervisor:
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have ended for certain: two chiefs would write one checkpoint."""
         fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
-        wait_s = max(fences.values(), default=0.0) - self._context.monotonic()
+        wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
         if wait_s > 0:
             names = ", ".join(sorted(fences))
             self._console.note(
@@ -221,9 +230,9 @@ class Supervisor:
         limit_s = self._restart.return_s
         names = ", ".join(sorted(self._lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
-        started = self._context.monotonic()
-        watch, chosen = ReturnWatch(self._lost, self._recover), None
-        while chosen is None and self._interrupted is None and self._context.monotonic() < started + limit_s:
+        started = self._timing.monotonic()
+        watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
+        while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
             self._lost = {
                 node: reattach_folder for node, reattach_folder in self._lost.items() if node not in watch.back
@@ -232,19 +241,16 @@ class Supervisor:
         watch.close()
         if chosen is not None:
             self._console.note(
-                f"{', '.join(sorted(watch.back))}: back after {self._context.monotonic() - started:.1f} s"
+                f"{', '.join(sorted(watch.back))}: back after {self._timing.monotonic() - started:.1f} s"
             )
         return chosen
 
     def _pause(self, seconds: float) -> None:
         """Waits, unless the user ends that."""
-        until = self._context.monotonic() + seconds
+        until = self._timing.monotonic() + seconds
         closed = []
-        while (left_s := until - self._context.monotonic()) > 0:
+        while self._asked is None and (left_s := until - self._timing.monotonic()) > 0:
             incoming = self._links.next(min(left_s, IDLE_S))
-            if isinstance(incoming, Interrupted):
-                self._interrupted = incoming.signal
-                return
             if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
                 closed.append(incoming)
         for incoming in closed:
@@ -260,7 +266,7 @@ class Supervisor:
             name=self._last.plan.name,
             directory=str(files.root),
             started=self._began,
-            ended=clock.now(),
+            ended=self._timing.now(),
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,

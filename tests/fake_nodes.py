@@ -1,0 +1,619 @@
+"""Nodes that follow a script, behind a transport that is none: whole runs in one thread, whose time is made up.
+
+A node answers every order as an agent does, a moment later, and its tasks end by themselves after `LIFE_S`. A script
+says what is different: in which phase, of which attempt, on which node.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher.console.terminal import NowhereSink
+from launcher.console.writer import Console
+from launcher.gang.events import Interrupted, StacksAsked
+from launcher.gang.faults import parse_fault
+from launcher.gang.preflight import Preflight
+from launcher.gang.state import AttemptState, Phase
+from launcher.plan.launch_plan import SERVER_MODULE
+from launcher.plan.planner import Planner, place
+from launcher.report.models import RunReport
+from launcher.run.attempt_loop import AttemptLoop
+from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.directory import RunDir
+from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.node_links import NodeLinks
+from launcher.run.supervisor import Supervisor
+from launcher.run.sync import make_bundle
+from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.transports.base import Deliver, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogSink
+from tests.fake_timing import FakeTiming
+from worker_entry.protocol.framing import Decoder, encode
+from worker_entry.protocol.messages import (
+    CHILD,
+    Dialled,
+    Empty,
+    Exited,
+    Fetch,
+    Inspected,
+    Listening,
+    Log,
+    Message,
+    Prepared,
+    Ready,
+    Refused,
+    Stacks,
+    Started,
+    Status,
+    Synced,
+    ToAgent,
+    ToController,
+)
+from worker_entry.protocol.orders import (
+    VERSION,
+    Dial,
+    Hello,
+    Inspect,
+    Offer,
+    Piece,
+    Prepare,
+    ShowStacks,
+    Start,
+    Stop,
+)
+from worker_entry.protocol.values import (
+    Activity,
+    CrashRecord,
+    DialResult,
+    Problem,
+    Progress,
+    TaskExit,
+    TaskStatus,
+)
+
+T = TypeVar("T")
+
+ANSWER_S = 0.01
+"""How long a node takes to answer."""
+UP_S = 10.0
+"""How long after its start a cluster is up for certain: what a script does in phase RUNNING, it does then."""
+LIFE_S = 100.0
+"""How long a task runs that no script ends."""
+SILENCE_S = 10.0
+"""Silence after which a link counts as broken."""
+
+TERM = TaskExit(signal=signal.SIGTERM)
+KILL = TaskExit(signal=signal.SIGKILL)
+
+
+class Answers:
+    """What an agent answers whose tasks start at once, and end when they are told to."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.tasks: list[str] = []
+        """Those that were prepared."""
+        self.running: list[str] = []
+
+    def to(self, order: Message, now: float) -> Iterator[Message]:
+        """`now`: Unix seconds by the node's clock."""
+        match order:
+            case Hello():
+                yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0", "/run/meeting")
+            case Prepare(attempt, requests):
+                self.attempt, self.tasks = attempt, [request.task for request in requests]
+                self.running = []
+                yield Prepared(attempt, {task: 20000 + number for number, task in enumerate(self.tasks)})
+            case Inspect():
+                yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
+            case Dial(targets, marks=marks):
+                yield Dialled([DialResult(target, ["10.0.0.1"]) for target in targets], marks)
+            case Start(_, tasks):
+                started = [start.task for start in tasks]
+                self.running += started
+                for task in started:
+                    yield Started(task, 8, now)
+                    yield Listening(task, now)
+            case ShowStacks():
+                for task in self.running:
+                    yield Stacks(task, CHILD, Activity())
+            case Stop():
+                yield from self.stop(TERM, now)
+
+    def stop(self, how: TaskExit, now: float) -> Iterator[Message]:
+        """All tasks end like this, and nothing is left."""
+        for task in self.running:
+            yield Exited(task, how, now)
+        self.running = []
+        yield Empty(self.attempt, 0, 0)
+
+
+# --- scripts ---
+
+
+Deed = Callable[["FakeAgent"], bool]
+"""What happens on a node; whether it then answers as usual the order that began the phase."""
+
+
+@dataclass(frozen=True)
+class At:
+    """What happens on a node as soon as it is in this phase of the attempt.
+
+    Of CONNECTING and SYNCING, `attempt` counts the connections to the node.
+    """
+
+    phase: Phase
+    do: Deed
+    node: str = "gpu-b"
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a task ends by itself, so long after its start; `start` counts its starts within the attempt."""
+
+    task: str
+    how: TaskExit
+    after_s: float = 20.0
+    attempt: int = 1
+    start: int = 1
+    crash: str = ""
+    """`ValueError: no batch`."""
+    log: str = ""
+    """The last it prints."""
+    evidence: Problem | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A task tells that it has done these steps."""
+
+    task: str
+    first: int
+    last: int
+    after_s: float = 5.0
+    attempt: int = 1
+    injected: tuple[str, ...] = ()
+
+
+Script = Sequence[At | Exit | Steps]
+
+
+def lose(reason: str = "the connection broke", left: int | None = None) -> Deed:
+    """The node is gone; `left`: what is known of its processes once its link is closed."""
+
+    def do(agent: FakeAgent) -> bool:
+        agent.lose(reason, left)
+        return False
+
+    return do
+
+
+def refuse(reference: str, message: str = "it cannot be done", task: str | None = None) -> Deed:
+    return say(Refused([Problem(reference, message, task=task)]), instead=True)
+
+
+def say(*messages: Message, instead: bool = False) -> Deed:
+    def do(agent: FakeAgent) -> bool:
+        agent.answer(*messages)
+        return not instead
+
+    return do
+
+
+def fall_silent(agent: FakeAgent) -> bool:
+    """The node hangs: nothing comes any more."""
+    agent.fall_silent()
+    return False
+
+
+def say_nothing(agent: FakeAgent) -> bool:
+    """The node answers beats, and nothing else."""
+    return False
+
+
+def drop(back_s: float | None) -> Deed:
+    """The connection breaks, and comes back so much later; None: it does not."""
+
+    def do(agent: FakeAgent) -> bool:
+        agent.tell(LinkDropped("the connection broke"))
+        if back_s is not None:
+            agent.world.timing.after(back_s, lambda: agent.tell(LinkResumed(back_s)))
+        return True
+
+    return do
+
+
+def user(*signums: int) -> Deed:
+    """The user sends us these signals."""
+
+    def do(agent: FakeAgent) -> bool:
+        for signum in signums:
+            signal.raise_signal(signum)
+        return True
+
+    return do
+
+
+def ignore_term(agent: FakeAgent) -> bool:
+    """The tasks of the node end with the KILL that follows the grace."""
+    assert isinstance(agent.order, Stop)
+    agent.later(agent.order.grace_s, lambda: agent.stop(KILL))
+    return False
+
+
+def both(*deeds: Deed) -> Deed:
+    def do(agent: FakeAgent) -> bool:
+        answers = [deed(agent) for deed in deeds]
+        return all(answers)
+
+    return do
+
+
+# --- the nodes ---
+
+
+_PHASES: Mapping[type, Phase] = {
+    Hello: Phase.CONNECTING,
+    Offer: Phase.SYNCING,
+    Prepare: Phase.PREPARING,
+    Dial: Phase.CHECKING,
+    Start: Phase.FORMING,
+    Stop: Phase.STOPPING,
+}
+"""By the order with which a node enters them."""
+
+
+class FakeAgent:
+    """One connection to a node and what is behind it, from Hello on."""
+
+    def __init__(self, world: FakeNodes, node: str, number: int, deliver: Deliver, mirror: LogSink) -> None:
+        self.world = world
+        self.node = node
+        self.order: Message = Hello(VERSION, "", "", "", 0, stream_logs=True)
+        """The last."""
+        self.alive = True
+        self.silent_since: float | None = None
+        self.left: int | None = 0
+        self.clock_offset_s = world.clock_offsets.get(node, 0.0)
+        self._number = number
+        self._deliver = deliver
+        self._mirror = mirror
+        self._answers = Answers()
+        self._starts: dict[str, int] = {}
+        self._stopping = False
+        self._decoder = Decoder(ToAgent)
+
+    # --- as a link ---
+
+    @property
+    def heard(self) -> float:
+        return self.world.timing.monotonic() if self.silent_since is None else self.silent_since
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        for order, data in self._decoder.feed(encode(message, body)):
+            if self.alive:
+                self.world.orders.append((self.node, order))
+                if self.silent_since is None:
+                    self._take(order, data)
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        silent_s = self.world.timing.monotonic() - self.heard
+        if silent_s > limit_s:
+            self.lose(f"its agent did not answer for {silent_s:.0f} s")
+
+    def close(self) -> int | None:
+        self.alive = False
+        return self.left
+
+    # --- what a script does ---
+
+    def lose(self, reason: str, left: int | None = None) -> None:
+        if self.alive:
+            self.silent_since = self.heard
+            self.alive, self.left = False, left
+            self._deliver(self.node, LinkClosed(reason))
+
+    def fall_silent(self) -> None:
+        timing, lease_s = self.world.timing, self.world.lease_s
+        self.silent_since = timing.monotonic()
+        timing.after(SILENCE_S, lambda: self.tell(LinkDropped("nothing came")))
+        timing.after(lease_s, lambda: self.lose(f"nothing came, and there was no way back within {lease_s:g} s"))
+
+    def tell(self, news: LinkNews) -> None:
+        """What the link itself says."""
+        if self.alive:
+            self._deliver(self.node, news)
+
+    def answer(self, *messages: Message) -> None:
+        """What the agent says, a moment later."""
+
+        def deliver() -> None:
+            for message in messages:
+                for heard, _ in Decoder(ToController).feed(encode(message)):
+                    self._deliver(self.node, heard)
+
+        self.later(ANSWER_S, deliver)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Unless the node is gone or hangs by then."""
+
+        def if_alive() -> None:
+            if self.alive and self.silent_since is None:
+                do()
+
+        self.world.timing.after(seconds, if_alive)
+
+    def stop(self, how: TaskExit) -> None:
+        self._stopping = True
+        self.answer(*self._answers.stop(how, self.now()))
+
+    def now(self) -> float:
+        """Unix seconds by the node's clock."""
+        return self.world.timing.now() + self.clock_offset_s
+
+    # --- as an agent ---
+
+    def _take(self, order: Message, data: bytes) -> None:
+        self.order = order
+        if isinstance(order, Prepare):
+            self._stopping, self._starts = False, {}
+        phase = _PHASES.get(type(order))
+        if isinstance(order, Start):
+            self._start(order)
+        elif phase is None or self._enter(phase):
+            match order:
+                case Offer(files=[]):
+                    self.answer(Synced("/synced", 0, 0))
+                case Offer(files=[first, *_]):
+                    self.answer(Fetch(0, 0, first.size))
+                case Piece():
+                    self.world.fetched.append(data)
+                    self.answer(Synced("/synced", 1, len(data)))
+                case Stop():
+                    self.stop(TERM)
+                case Dial() if self.node in self.world.refused:
+                    targets = [target for target in order.targets if target.task in self.world.refused[self.node]]
+                    self.answer(Dialled([DialResult(target, ["10.0.0.1"], "refused") for target in targets], []))
+                case _:
+                    self.answer(*self._answers.to(order, self.now()))
+
+    def _start(self, order: Start) -> None:
+        for task in order.tasks:
+            self._starts[task.task] = self._starts.get(task.task, 0) + 1
+            self._live(task.task, serves=task.program.target == SERVER_MODULE)
+        answers = [*self._answers.to(order, self.now())]
+        self.answer(*answers[::2])
+        if max(self._starts.values()) > 1:  # a task that is started again alone
+            self.answer(*answers[1::2])
+            return
+        if self._enter(Phase.FORMING):
+            self.answer(*answers[1::2])
+        self.later(UP_S, lambda: None if self._stopping else self._run_on())
+
+    def _run_on(self) -> None:
+        self._enter(Phase.RUNNING)
+
+    def _enter(self, phase: Phase) -> bool:
+        """Does what the script says of the phase; whether the node then answers as usual."""
+        attempt = self._number if phase in (Phase.CONNECTING, Phase.SYNCING) else self._answers.attempt
+        if isinstance(self.order, Prepare) and phase is Phase.PREPARING:
+            attempt = self.order.attempt
+        steps = (step for step in self.world.script if isinstance(step, At))
+        return both(*(s.do for s in steps if (s.phase, s.node, s.attempt) == (phase, self.node, attempt)))(self)
+
+    def _live(self, task: str, *, serves: bool) -> None:
+        attempt, start = self._answers.attempt, self._starts[task]
+        ends = [Exit(task, TaskExit(0), LIFE_S)] if not serves else []
+        for step in self.world.script:
+            if isinstance(step, Steps) and (step.task, step.attempt) == (task, attempt):
+                self._when_running(step.after_s, step.task, start, partial(self._tell_steps, step))
+            if isinstance(step, Exit) and (step.task, step.attempt, step.start) == (task, attempt, start):
+                ends = [step]
+        for end in ends:
+            self._when_running(end.after_s, task, start, partial(self.end, end))
+
+    def _when_running(self, seconds: float, task: str, start: int, do: Callable[[], None]) -> None:
+        attempt = self._answers.attempt
+
+        def if_running() -> None:
+            if self._answers.attempt == attempt and task in self._answers.running and self._starts[task] == start:
+                do()
+
+        self.later(seconds, if_running)
+
+    def end(self, end: Exit) -> None:
+        self._answers.running.remove(end.task)
+        if end.log:
+            data = end.log.encode()
+            self._mirror.write(Log(self._answers.attempt, end.task, 0, len(data)), data)
+        now, (exception, _, message) = self.now(), end.crash.partition(": ")
+        crash = CrashRecord(now, exception, message, "train.py", 9) if end.crash else None
+        finished = now if end.finished else None
+        self._deliver(self.node, Exited(end.task, end.how, now, crash, finished, end.evidence))
+
+    def _tell_steps(self, steps: Steps) -> None:
+        now = self.now()
+        progress = Progress(steps.last, steps.first, steps.last - steps.first + 1, now, now)
+        self._deliver(self.node, Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
+
+
+@dataclass
+class FakeNodes:
+    """All nodes of a run, whether connected or not, and what is known of all of them."""
+
+    timing: FakeTiming
+    script: Script = ()
+    lease_s: float = 60.0
+    clock_offsets: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """The tasks that a node dials in vain, by the node."""
+    orders: list[tuple[str, Message]] = field(default_factory=list)
+    """All that were sent, with their nodes."""
+    fetched: list[bytes] = field(default_factory=list)
+    connections: dict[str, int] = field(default_factory=dict)
+
+    def orders_of(self, node: str) -> list[Message]:
+        return [order for to, order in self.orders if to == node]
+
+    def kinds_of(self, node: str) -> list[str]:
+        return [type(order).__name__ for order in self.orders_of(node)]
+
+
+@dataclass
+class FakeTransport:
+    """A way to one of them."""
+
+    world: FakeNodes
+    shares_files: bool = False
+    error: OSError | None = None
+
+    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FakeAgent:
+        if self.error is not None:
+            raise self.error
+        assert lease_s == self.world.lease_s
+        number = self.world.connections[node] = self.world.connections.get(node, 0) + 1
+        return FakeAgent(self.world, node, number, deliver, mirror)
+
+
+# --- a run ---
+
+
+class RecordingSink(NowhereSink):
+    """Keeps what the user is told; with `broken`, nobody reads it."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.notes: list[str] = []
+        self.output = b""
+        self._broken = broken
+
+    def write(self, text: bytes) -> None:
+        self.output += text
+
+    def note(self, text: str) -> None:
+        if self._broken:
+            raise BrokenPipeError
+        self.notes.append(text)
+
+
+NODES = [{"host": "gpu-a"}, {"host": "gpu-b"}]
+
+
+class FakeRun:
+    """A run on fake nodes; everything else of it is real.
+
+    Args:
+        folder: an empty one.
+        script: what the nodes do.
+        spec: fields besides those that every spec here has.
+        faults: what is injected, as `--chaos` takes it.
+        checks: whether the nodes are checked.
+        only_checks: whether that is all.
+        recover: how often lost nodes have to be asked before they are back; None: they never are.
+        errors: the nodes to which there is no way, and why.
+        broken: whether nobody reads the console.
+        world: what else is told of the nodes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        script: Script = (),
+        spec: Mapping[str, Any] | None = None,
+        *,
+        faults: Sequence[str] = (),
+        checks: bool = False,
+        only_checks: bool = False,
+        recover: int | None = None,
+        errors: Mapping[str, OSError] | None = None,
+        broken: bool = False,
+        **world: Any,
+    ) -> None:
+        self.timing = FakeTiming()
+        self.files = RunDir.create(folder)
+        fields = {"nodes": NODES, "program": {"script": "train.py"}, "preload": False, **(spec or {})}
+        self.spec = place(ClusterSpec.model_validate(fields), self.files)
+        self.nodes = FakeNodes(self.timing, script, self.spec.timeouts.lease_s, **world)
+        self.asked: list[tuple[str, str]] = []
+        """The nodes that were looked for, with the meeting places of their agents."""
+        self._recover_after = recover
+        transports = {
+            node.host: FakeTransport(self.nodes, node.host == LOCAL, (errors or {}).get(node.host))
+            for node in self.spec.nodes
+        }
+        self._sink = RecordingSink(broken=broken)
+        self.console = Console(self._sink)
+        self.planner = Planner(self.spec, str(folder), {}, sys.executable)
+        self.context = RunContext(
+            run_id="run",
+            spec=self.spec,
+            files=self.files,
+            links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
+            console=self.console,
+            bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
+            only_checks=only_checks,
+        )
+        self._checks = checks
+        self._faults = [parse_fault(fault, self.spec) for fault in faults]
+        self._interrupts = Interrupts()
+
+    def run(self) -> RunReport:
+        """All attempts."""
+        return self._within_signals(self.supervisor().run)
+
+    def check(self) -> tuple[AttemptState, Preflight]:
+        return self._within_signals(self.supervisor().check)
+
+    def attempt(self) -> AttemptState:
+        """One attempt, and the ends of its links."""
+        chosen = self.planner.select_nodes()
+        assert chosen is not None
+        preflight = Preflight(chosen[0].spec, "nonce", chosen[0].candidates) if self._checks else None
+        links = self.context.links
+        self._interrupts.deliver_to(
+            lambda signum: links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
+        )
+        loop = AttemptLoop(self.context, AttemptSetup(planner=chosen[0], preflight=preflight), 1, self._faults)
+
+        def run() -> AttemptState:
+            try:
+                return loop.run()[0]
+            finally:
+                links.close()
+
+        return self._within_signals(run)
+
+    def supervisor(self) -> Supervisor:
+        return Supervisor(
+            self.context, self.planner, self._recover, self._interrupts, checks=self._checks, faults=self._faults
+        )
+
+    @property
+    def said(self) -> str:
+        """What the user was told, a line each, once the run is over."""
+        return "\n".join(self._sink.notes)
+
+    @property
+    def output(self) -> str:
+        """What the tasks have printed, as it was shown."""
+        return self._sink.output.decode()
+
+    def _within_signals(self, do: Callable[[], T]) -> T:
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who started the tests may have had it ignored
+        self._interrupts.install()
+        try:
+            return do()
+        finally:
+            self._interrupts.restore()
+            signal.signal(signal.SIGHUP, before)
+            self.console.close()
+
+    def _recover(self, node: str, reattach_folder: str) -> bool:
+        self.asked.append((node, reattach_folder))
+        return self._recover_after is not None and len(self.asked) >= self._recover_after

@@ -1,0 +1,57 @@
+"""Time that passes when somebody waits, and only then: a run of hours takes milliseconds, always in the same order."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+BEGAN = 1_700_000_000.0
+"""Unix seconds when the fake monotonic clock shows 0."""
+WAITS_LIMIT = 50_000
+"""Who has waited so often waits for ever."""
+
+
+class FakeTiming:
+    """Does what is due at its time, in the thread that waits for an item of a queue."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._waits = 0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def now(self) -> float:
+        return BEGAN + self._now
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self._now + seconds, next(self._numbers), do))
+
+    def wait(self, arrivals: queue.SimpleQueue[T], timeout_s: float) -> T:
+        self._waits += 1
+        assert self._waits < WAITS_LIMIT, "the run does not end"
+        until = self._now + max(timeout_s, 0.0)
+        while arrivals.empty():
+            if not self._due or self._due[0][0] > until:
+                self._now = until
+                raise queue.Empty
+            self._now, _, do = heapq.heappop(self._due)
+            do()
+        return arrivals.get_nowait()
+
+    def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
+        ended: list[bool] = []
+
+        def call() -> None:
+            if not ended and not function():
+                self.after(every_s, call)
+
+        self.after(first_s, call)
+        return lambda: ended.append(True)

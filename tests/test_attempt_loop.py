@@ -1,0 +1,480 @@
+"""One attempt on nodes that follow a script: what is sent to whom in which phase, and how the attempt ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.gang.state import Phase, Reason
+from launcher.tasks import TaskId
+from tests.fake_nodes import (
+    KILL,
+    LIFE_S,
+    TERM,
+    At,
+    Exit,
+    FakeAgent,
+    FakeRun,
+    both,
+    drop,
+    fall_silent,
+    ignore_term,
+    lose,
+    refuse,
+    say,
+    say_nothing,
+    user,
+)
+from tests.polling import eventually
+from worker_entry.protocol.messages import CHILD, Broken, Fetch, Noted
+from worker_entry.protocol.orders import Dial, Hello, Preload, Prepare, Start, Stop
+from worker_entry.protocol.values import Problem, TaskExit
+
+WORKER_0, WORKER_1 = TaskId("worker", 0), TaskId("worker", 1)
+SYNC = {"sync": {"path": "project", "to": "~/project"}}
+PARAMETER_SERVER = {
+    "strategy": "parameter_server",
+    "nodes": [{"host": "gpu-a", "tasks": {"chief": 1, "ps": 1}}, {"host": "gpu-b", "tasks": {"worker": 2}}],
+}
+THREE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
+
+BEFORE_START = [Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING]
+PHASES = [*BEFORE_START, Phase.FORMING, Phase.RUNNING]
+"""All in which an attempt is before it is being stopped."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder to be sent."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print('hello')\n")
+    return tmp_path / "run"
+
+
+def whole(folder: Path, *script: At | Exit, **more: Any) -> FakeRun:
+    """An attempt that goes through every phase."""
+    spec = {**SYNC, **more.pop("spec", {})}
+    return FakeRun(folder, script, spec, checks=True, **more)
+
+
+def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -> None:
+    run = whole(project)
+    state = run.attempt()
+    assert (state.phase, state.reason) == (Phase.FINISHED, Reason.SUCCEEDED)
+    for node in ("gpu-a", "gpu-b"):
+        assert run.nodes.kinds_of(node) == [
+            *("Hello", "Offer", "Piece", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")
+        ]
+    order = [type(order) for _, order in run.nodes.orders]
+    for earlier, later in ((Hello, Prepare), (Prepare, Dial), (Dial, Start), (Start, Stop)):  # none is ahead of others
+        assert max(n for n, kind in enumerate(order) if kind is earlier) < order.index(later)
+    assert {task: exited.exit for task, exited in state.exits.items()} == {
+        WORKER_0: TaskExit(0),
+        WORKER_1: TaskExit(0),
+    }
+
+
+# --- a node is lost ---
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_a_node_that_is_lost_ends_the_attempt_in_every_phase(project: Path, phase: Phase) -> None:
+    run = whole(project, At(phase, lose("cable pulled")), Exit("worker:0", TaskExit(0), 1e6))
+    state = run.attempt()
+    assert (state.phase, state.reason, dict(state.lost)) == (
+        Phase.FINISHED,
+        Reason.NODE_LOST,
+        {"gpu-b": "cable pulled"},
+    )
+    assert state.empty.keys() == {"gpu-a"}
+    assert run.nodes.kinds_of("gpu-a").count("Stop") == 1
+    started = WORKER_0 in state.started
+    assert started == (phase not in BEFORE_START)
+    assert "Stop" not in run.nodes.kinds_of("gpu-b")
+    assert {task: exited.exit for task, exited in state.exits.items()} == ({WORKER_0: TERM} if started else {})
+    assert run.timing.monotonic() - 1000 < 12  # nothing was waited for
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project: Path, phase: Phase) -> None:
+    run = whole(project, At(phase, fall_silent), Exit("worker:0", TaskExit(0), 1e6))
+    state = run.attempt()
+    assert state.reason is Reason.NODE_LOST
+    assert state.lost == {"gpu-b": "nothing came, and there was no way back within 60 s"}
+    assert "node gpu-b: nothing came; its tasks go on, looking for a way back for 60 s" in run.said
+    assert 60 < run.timing.monotonic() - 1000 < 75
+
+
+def test_a_node_that_is_lost_while_stopping_does_not_change_why(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, lose("cable pulled"))])
+    state = run.attempt()
+    assert (state.reason, dict(state.lost)) == (Reason.TASK_FAILED, {"gpu-b": "cable pulled"})
+    assert state.empty.keys() == {"gpu-a"}
+
+
+def test_a_node_that_never_says_that_it_is_empty_is_lost_after_a_margin(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, say_nothing)])
+    state = run.attempt()
+    assert state.lost == {"gpu-b": "did not say that all of its processes ended"}
+    assert 50 < run.timing.monotonic() - 1000 < 55  # it failed after 20 s; a second of grace, half a minute of margin
+
+
+def test_a_way_that_cannot_be_opened_is_a_lost_node_and_all_of_them_are_told(tmp_path: Path) -> None:
+    errors = {"gpu-b": FileNotFoundError(2, "No such file or directory", "ssh")}
+    run = FakeRun(tmp_path / "run", [At(Phase.CONNECTING, lose("no route"), "gpu-c")], THREE, errors=errors)
+    state = run.attempt()
+    assert state.lost == {"gpu-b": "cannot start ssh: No such file or directory", "gpu-c": "no route"}
+    assert run.nodes.kinds_of("gpu-a") == ["Hello", "Stop", "Goodbye"]
+
+
+def test_a_connection_that_comes_back_costs_nothing_but_two_lines(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, drop(7.5))])
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert "node gpu-b: the connection broke; its tasks go on, looking for a way back for 60 s" in run.said
+    assert "node gpu-b: connected again after 7.5 s; nothing was lost" in run.said
+
+
+# --- the user ends it ---
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, signum: signal.Signals) -> None:
+    run = whole(project, At(phase, user(signum)))
+    state = run.attempt()
+    assert (state.phase, state.reason, state.signal) == (Phase.FINISHED, Reason.INTERRUPTED, signum)
+    assert state.lost == {}
+    assert bool(state.started) == (phase not in BEFORE_START)
+    assert state.exits.keys() == state.started.keys()
+    assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
+    if phase is not Phase.CONNECTING:  # where no agent has answered, Goodbye is enough
+        insist = "; once more kills them" * (signum == signal.SIGINT)
+        assert run.said.splitlines()[-1] == f"{signum.name}: stopping all tasks, 10 s grace{insist}"
+        for node in ("gpu-a", "gpu-b"):
+            assert [order for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == [Stop(10.0)]
+            assert node in state.empty
+
+
+@pytest.mark.parametrize(
+    ("more", "stops", "seconds"),
+    [
+        ((), [10.0], 10.0),
+        ((signal.SIGTERM,), [10.0], 10.0),  # `timeout` and a closed window send it twice
+        ((signal.SIGINT,), [10.0, 0.0], 0.0),
+    ],
+)
+def test_tasks_that_ignore_term_are_killed_after_the_grace_or_at_the_second_ctrl_c(
+    tmp_path: Path, more: tuple[int, ...], stops: list[float], seconds: float
+) -> None:
+    script = [
+        At(Phase.RUNNING, user(signal.SIGINT)),
+        At(Phase.STOPPING, ignore_term),
+        At(Phase.STOPPING, ignore_term, "gpu-a"),
+    ]
+    run = FakeRun(tmp_path / "run", script)
+    for signum in more:
+        run.timing.after(10.5, partial(signal.raise_signal, signum))
+    state = run.attempt()
+    for node in ("gpu-a", "gpu-b"):
+        assert [order.grace_s for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == stops
+    assert {exited.exit for exited in state.exits.values()} == {KILL}
+    assert run.timing.monotonic() - 1010 == pytest.approx(seconds + 0.5 * bool(not seconds), abs=0.6)
+    assert ("SIGINT: killing all tasks" in run.said) == (signal.SIGINT in more)
+
+
+def test_an_interrupted_attempt_does_not_wait_for_the_lease_of_a_node_that_hangs(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, both(fall_silent, user(signal.SIGTERM)))])
+    state = run.attempt()
+    assert (state.reason, list(state.lost)) == (Reason.INTERRUPTED, ["gpu-b"])
+    assert "its agent did not answer for 5 s" in state.lost["gpu-b"]
+    assert 5 < run.timing.monotonic() - 1010 < 6
+
+
+def test_a_console_that_nobody_reads_ends_the_attempt_once(tmp_path: Path) -> None:
+    def until_seen(_agent: FakeAgent) -> bool:
+        def seen() -> None:
+            assert run.console.broken
+
+        eventually(seen)
+        return True
+
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, until_seen), At(Phase.STOPPING, ignore_term)], broken=True)
+    state = run.attempt()
+    assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGPIPE)
+    assert [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Stop)] == [Stop(10.0)]
+
+
+# --- a node refuses ---
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1], ids=str)
+def test_a_refusal_ends_the_attempt_in_every_phase_before_it_runs(project: Path, phase: Phase) -> None:
+    run = whole(project, At(phase, refuse("no-program", "no train.py")))
+    state = run.attempt()
+    assert state.reason is Reason.REFUSED
+    assert [(refusal.node, refusal.problems[0].message) for refusal in state.refusals] == [("gpu-b", "no train.py")]
+    assert bool(state.started) == (phase is Phase.FORMING)
+
+
+def test_the_refusals_of_all_nodes_are_kept(tmp_path: Path) -> None:
+    script = [At(Phase.PREPARING, refuse("no-program"), node) for node in ("gpu-a", "gpu-b")]
+    state = FakeRun(tmp_path / "run", script).attempt()
+    assert {refusal.node for refusal in state.refusals} == {"gpu-a", "gpu-b"}
+
+
+def test_an_agent_that_cannot_go_on_ends_a_running_attempt(tmp_path: Path) -> None:
+    problem = Problem("disk-full", "no space left")
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, say(Broken(problem)))])
+    state = run.attempt()
+    assert (state.reason, state.refusals[0].problems) == (Reason.REFUSED, (problem,))
+    assert {exited.exit for exited in state.exits.values()} == {TERM}
+
+
+# --- it takes too long ---
+
+
+@pytest.mark.parametrize("phase", [*BEFORE_START, Phase.FORMING], ids=str)
+def test_a_node_that_does_not_answer_costs_the_start_time_and_no_more(project: Path, phase: Phase) -> None:
+    spec = {"timeouts": {"start_s": 30}}
+    run = whole(project, At(phase, say_nothing), spec=spec)
+    state = run.attempt()
+    assert (state.reason, state.lost) == (Reason.START_TIMEOUT, {})
+    assert re.search(rf"^{phase.value.capitalize()}, \d+ s: waiting for .*gpu-b", run.said, re.MULTILINE)
+    assert run.nodes.kinds_of("gpu-b")[-1] == "Goodbye"
+    assert 30 < run.timing.monotonic() - 1000 < 42
+
+
+def test_tasks_say_what_they_are_doing_before_they_are_stopped_for_it(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.FORMING, say_nothing)], {"timeouts": {"start_s": 30}})
+    state = run.attempt()
+    for node in ("gpu-a", "gpu-b"):
+        assert run.nodes.kinds_of(node) == ["Hello", "Prepare", "Start", "ShowStacks", "Stop", "Goodbye"]
+    assert state.stacks == {WORKER_0: CHILD, WORKER_1: CHILD}
+    assert (tmp_path / "run" / "stacks.txt").read_text() == "worker:0, worker:1 have no Python stack to show\n"
+
+
+def test_a_task_that_does_not_say_what_it_does_is_not_waited_for(tmp_path: Path) -> None:
+    def hang(agent: FakeAgent) -> bool:
+        agent.later(1.0, agent.fall_silent)
+        return False
+
+    script = [At(Phase.FORMING, hang)]
+    run = FakeRun(tmp_path / "run", script, {"timeouts": {"start_s": 30, "lease_s": 300}})
+    state = run.attempt()
+    assert state.reason is Reason.START_TIMEOUT
+    assert state.stacks == {WORKER_0: CHILD, WORKER_1: ""}
+
+
+# --- the checks ---
+
+
+def test_a_check_that_finds_an_error_starts_nothing(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", checks=True, refused={"gpu-b": ["worker:0"]})
+    state = run.attempt()
+    assert state.reason is Reason.REFUSED
+    [problem] = state.refusals[0].problems
+    assert (problem.reference, problem.message) == (
+        "cannot-reach",
+        "gpu-b cannot reach worker:0 on gpu-a at gpu-a:20000 (10.0.0.1): connection refused",
+    )
+    assert "Start" not in run.nodes.kinds_of("gpu-a") + run.nodes.kinds_of("gpu-b")
+
+
+def test_a_check_that_finds_something_odd_says_so_and_goes_on(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", checks=True, clock_offsets={"gpu-b": 90.0})
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert run.said.count("Warning: the clock of gpu-b is 90.0 s ahead of ours") == 1
+
+
+def test_nodes_are_not_looked_at_without_checks(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", refused={"gpu-b": ["worker:0"]}, clock_offsets={"gpu-b": 90.0})
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert run.nodes.kinds_of("gpu-b") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
+    assert "Warning" not in run.said
+
+
+def test_only_checks_start_nothing_and_look_at_all_nodes_that_can_be_used(tmp_path: Path) -> None:
+    script = [At(Phase.CONNECTING, lose("no route")), At(Phase.PREPARING, refuse("no-program"), "gpu-c")]
+    spec = {"nodes": [*THREE["nodes"], {"host": "gpu-d"}]}
+    run = FakeRun(tmp_path / "run", script, spec, checks=True, only_checks=True, refused={"gpu-d": ["worker:0"]})
+    state, preflight = run.check()
+    assert (state.reason, state.started) == (Reason.CHECKED, {})
+    assert (list(state.lost), [refusal.node for refusal in state.refusals]) == (["gpu-b"], ["gpu-c"])
+    assert "Dial" in run.nodes.kinds_of("gpu-d")
+    assert [finding.reference for finding in preflight.findings()] == ["cannot-reach"]
+    assert not {"Start", "Preload"} & {type(order).__name__ for _, order in run.nodes.orders}
+    assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
+
+
+def test_only_checks_can_be_interrupted(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.CHECKING, user(signal.SIGINT))], checks=True, only_checks=True)
+    state, _ = run.check()
+    assert (state.reason, state.signal) == (Reason.INTERRUPTED, signal.SIGINT)
+    assert run.said == "SIGINT: ending the checks"
+
+
+def test_the_address_that_all_nodes_reach_is_the_one_of_the_plan(tmp_path: Path) -> None:
+    spec = {"nodes": [{"host": "gpu-a", "addresses": ["10.0.0.1", "10.1.0.1"]}, {"host": "gpu-b"}]}
+    run = FakeRun(tmp_path / "run", spec=spec, checks=True)
+    run.attempt()
+    [dial] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Dial)]
+    assert [(target.task, target.host) for target in dial.targets] == [
+        ("worker:0", "10.0.0.1"),
+        ("worker:0", "10.1.0.1"),
+        ("worker:1", "gpu-b"),
+    ]
+    [start] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
+    assert start.cluster == {"worker": ["10.0.0.1:20000", "gpu-b:20000"]}
+    assert "gpu-a is dialled at 10.0.0.1" in run.said
+
+
+# --- the program's folder ---
+
+
+def test_a_folder_is_sent_to_the_other_machines_only(project: Path) -> None:
+    spec = {"nodes": [{"host": "local", "address": "10.0.0.9"}, {"host": "gpu-b"}]}
+    run = whole(project, spec=spec)
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert "Offer" not in run.nodes.kinds_of("local")
+    assert run.nodes.fetched == [b"print('hello')\n"]
+    assert "Sent 1 file, 0.0 MB, to gpu-b" in run.said
+
+
+def test_a_node_that_asks_for_what_was_not_offered_is_lost(project: Path) -> None:
+    run = whole(project, At(Phase.SYNCING, say(Fetch(7, 0, 1), instead=True)))
+    state = run.attempt()
+    assert (state.reason, dict(state.lost)) == (
+        Reason.NODE_LOST,
+        {"gpu-b": "the agent sent a Fetch of what was not offered"},
+    )
+
+
+# --- the user asks what the tasks are doing ---
+
+
+def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, user(signal.SIGUSR1, signal.SIGUSR1))])
+    state = run.attempt()
+    assert (state.reason, state.stacks) == (Reason.SUCCEEDED, {})
+    for node in ("gpu-a", "gpu-b"):
+        assert run.nodes.kinds_of(node).count("ShowStacks") == 1  # who is being asked is not asked again
+    assert run.said.count("worker:0, worker:1 have no Python stack to show") == 1
+    assert (tmp_path / "run" / "stacks.txt").exists()
+
+
+def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, user(signal.SIGUSR1))])
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert "no task is running" in run.said
+
+
+def test_stacks_that_cannot_be_written_are_shown_all_the_same(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, user(signal.SIGUSR1))])
+    (tmp_path / "run" / "stacks.txt").mkdir()
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert f"Warning: cannot write {tmp_path}/run/stacks.txt: Is a directory" in run.said
+    assert "have no Python stack to show" in run.said
+
+
+# --- a task is started again alone ---
+
+CHAOS = ["kill:worker:0@step=3", "kill:worker:1@step=9"]
+
+
+def restarted(folder: Path, *script: Exit, limit: int = 3) -> tuple[FakeRun, list[Start]]:
+    spec = {**PARAMETER_SERVER, "restart": {"max_worker_restarts": limit}}
+    run = FakeRun(folder, script, spec, faults=CHAOS)
+    run.attempt()
+    return run, [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
+
+
+def test_a_worker_of_a_parameter_server_is_started_again_alone(tmp_path: Path) -> None:
+    run, (first, again) = restarted(tmp_path / "run", Exit("worker:0", KILL))
+    assert [task.task for task in first.tasks] == ["worker:0", "worker:1"]
+    assert [task.task for task in again.tasks] == ["worker:0"]
+    assert (again.attempt, again.cluster) == (1, first.cluster)
+    assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
+    assert "worker:0 ended with SIGKILL (signal 9); starting it again, the others go on" in run.said
+    assert run.timing.monotonic() - 1000 > LIFE_S  # the chief went on to its end
+
+
+def test_a_fault_is_not_injected_again_into_a_task_that_is_started_again(tmp_path: Path) -> None:
+    _, (first, *again) = restarted(tmp_path / "run", Exit("worker:0", KILL), Exit("worker:1", KILL, 40.0))
+    injected = [str(injection) for task in first.tasks for injection in task.injections]
+    assert injected == ["kill@step=3", "kill@step=9"]
+    assert [(task.task, task.injections) for order in again for task in order.tasks] == [
+        ("worker:0", []),
+        ("worker:1", []),
+    ]
+
+
+def test_a_worker_that_ends_again_and_again_ends_the_attempt(tmp_path: Path) -> None:
+    ends = [Exit("worker:1", KILL, start=start) for start in (1, 2, 3)]
+    run, starts = restarted(tmp_path / "run", *ends, limit=2)
+    assert [len(start.tasks) for start in starts] == [2, 1, 1]
+    assert "worker:1 ended with SIGKILL (signal 9); stopping chief:0, ps:0, worker:0" in run.said
+
+
+# --- what else is said and written ---
+
+
+def test_what_agents_have_to_say_is_shown_with_their_node_but_on_this_machine(tmp_path: Path) -> None:
+    spec = {"nodes": [{"host": "local", "address": "10.0.0.9"}, {"host": "gpu-b"}]}
+    script = [At(Phase.RUNNING, say(Noted(f"news of {node}")), node) for node in ("local", "gpu-b")]
+    run = FakeRun(tmp_path / "run", script, spec)
+    run.attempt()
+    assert {"news of local", "node gpu-b: news of gpu-b"} < {*run.said.splitlines()}
+
+
+def test_times_are_those_of_our_clock_whatever_the_node_believes(tmp_path: Path) -> None:
+    state = FakeRun(tmp_path / "run", clock_offsets={"gpu-b": 3600.0}).attempt()
+    assert state.exits[WORKER_0].time == pytest.approx(state.exits[WORKER_1].time, abs=0.1)
+    assert state.started[WORKER_0].time == pytest.approx(state.started[WORKER_1].time, abs=0.1)
+
+
+def test_the_plan_is_written_with_the_ports_that_the_nodes_hold(tmp_path: Path) -> None:
+    spec = {"nodes": [{"host": "gpu-a", "tasks": {"worker": 2}}, {"host": "gpu-b"}]}
+    run = FakeRun(tmp_path / "run", spec=spec)
+    run.attempt()
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    [start] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
+    assert start.cluster == {"worker": ["gpu-a:20000", "gpu-a:20001", "gpu-b:20000"]}
+    assert [f"{task['address']}:{task['port']}" for task in plan["tasks"]] == start.cluster["worker"]
+
+
+def test_what_tasks_print_is_shown_and_what_runs_beside_them_is_not(tmp_path: Path) -> None:
+    spec = {"tensorboard": True, "log_directory": "/logs"}
+    script = [
+        Exit("worker:1", TaskExit(0), log="epoch 1\n"),
+        Exit("tensorboard:0", TaskExit(1), log="no data\n"),
+    ]
+    run = FakeRun(tmp_path / "run", script, spec)
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert run.output == "worker:1 │ epoch 1\n"
+    assert (tmp_path / "run" / "attempt-1" / "tensorboard-0.log").read_text() == "no data\n"
+
+
+@pytest.mark.parametrize(
+    ("restart", "more", "keep"),
+    [
+        ({}, {}, False),
+        ({"max_restarts": 1}, {}, True),
+        ({}, PARAMETER_SERVER, True),
+        ({"max_worker_restarts": 0}, PARAMETER_SERVER, False),
+    ],
+)
+def test_nodes_preload_while_others_are_on_their_way_and_keep_it_for_restarts(
+    tmp_path: Path, restart: dict[str, int], more: dict[str, Any], keep: bool
+) -> None:
+    run = FakeRun(tmp_path / "run", spec={**more, "preload": True, "restart": restart})
+    run.attempt()
+    for node in ("gpu-a", "gpu-b"):
+        _, preload, *_ = run.nodes.orders_of(node)
+        assert isinstance(preload, Preload)
+        assert preload.keep is keep

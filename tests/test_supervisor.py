@@ -1,0 +1,589 @@
+"""Whole runs on nodes that follow a script: what is started again after what, with which report and exit status."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import failures
+from launcher.errors import RunDirectoryError, ShownError, UsageError
+from launcher.gang.state import Phase
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.planner import Planner
+from tests.apart import linux
+from tests.fake_nodes import (
+    KILL,
+    TERM,
+    At,
+    Exit,
+    FakeAgent,
+    FakeRun,
+    Script,
+    Steps,
+    fall_silent,
+    ignore_term,
+    lose,
+    refuse,
+    say_nothing,
+    user,
+)
+from tests.fake_timing import BEGAN
+from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.orders import Start
+from worker_entry.protocol.values import Problem, TaskExit
+
+FOR_EVER = 1e6
+GPU_C = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
+SPARE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]}
+GRACE_S = 1.1
+"""What it takes at the most to stop tasks that go when they are told to."""
+
+
+def restarting(limit: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"restart": {"max_restarts": limit, **fields}}
+
+
+# --- each class of failure ---
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a script does for an attempt to fail like this, and the exit status if it is left at that."""
+
+    script: Script
+    exit_status: int
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+
+CRASHED = TaskExit(1)
+MET_ANOTHER = "Collective instance 7 expected group size 2, got 1"
+
+FAILURES: dict[str, Failure] = {
+    "task-failed": Failure([Exit("worker:1", CRASHED, crash="ValueError: no batch")], 1),
+    "task-killed": Failure([Exit("worker:1", KILL)], 1),
+    "out-of-memory": Failure([Exit("worker:1", CRASHED, crash="ResourceExhaustedError: OOM when allocating")], 1),
+    "port-taken": Failure([Exit("worker:1", TaskExit(1), log="Address already in use\n")], 3),
+    "preempted": Failure([Exit("worker:1", TERM)], 1),
+    "ended-early": Failure(
+        [Exit("worker:0", TaskExit(0)), Exit("worker:1", CRASHED, 25.0, crash="UnavailableError: Socket closed")], 1
+    ),
+    "out-of-step": Failure([Exit("worker:1", CRASHED, crash=f"InternalError: {MET_ANOTHER}")], 1),
+    "disk-full": Failure([Exit("worker:1", CRASHED, evidence=Problem("disk-full", "no space on gpu-b"))], 3),
+    "version-mismatch": Failure([Exit("worker:1", CRASHED, log="Descriptors cannot be created directly\n")], 1),
+    "start-timeout": Failure([At(Phase.FORMING, say_nothing)], 3, {"timeouts": {"start_s": 30}}),
+    "drain-timeout": Failure(
+        [Exit("worker:0", TaskExit(0)), Exit("worker:1", TaskExit(0), FOR_EVER)], 3, {"timeouts": {"drain_s": 60}}
+    ),
+    "stalled": Failure(
+        [
+            Exit(f"worker:{index}", TaskExit(0), seconds, n)
+            for index in (0, 1)
+            for n, seconds in ((1, FOR_EVER), (2, 9))
+        ],
+        3,
+        {"timeouts": {"stall_s": 60}},
+    ),
+    "node-lost": Failure([At(Phase.RUNNING, lose("cable pulled", left=0))], 3, SPARE),
+}
+
+
+def test_every_class_of_failure_has_its_script() -> None:
+    assert FAILURES.keys() == failures.FAILURES.keys()
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_path: Path, name: str) -> None:
+    failure = FAILURES[name]
+    run = FakeRun(tmp_path / "run", failure.script, {**failure.spec, **restarting(on=[name])})
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == [name, "succeeded"]
+    assert (report.outcome, report.exit_status) == ("succeeded", 0)
+    cost = "restart 1 of 1" if failures.is_counted(name) else "not counted"
+    assert f"Starting again: attempt 2 ({cost})" in run.said
+    first, last = report.attempts
+    assert (first.processes_left, last.processes_left) == (None if name == "node-lost" else 0, 0)
+    began = [task.started for task in last.tasks if task.started is not None]
+    assert len(began) == 2
+    assert min(began) >= first.ended
+    assert [task.log for task in last.tasks] == ["attempt-2/worker-0.log", "attempt-2/worker-1.log"]
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it(tmp_path: Path, name: str) -> None:
+    failure = FAILURES[name]
+    others = [other for other in FAILURES if other != name]
+    run = FakeRun(tmp_path / "run", failure.script, {**failure.spec, **restarting(5, on=others)})
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == [name]
+    assert (report.outcome, report.exit_status) == ("failed", failure.exit_status)
+    assert f"not started again: `restart.on` does not name {name}" in run.said
+    assert "Starting again" not in run.said
+
+
+def test_nothing_is_started_again_that_nobody_wants_to(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [Exit("worker:1", KILL)])
+    assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-killed"]
+    assert "tarted again" not in run.said
+
+
+def test_what_never_was_a_cluster_is_not_started_again(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.PREPARING, refuse("no-program", "no train.py"))], restarting(5))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["no-program"]
+    assert (report.outcome, report.exit_status) == ("failed", 2)
+    assert "Error: gpu-b: no train.py [no-program]" in run.said
+
+
+@pytest.mark.parametrize(
+    ("script", "attempts"),
+    [
+        ([At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0, crash="ImportError: no")], 1),
+        ([Exit("worker:1", CRASHED, crash="ValueError: no")], 2),  # all ports were open: it may have trained
+        ([Steps("worker:0", 0, 0), Exit("worker:1", CRASHED, crash="ValueError: no")], 1),
+        ([Steps("worker:0", 1, 9), Exit("worker:1", CRASHED, crash="ValueError: no")], 2),
+    ],
+)
+def test_a_program_that_fails_before_its_first_step_is_not_started_again(
+    tmp_path: Path, script: Script, attempts: int
+) -> None:
+    run = FakeRun(tmp_path / "run", script, restarting())
+    assert len(run.run().attempts) == attempts
+    assert ("the program failed before its first training step" in run.said) == (attempts == 1)
+
+
+# --- how often, and when ---
+
+
+def failing(*attempts: int, how: TaskExit = KILL, after_s: float = 20.0) -> list[Exit]:
+    return [Exit("worker:1", how, after_s, attempt) for attempt in attempts]
+
+
+def pauses(report: Any) -> list[float]:
+    times = [(attempt.started, attempt.ended) for attempt in report.attempts]
+    return [round(after - before, 1) for (_, before), (after, _) in itertools.pairwise(times)]
+
+
+def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", failing(1, 2, 3, 4, 5), restarting(4, pause_s=2))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
+    assert (report.outcome, report.exit_status) == ("failed", 1)
+    assert pauses(report) == [0.0, 2.0, 4.0, 8.0]
+    assert "Starting again in 8 s: attempt 5 (restart 4 of 4)" in run.said
+    assert "not started again: 4 restarts did not help" in run.said
+    assert run.said.count("Error: worker:1 on gpu-b was ended by SIGKILL") == 5
+
+
+def test_preemptions_cost_no_restart(tmp_path: Path) -> None:
+    saved = [Exit(f"worker:{index}", TaskExit(42), 20.0, attempt) for index in (0, 1) for attempt in (1, 2, 3)]
+    run = FakeRun(tmp_path / "run", [*saved, *failing(4)], restarting(1, pause_s=0))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == [
+        *["preempted"] * 3,
+        "task-killed",
+        "succeeded",
+    ]
+    assert run.said.count("(not counted)") == 3
+    assert "attempt 5 (restart 1 of 1)" in run.said
+    assert not any(task.stopped_by_us for task in report.attempts[0].tasks)
+
+
+def test_restarts_are_counted_within_their_period_of_hours(tmp_path: Path) -> None:
+    others = [Exit("worker:0", TaskExit(0), FOR_EVER, attempt) for attempt in (1, 2, 3)]
+    tasks = [*failing(1, 2, 3, after_s=4000.0), *others, *failing(4)]
+    run = FakeRun(tmp_path / "run", tasks, restarting(1, period_s=3600))
+    report = run.run()
+    assert len(report.attempts) == 4  # the last two of which were soon one after the other
+    assert "not started again: 1 restart within 3600 s did not help" in run.said
+    assert report.ended - report.started > 3 * 4000
+
+
+def test_nodes_that_were_checked_are_not_checked_or_connected_again(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path / "run", failing(1), {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], **restarting()}, checks=True
+    )
+    run.run()
+    assert run.nodes.kinds_of("gpu-b") == [
+        *("Hello", "Prepare", "Inspect", "Dial", "Start", "Stop", "Prepare", "Start", "Stop", "Goodbye")
+    ]
+
+
+def test_a_folder_is_sent_once(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print('hello')\n")
+    run = FakeRun(tmp_path / "run", failing(1), {"sync": {"path": "project", "to": "~/project"}, **restarting()})
+    assert len(run.run().attempts) == 2
+    assert run.nodes.kinds_of("gpu-b").count("Offer") == 1
+
+
+# --- the user ends it ---
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("phase", [Phase.CONNECTING, Phase.PREPARING, Phase.FORMING, Phase.RUNNING], ids=str)
+def test_a_signal_ends_a_run_and_nothing_is_started_again(
+    tmp_path: Path, phase: Phase, signum: int, status: int
+) -> None:
+    run = FakeRun(tmp_path / "run", [At(phase, user(signum))], restarting(5))
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", status, 1)
+    assert report.verdict.reference == "interrupted"
+    assert f"Interrupted after {report.ended - report.started:.1f} s, exit status {status}" in run.said
+    assert "tarting again" not in run.said
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("restarts", "outcome"), [(5, "interrupted"), (0, "failed")])
+def test_a_signal_while_a_failed_attempt_is_stopped_keeps_it_from_being_started_again(
+    tmp_path: Path, signum: int, restarts: int, outcome: str
+) -> None:
+    run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.STOPPING, ignore_term, "gpu-a")], restarting(restarts))
+    run.timing.after(20.5, partial(signal.raise_signal, signum))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"]
+    assert (report.outcome, report.exit_status) == (outcome, 128 + signum if restarts else 1)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_all_tasks_have_succeeded_changes_nothing(tmp_path: Path, signum: int) -> None:
+    spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"evaluator": 1}}]}
+    script: Script = [Exit("evaluator:0", TaskExit(0), FOR_EVER), At(Phase.STOPPING, ignore_term)]
+    run = FakeRun(tmp_path / "run", script, {**spec, "timeouts": {"drain_s": 10}, **restarting()})
+    run.timing.after(110.5, partial(signal.raise_signal, signum))
+    report = run.run()
+    assert (report.outcome, report.exit_status) == ("succeeded", 0)
+
+
+def test_a_signal_in_the_second_attempt_keeps_the_first_in_the_report(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.RUNNING, user(signal.SIGTERM), attempt=2)], restarting(5))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed", "interrupted"]
+    assert (report.outcome, report.exit_status) == ("interrupted", 143)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_pause_at_once(tmp_path: Path, signum: int) -> None:
+    run = FakeRun(tmp_path / "run", failing(1, 2), restarting(5, pause_s=500))
+    run.timing.after(100.0, partial(signal.raise_signal, signum))
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 128 + signum, 2)
+    assert report.verdict.message == f"interrupted by {TaskExit(signal=signum)} before the next attempt"
+    assert report.ended - BEGAN == pytest.approx(1100, abs=0.1)
+    assert report.attempts[1].verdict.reference == "task-killed"
+
+
+def test_a_question_does_not_end_a_pause(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", failing(1, 2), restarting(5, pause_s=500))
+    run.timing.after(100.0, partial(signal.raise_signal, signal.SIGUSR1))
+    report = run.run()
+    assert report.outcome == "succeeded"
+    assert pauses(report) == [0.0, 500.0]
+
+
+# --- a node is lost ---
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled", left=0))], {**SPARE, **restarting()}, checks=True
+    )
+    report = run.run()
+    assert [(task.task, task.node) for task in report.attempts[1].tasks] == [
+        ("worker:0", "gpu-a"),
+        ("worker:1", "gpu-c"),
+    ]
+    assert "gpu-c takes the place of gpu-b" in run.said
+    [start] = [order for order in run.nodes.orders_of("gpu-c") if isinstance(order, Start)]
+    assert start.cluster == {"worker": ["gpu-a:20000", "gpu-c:20000"]}
+    assert [task.task for task in start.tasks] == ["worker:1"]
+    assert run.nodes.kinds_of("gpu-c") == [*("Hello", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")]
+    assert run.nodes.kinds_of("gpu-a").count("Dial") == 2  # the new one has to be reached
+    assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1, "gpu-c": 1}
+    assert report.attempts[1].processes_left == 0
+
+
+def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], {**GPU_C, **restarting(min_workers=2)})
+    report = run.run()
+    assert report.outcome == "succeeded"
+    assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-c"]
+    assert "going on without gpu-b\n2 workers of 3 are left" in run.said
+
+
+@pytest.mark.parametrize("return_s", [0, 30])
+def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, return_s: float) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose("cable pulled"))], restarting(return_s=return_s))
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("failed", 3, 1)
+    assert report.verdict.message == "node gpu-b was lost: cable pulled"
+    assert "not started again: no spare node fits, and the nodes that are left are too few" in run.said
+    assert ("waiting up to 30 s for gpu-b to come back" in run.said) == bool(return_s)
+    assert report.ended - report.attempts[0].ended == pytest.approx(return_s, abs=0.5)
+    assert len(run.asked) == return_s / 2 + bool(return_s)
+    assert (report.attempts[0].processes_left, report.attempts[0].unverified) == (None, ["gpu-b"])
+    assert f"not known what is left on gpu-b; once it can be reached:\n    distlaunch clean {tmp_path}/run" in run.said
+
+
+def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting(), recover=4)
+    report = run.run()
+    assert report.outcome == "succeeded"
+    assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-b"]
+    assert run.asked == [("gpu-b", "/run/meeting")] * 4  # that of the agent whose tasks have to be gone
+    assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after 6.0 s" in run.said
+    assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
+    assert "ended for certain" not in run.said  # that was seen
+    assert pauses(report) == [6.0]
+
+
+def test_a_signal_ends_the_wait_for_a_node(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose())], restarting())
+    run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 130, 1)
+    assert report.ended - BEGAN == pytest.approx(1060, abs=0.1)
+    assert "not started again" not in run.said
+
+
+@pytest.mark.parametrize("left", [None, 0])
+def test_the_next_attempt_begins_when_the_tasks_of_a_lost_node_have_ended_for_certain(
+    tmp_path: Path, left: int | None
+) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=left))], {**SPARE, **restarting()})
+    report = run.run()
+    assert report.outcome == "succeeded"
+    lost = report.attempts[0].ended
+    began = report.attempts[1].started
+    if left is None:
+        fence_s = 60 + MARGIN_S
+        assert began - lost == pytest.approx(fence_s, abs=GRACE_S)
+        assert f"gpu-b cannot be reached; waiting {fence_s:.0f} s until its tasks have ended for certain" in run.said
+    else:
+        assert began == lost
+    assert ("cannot be reached" in run.said) == (left is None)
+
+
+def test_the_silence_before_a_loss_is_part_of_the_fence(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, fall_silent)], {**SPARE, **restarting()})
+    report = run.run()
+    began = report.attempts[1].started
+    silent = BEGAN + 1010
+    assert began - silent == pytest.approx(60 + MARGIN_S, abs=0.1)
+
+
+def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_path: Path) -> None:
+    script: Script = [*failing(1), At(Phase.RUNNING, lose(), attempt=2)]
+    run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5, pause_s=500)})
+    run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
+    report = run.run()
+    assert "until its tasks have ended for certain" in run.said
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 130, 2)
+    assert report.ended - BEGAN == pytest.approx(1060, abs=0.1)
+    assert "attempt 3" not in run.said
+
+
+def test_a_node_that_is_lost_in_a_pause_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
+    agents: list[FakeAgent] = []
+
+    def remember(agent: FakeAgent) -> bool:
+        agents.append(agent)
+        return True
+
+    script: Script = [*failing(1, 2), At(Phase.CONNECTING, remember)]
+    run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5, pause_s=500)})
+    run.timing.after(100.0, lambda: agents[0].lose("cable pulled", 0))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == [
+        *("task-killed", "task-killed", "node-lost", "succeeded")
+    ]
+    assert report.attempts[2].verdict.message == "node gpu-b was lost: cable pulled"
+    assert {task.started for task in report.attempts[2].tasks} == {None}
+    assert pauses(report) == [0.0, 500.0, 500.0]
+
+
+def test_what_a_lost_agent_says_later_is_not_heard(tmp_path: Path) -> None:
+    """Its node is back; what an older agent there saw end is not the task of the next attempt."""
+
+    def linger(agent: FakeAgent) -> bool:
+        agent.world.timing.after(50.0, lambda: agent.end(Exit("worker:1", KILL)))
+        agent.lose("cable pulled", None)
+        return False
+
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, linger)], restarting(), recover=1)
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["node-lost", "succeeded"]
+    assert report.attempts[1].ended - report.attempts[1].started > 100
+
+
+# --- an error of ours ---
+
+
+@dataclass(frozen=True)
+class BadPlanner(Planner):
+    """Plans so many times; then it raises."""
+
+    left: list[int] = field(default_factory=list)
+    error: Exception = field(default_factory=RuntimeError)
+
+    def plan(self, *facts: Any, **more: Any) -> LaunchPlan:
+        self.left[0] -= 1
+        if self.left[0] < 0:
+            raise self.error
+        return super().plan(*facts, **more)
+
+
+PLANS = 5
+"""How often an attempt plans: for itself, for each node that can preload, for the checks of programs, for the start."""
+
+
+@pytest.mark.parametrize("plans", range(3))
+@pytest.mark.parametrize(
+    ("error", "reference", "status"),
+    [
+        (RuntimeError("oh"), "bug", 70),
+        (UsageError("gpu-b has 1 GPU"), "usage", 3),  # no error of usage any more: something was started
+        (RunDirectoryError("no space left"), "run-directory", 3),
+        (OSError(28, "No space left on device"), "bug", 70),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_an_error_in_the_second_attempt_ends_the_run_with_its_report(
+    tmp_path: Path, plans: int, error: Exception, reference: str, status: int
+) -> None:
+    run = FakeRun(tmp_path / "run", failing(1), restarting())
+    run.planner = BadPlanner(**vars(run.planner), left=[PLANS + plans], error=error)
+    with pytest.raises(ShownError) as shown:
+        run.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert shown.value.exit_status == report["exit_status"] == status
+    assert (report["outcome"], report["verdict"]["reference"]) == ("failed", reference)
+    told = [(attempt["attempt"], attempt["verdict"]["reference"]) for attempt in report["attempts"]]
+    assert told == [(1, "task-killed"), (2, reference)][: 2 if plans else 1]
+    assert run.said.count(f"[{reference}]") == 1
+    assert f"exit status {status}\nLogs and report: {tmp_path}/run" in run.said
+    for node in ("gpu-a", "gpu-b"):
+        assert run.nodes.kinds_of(node)[-1] == "Goodbye"  # whatever was started there is ended
+
+
+def test_an_error_before_anything_was_started_is_raised_as_it_is(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.planner = BadPlanner(**vars(run.planner), left=[PLANS - 1], error=UsageError("gpu-b has 1 GPU"))
+    with pytest.raises(UsageError, match="gpu-b has 1 GPU"):
+        run.run()
+    assert not (tmp_path / "run" / "report.json").exists()  # who called us writes it
+    assert run.nodes.kinds_of("gpu-b")[-1] == "Goodbye"
+    assert run.said == ""
+
+
+def test_a_bug_in_the_first_attempt_after_its_start_has_its_report(tmp_path: Path) -> None:
+    def fail(agent: FakeAgent) -> bool:
+        raise KeyError("oh")
+
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, fail)], restarting(5))
+    with pytest.raises(ShownError) as shown:
+        run.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert shown.value.exit_status == report["exit_status"] == 70
+    assert [attempt["verdict"]["reference"] for attempt in report["attempts"]] == ["bug"]
+    assert "its end was not seen" in run.said
+    assert "Error: a bug in distlaunch: KeyError('oh') [bug]" in run.said
+
+
+def fill_disk(path: Path) -> None:
+    """The next time that this file is written, the disk is full."""
+    path.with_name(f".{path.name}.{os.getpid()}").symlink_to("/dev/full")
+
+
+@linux
+def test_a_disk_that_is_full_when_the_second_plan_is_written_ends_the_run_with_its_report(tmp_path: Path) -> None:
+    def fill(agent: FakeAgent) -> bool:
+        fill_disk(tmp_path / "run" / "plan.json")
+        return True
+
+    run = FakeRun(tmp_path / "run", [*failing(1), At(Phase.STOPPING, fill)], restarting())
+    with pytest.raises(ShownError) as shown:
+        run.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert shown.value.exit_status == report["exit_status"] == 3
+    assert [attempt["verdict"]["reference"] for attempt in report["attempts"]] == ["task-killed", "run-directory"]
+    assert f"Error: cannot write {tmp_path}/run/plan.json: No space left on device [run-directory]" in run.said
+    assert "  2 attempts; those before the last:\n    1: worker:1 on gpu-b was ended by SIGKILL" in run.said
+
+
+@linux
+def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    fill_disk(tmp_path / "run" / "report.json")
+    report = run.run()
+    assert (report.outcome, report.exit_status) == ("succeeded", 0)
+    assert "No space left on device [run-directory]\n  the run is over; only its report is missing" in run.said
+    assert f"Logs: {tmp_path}/run" in run.said
+
+
+def test_a_console_that_nobody_reads_ends_a_run_as_a_broken_pipe_does(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", failing(1), restarting(), broken=True)
+
+    def until_broken(agent: FakeAgent) -> bool:
+        while not run.console.broken:
+            pass
+        return True
+
+    run.nodes.script = [*run.nodes.script, At(Phase.RUNNING, until_broken, attempt=2)]
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 141, 2)
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_status"] == 141
+
+
+# --- the report ---
+
+
+def test_the_report_tells_what_every_task_did_by_our_clock(tmp_path: Path) -> None:
+    script: Script = [
+        Exit("worker:1", TaskExit(0), 30.0),
+        Exit("worker:0", TaskExit(1), 40.0, finished=True),
+        Steps("worker:0", 1, 50),
+    ]
+    run = FakeRun(tmp_path / "run", script, clock_offsets={"gpu-b": 3600.0})
+    report = run.run()
+    assert json.loads((tmp_path / "run" / "report.json").read_text()) == report.model_dump(mode="json")
+    assert (report.run_id, report.name, report.directory) == ("run", run.spec.name, f"{tmp_path}/run")
+    [attempt] = report.attempts
+    first, second = attempt.tasks
+    assert report.started <= attempt.started < first.started <= first.port_opened  # type: ignore[operator]
+    assert second.ended == pytest.approx(BEGAN + 1030, abs=0.1)
+    assert (first.exit_code, first.finished, first.progress and first.progress.step) == (1, True, 50)
+    assert attempt.ended <= report.ended == pytest.approx(BEGAN + 1040, abs=GRACE_S)
+    assert report.versions["tensorflow"] == "2.21.0"
+
+
+def test_faults_that_were_done_are_not_done_again_and_are_reported(tmp_path: Path) -> None:
+    script: Script = [
+        Steps("worker:1", 1, 30, injected=("kill@step=30",)),
+        Steps("worker:0", 1, 29),
+        *failing(1),
+        Steps("worker:0", 28, 60, attempt=2),
+    ]
+    faults = ["kill:worker:1@step=30", "kill:worker:0@step=900"]
+    run = FakeRun(tmp_path / "run", script, restarting(), faults=faults)
+    report = run.run()
+    starts = {
+        (node, order.attempt): [str(injection) for task in order.tasks for injection in task.injections]
+        for node, order in run.nodes.orders
+        if isinstance(order, Start)
+    }
+    assert starts == {
+        ("gpu-a", 1): ["kill@step=900"],
+        ("gpu-b", 1): ["kill@step=30"],
+        ("gpu-a", 2): ["kill@step=900"],
+        ("gpu-b", 2): [],
+    }
+    assert [(fault.fault, fault.attempt) for fault in report.chaos] == [(faults[0], 1), (faults[1], None)]
