@@ -106,8 +106,8 @@ def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project:
     run = whole(project, At(phase, fall_silent), Exit("worker:0", TaskExit(0), 1e6))
     state = run.attempt()
     assert state.reason is Reason.NODE_LOST
-    assert state.lost == {"gpu-b": "nothing came, and there was no way back within 60 s"}
-    assert "node gpu-b: nothing came; its tasks go on, looking for a way back for 60 s" in run.said
+    assert state.lost == {"gpu-b": "nothing came, and not reconnected within 60 s"}
+    assert "node gpu-b: nothing came; its tasks continue; reconnecting for up to 60 s" in run.said
     assert 60 < run.timing.monotonic() - 1000 < 75
 
 
@@ -136,8 +136,8 @@ def test_a_way_that_cannot_be_opened_is_a_lost_node_and_all_of_them_are_told(tmp
 def test_a_connection_that_comes_back_costs_nothing_but_two_lines(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, drop(7.5))])
     assert run.attempt().reason is Reason.SUCCEEDED
-    assert "node gpu-b: the connection broke; its tasks go on, looking for a way back for 60 s" in run.said
-    assert "node gpu-b: connected again after 7.5 s; nothing was lost" in run.said
+    assert "node gpu-b: the connection broke; its tasks continue; reconnecting for up to 60 s" in run.said
+    assert "node gpu-b: reconnected after 7.5 s; nothing was lost" in run.said
 
 
 # --- the user ends it ---
@@ -154,7 +154,7 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
     assert state.exits.keys() == state.started.keys()
     assert run.nodes.kinds_of("gpu-a")[-1] == "Goodbye"
     if phase is not Phase.CONNECTING:  # where no agent has answered, Goodbye is enough
-        insist = "; once more kills them" * (signum == signal.SIGINT)
+        insist = "; Ctrl-C again kills them" * (signum == signal.SIGINT)
         assert run.said.splitlines()[-1] == f"{signum.name}: stopping all tasks, 10 s grace{insist}"
         for node in ("gpu-a", "gpu-b"):
             assert [order for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == [Stop(10.0)]
@@ -400,7 +400,7 @@ def test_a_worker_of_a_parameter_server_is_started_again_alone(tmp_path: Path) -
     assert [task.task for task in again.tasks] == ["worker:0"]
     assert (again.attempt, again.cluster) == (1, first.cluster)
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Start", "Stop", "Goodbye"]
-    assert "worker:0 ended with SIGKILL (signal 9); starting it again, the others go on" in run.said
+    assert "worker:0 ended with SIGKILL (signal 9); restarting it, the others continue" in run.said
     assert run.timing.monotonic() - 1000 > LIFE_S  # the chief went on to its end
 
 

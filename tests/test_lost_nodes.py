@@ -152,5 +152,5 @@ def test_a_cluster_without_either_ends_with_the_loss(hosts: Hosts, tmp_path: Pat
     assert ("waiting up to 3 s for gpu-b" in said) == bool(return_s)
     assert status == 3
     assert len(report["attempts"]) == 1
-    assert "not started again: no spare node fits, and the nodes that are left are too few" in said
+    assert "not started again: no spare node fits, and too few nodes are left" in said
     assert "Error: node gpu-b was lost: " in said

@@ -108,7 +108,7 @@ def test_a_failure_of_each_class_is_started_again_where_the_spec_names_it(tmp_pa
     assert [attempt.verdict.reference for attempt in report.attempts] == [name, "succeeded"]
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
     cost = "restart 1 of 1" if failures.is_counted(name) else "not counted"
-    assert f"Starting again: attempt 2 ({cost})" in run.said
+    assert f"Restarting: attempt 2 ({cost})" in run.said
     first, last = report.attempts
     assert (first.processes_left, last.processes_left) == (None if name == "node-lost" else 0, 0)
     began = [task.started for task in last.tasks if task.started is not None]
@@ -126,7 +126,7 @@ def test_a_failure_of_each_class_is_left_at_that_where_the_spec_does_not_name_it
     assert [attempt.verdict.reference for attempt in report.attempts] == [name]
     assert (report.outcome, report.exit_status) == ("failed", failure.exit_status)
     assert f"not started again: `restart.on` does not name {name}" in run.said
-    assert "Starting again" not in run.said
+    assert "Restarting" not in run.said
 
 
 def test_nothing_is_started_again_that_nobody_wants_to(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> N
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
     assert (report.outcome, report.exit_status) == ("failed", 1)
     assert pauses(report) == [0.0, 2.0, 4.0, 8.0]
-    assert "Starting again in 8 s: attempt 5 (restart 4 of 4)" in run.said
+    assert "Restarting in 8 s: attempt 5 (restart 4 of 4)" in run.said
     assert "not started again: 4 restarts did not help" in run.said
     assert run.said.count("Error: worker:1 on gpu-b was ended by SIGKILL") == 5
 
@@ -238,7 +238,7 @@ def test_a_signal_ends_a_run_and_nothing_is_started_again(
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", status, 1)
     assert report.verdict.reference == "interrupted"
     assert f"Interrupted after {report.ended - report.started:.1f} s, exit status {status}" in run.said
-    assert "tarting again" not in run.said
+    assert "Restarting" not in run.said
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -325,7 +325,7 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     report = run.run()
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("failed", 3, 1)
     assert report.verdict.message == "node gpu-b was lost: cable pulled"
-    assert "not started again: no spare node fits, and the nodes that are left are too few" in run.said
+    assert "not started again: no spare node fits, and too few nodes are left" in run.said
     assert ("waiting up to 30 s for gpu-b to come back" in run.said) == bool(return_s)
     assert report.ended - report.attempts[0].ended == pytest.approx(return_s, abs=0.5)
     assert len(run.asked) == return_s / 2 + bool(return_s)
@@ -341,7 +341,7 @@ def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
     assert run.asked == [("gpu-b", "/run/meeting")] * 4  # that of the agent whose tasks have to be gone
     assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after 6.0 s" in run.said
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
-    assert "ended for certain" not in run.said  # that was seen
+    assert "certainly ended" not in run.said  # that was seen
     assert pauses(report) == [6.0]
 
 
@@ -366,7 +366,7 @@ def test_the_next_attempt_begins_when_the_tasks_of_a_lost_node_have_ended_for_ce
     if left is None:
         fence_s = 60 + MARGIN_S
         assert began - lost == pytest.approx(fence_s, abs=GRACE_S)
-        assert f"gpu-b cannot be reached; waiting {fence_s:.0f} s until its tasks have ended for certain" in run.said
+        assert f"gpu-b cannot be reached; waiting {fence_s:.0f} s until its tasks have certainly ended" in run.said
     else:
         assert began == lost
     assert ("cannot be reached" in run.said) == (left is None)
@@ -385,7 +385,7 @@ def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_p
     run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5, pause_s=500)})
     run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
     report = run.run()
-    assert "until its tasks have ended for certain" in run.said
+    assert "until its tasks have certainly ended" in run.said
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 130, 2)
     assert report.ended - BEGAN == pytest.approx(1060, abs=0.1)
     assert "attempt 3" not in run.said
@@ -525,7 +525,7 @@ def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path) ->
     fill_disk(tmp_path / "run" / "report.json")
     report = run.run()
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
-    assert "No space left on device [run-directory]\n  the run is over; only its report is missing" in run.said
+    assert "No space left on device [run-directory]\n  the run has ended; only its report is missing" in run.said
     assert f"Logs: {tmp_path}/run" in run.said
 
 
