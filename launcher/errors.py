@@ -1,6 +1,6 @@
-"""What can go wrong before or around a run, as exceptions: one class per category, each with its exit status.
+"""Errors before or around a run: one exception class per category, each with its exit status.
 
-A task that fails is not an exception but an outcome, which `results.RunReport` has.
+A task that fails is an outcome, not an exception; see `report.models.RunReport`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ EXIT_BUG = 70
 
 
 class DistlaunchError(Exception):
-    """An error that is shown as `Error: <message> [<reference>]`, its evidence below, what to do last.
+    """An error that is shown as `Error: <message> [<reference>]`, followed by its evidence and its hint.
 
     Args:
         message: what happened, one sentence without a full stop.
-        evidence: lines that show it.
-        hint: what to do about it.
+        evidence: lines that support the message.
+        hint: what to do.
     """
 
     reference = "error"
@@ -39,12 +39,12 @@ class DistlaunchError(Exception):
 
     @property
     def sentence(self) -> str:
-        """What happened and what to do, where there is one line for both."""
+        """What happened and what to do, in one line."""
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class SpecError(DistlaunchError):
-    """The spec has mistakes, each of them a line of `evidence`. Nothing was started."""
+    """The spec has mistakes; `evidence` has a line for each. Nothing was started."""
 
     reference = "spec"
     exit_status = EXIT_USAGE
@@ -64,26 +64,26 @@ class TooFewGpusError(UsageError):
 
 
 class RunDirectoryError(DistlaunchError):
-    """The files of the run cannot be written: the disk is full, permissions are missing, or another run's are there."""
+    """The run's files cannot be written: the disk is full, permission is missing, or the folder holds another run."""
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
 
 
 class ProcessLimitError(DistlaunchError):
-    """The system allows this user, or this container, no more processes or threads."""
+    """The system allows this user or container no more processes or threads."""
 
     reference = "process-limit"
 
     def __init__(self) -> None:
         super().__init__(
             "no more processes or threads can be started here",
-            hint="raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+            hint="raise the limit (`ulimit -u`, or `pids.max` of the container), or stop other processes",
         )
 
 
 class InterruptionError(DistlaunchError):
-    """The user or the system interrupted a command before anything was started; nothing is left."""
+    """A signal interrupted a command before anything was started; nothing is left."""
 
     reference = "interrupted"
 
@@ -93,7 +93,7 @@ class InterruptionError(DistlaunchError):
 
 
 class ShownError(DistlaunchError):
-    """An error has ended a run that was under way. The user has been shown it, and it is in the report."""
+    """An error has ended a run. The user has already seen the error, and the report has it."""
 
     reference = "shown"
 
@@ -103,13 +103,13 @@ class ShownError(DistlaunchError):
 
 
 def as_ours(error: Exception) -> Exception:
-    """The error that it means, where Python says by one of its own that the system's limit is reached."""
+    """A ProcessLimitError in place of the errors by which Python reports that limit; any other error unchanged."""
     no_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
-    no_process = isinstance(error, BlockingIOError) and error.strerror == os.strerror(errno.EAGAIN)  # as fork says it
+    no_process = isinstance(error, BlockingIOError) and error.strerror == os.strerror(errno.EAGAIN)  # from fork
     return ProcessLimitError() if no_thread or no_process else error
 
 
 def error_lines(message: str, reference: str, evidence: Sequence[str], hint: str) -> list[str]:
-    """The one shape in which errors are shown: what happened, its evidence, what to do."""
+    """The lines that show an error: what happened, its evidence, what to do."""
     lines = [f"Error: {message} [{reference}]", *(f"  {line}" for line in evidence)]
     return [*map(printable, lines), *([printable(f"  {hint}")] if hint else [])]

@@ -1,4 +1,4 @@
-"""The one table of failure classes: name, exit status, what restarts do with each, and its meaning."""
+"""The one table of failure classes: name, meaning, exit status, and whether restarts follow and count."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FailureName = Literal[
 class FailureClass:
     """What a class of failures means, and what follows from it.
 
-    `restarted`: whether the cluster starts again after it by default. `counted`: whether such a restart is counted
-    against `restart.max_restarts`.
+    `restarted`: whether the cluster restarts by default. `counted`: whether such a restart counts against
+    `restart.max_restarts`.
     """
 
     meaning: str
@@ -91,16 +91,16 @@ FAILURES: Mapping[FailureName, FailureClass] = {
     ),
 }
 RESTARTED: tuple[FailureName, ...] = tuple(name for name, failure in FAILURES.items() if failure.restarted)
-"""The classes that are restarted by default."""
+"""The classes after which the cluster restarts by default."""
 
 USER_ERRORS: Mapping[str, str] = {
     "no-program": "the program is not on the node",
     "no-working-directory": "the working directory is not on the node",
     "syntax-error": "Python cannot parse the program",
-    "not-executable": "the program may not be executed",
+    "not-executable": "the program is not executable",
     "no-tensorflow": "the node's Python has no TensorFlow",
 }
-"""Why a node refuses to start its tasks where the user has to correct something: exit status 2."""
+"""Reasons for a node to refuse its tasks that only the user can correct: exit status 2."""
 
 
 def find_exit_status(reference: str) -> int:
@@ -109,7 +109,7 @@ def find_exit_status(reference: str) -> int:
 
 
 def is_counted(reference: str) -> bool:
-    """Whether a restart after such a failure is counted."""
+    """Whether a restart after such a failure counts."""
     return all(failure.counted for name, failure in FAILURES.items() if name == reference)
 
 

@@ -1,7 +1,7 @@
-"""Text of others, made such that a terminal shows it and obeys nothing in it. Pure.
+"""Makes text from elsewhere safe to print: a terminal shows it and obeys nothing in it.
 
-Names of hosts, messages of exceptions, file names, what a shell prints on a node: none of it may move the cursor, give
-the window another title, write to the clipboard, or turn the order of characters. What would is shown instead.
+Host names, exception messages, file names and the output of a node's shell must not move the cursor, change the
+window's title, write to the clipboard or reverse the order of characters. A visible character replaces each that would.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 
 UNSEEN = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-"""Beside the first 32: the controls above ASCII, line breaks that are none, what turns the order of characters, and
-half characters. For the inside of a regular expression's brackets."""
+"""Replaced besides the first 32 characters: controls above ASCII, Unicode's line separators, marks that change the
+direction of text, and surrogates. Goes inside the brackets of a regular expression."""
 
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f{UNSEEN}]")
 
 
 def printable(text: str) -> str:
-    """The text with a visible stand-in for every control character but line breaks and tabs."""
+    """The text with a visible stand-in for every control character except line breaks and tabs."""
     return text if text.isprintable() else _UNSEEN.sub(lambda match: stand_in(match[0]), text)
 
 
 def stand_in(char: str) -> str:
-    r"""`␛` for the escape character, `\u202e` where there is no picture of it."""
+    r"""A visible stand-in: `␛` for the escape character, `\u202e` for a character without a symbol."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)

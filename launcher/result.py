@@ -1,4 +1,4 @@
-"""What all parts of a report have in common: frozen, fully documented in its JSON Schema, safe for a terminal."""
+"""The base of every part of a report: frozen, fully documented in its JSON Schema, safe for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Result(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _escape(cls, value: Any) -> Any:
-        """Much is the words of others: nothing that a terminal obeys comes in, nor what JSON cannot have."""
+        """Replaces what a terminal would obey or JSON cannot hold: much of the text comes from elsewhere."""
         if isinstance(value, list):
             return [cls._escape(item) for item in value]
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How a task is named: `worker:1`, as TensorFlow names it."""
+"""Names of tasks: `worker:1`, as in TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
 AuxiliaryType = Literal["tensorboard"]
-"""What runs beside the tasks of a spec."""
+"""What runs beside the spec's tasks."""
 AUXILIARY_TYPES: tuple[AuxiliaryType, ...] = get_args(AuxiliaryType)
 
 TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
@@ -20,7 +20,7 @@ class TaskId(NamedTuple):
     """One process of the cluster; unique in a run."""
 
     type: TaskType | AuxiliaryType
-    index: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
 
     @property
     def trains(self) -> bool:
@@ -28,12 +28,12 @@ class TaskId(NamedTuple):
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether it is no task of the spec's: it never ends by itself, and its end is no matter."""
+        """Whether the process is not one of the spec's tasks: it never ends by itself, and its end changes nothing."""
         return self.type in AUXILIARY_TYPES
 
     @property
     def file_name(self) -> str:
-        """`worker-1`, where a file or folder is named after it."""
+        """`worker-1`, for the names of files and folders."""
         return f"{self.type}-{self.index}"
 
     def __str__(self) -> str:
@@ -47,17 +47,17 @@ def parse_task_id(text: str) -> TaskId:
     """`worker:1` → TaskId.
 
     Raises:
-        ValueError: the text is no task's name.
+        ValueError: the text is not a task's name.
     """
     task_type, _, index = text.partition(":")
     for known in (*TASK_TYPES, *AUXILIARY_TYPES):
         if task_type == known and index.isascii() and index.isdigit():
             return TaskId(known, int(index))
-    raise ValueError(f"{text!r} is no task; tasks are named like worker:0")
+    raise ValueError(f"{text!r} is not a task; tasks are named like worker:0")
 
 
 def find_leader(tasks: Iterable[TaskId]) -> TaskId | None:
-    """The task whose coordination service all others connect to."""
+    """The task that runs the coordination service to which all others connect."""
     trainers = [task for task in tasks if task.trains and task.index == 0]
     return min(trainers, key=lambda task: TASK_TYPES.index(task.type), default=None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+
+from tests.scheduling import Longest
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -84,22 +84,34 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
-@functools.cache
-def group_of(module: str) -> str:
-    """Two modules run at once, but never two with SSH, whose hosts have the same addresses."""
-    return "hosts" if "pytest.mark.ssh" in (ROOT / module).read_text() else module
+COSTLY = {"tensorflow", "ssh", "docker", "slow"}
+"""Marks of tests that only a complete run has, unless they are marked `quick` as well."""
 
 
-class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends all tests of a group to the same process, one after the other."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid.partition("::")[0])
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all tests, not only the quick ones")
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the quick tests, unless others are asked for: by --all, by -m, by the name of a module or of a test."""
+    if config.option.all or config.option.markexpr:
+        return
+    # What is named is collected and nothing else, so a file or a test among the names is what its items come from.
+    named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
+    modules = {path.resolve() for path in named if path.is_file()}
+    quick: list[pytest.Item] = []
+    costly: list[pytest.Item] = []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        is_kept = "quick" in marks or not marks & COSTLY or item.path in modules
+        (quick if is_kept else costly).append(item)
+    config.hook.pytest_deselected(items=costly)
+    items[:] = quick
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Longest:
     # Not xdist's own `loadgroup`: from pytest 9.2 on, xdist 3.8 cannot mark tests for it.
-    return Groups(config, log)
+    return Longest(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -72,12 +72,15 @@ from worker_entry.protocol.values import (
     DialResult,
     Problem,
     Progress,
+    Target,
     TaskExit,
     TaskStatus,
 )
 
 T = TypeVar("T")
 
+FIRST_PORT = 20500
+"""Of those that a node holds; the plan expects others."""
 ANSWER_S = 0.01
 """How long a node takes to answer."""
 UP_S = 10.0
@@ -108,7 +111,7 @@ class Answers:
             case Prepare(attempt, requests):
                 self.attempt, self.tasks = attempt, [request.task for request in requests]
                 self.running = []
-                yield Prepared(attempt, {task: 20000 + number for number, task in enumerate(self.tasks)})
+                yield Prepared(attempt, {task: FIRST_PORT + number for number, task in enumerate(self.tasks)})
             case Inspect():
                 yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
             case Dial(targets, marks=marks):
@@ -341,7 +344,7 @@ class FakeAgent:
 
         self.later(ANSWER_S, deliver)
 
-    def later(self, seconds: float, do: Callable[[], None]) -> None:
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Unless the node is gone or hangs by then."""
 
         def if_alive() -> None:
@@ -378,9 +381,9 @@ class FakeAgent:
                     self.answer(Synced("/synced", 1, len(data)))
                 case Stop():
                     self.stop(TERM)
-                case Dial() if self.node in self.world.refused:
-                    targets = [target for target in order.targets if target.task in self.world.refused[self.node]]
-                    self.answer(Dialled([DialResult(target, ["10.0.0.1"], "refused") for target in targets], []))
+                case Dial(targets, marks=marks):
+                    refused = self.world.refused.get(self.node, ())
+                    self.answer(Dialled([_dial(target, refused) for target in targets], marks))
                 case _:
                     self.answer(*self._answers.to(order, self.now()))
 
@@ -444,6 +447,10 @@ class FakeAgent:
         self._deliver(self.node, Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
 
 
+def _dial(target: Target, refused: Collection[str]) -> DialResult:
+    return DialResult(target, ["10.0.0.1"], "refused" if {target.task, target.host} & {*refused} else "")
+
+
 @dataclass
 class FakeNodes:
     """All nodes of a run, whether connected or not, and what is known of all of them."""
@@ -453,7 +460,7 @@ class FakeNodes:
     lease_s: float = 60.0
     clock_offsets: Mapping[str, float] = field(default_factory=dict)
     refused: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """The tasks that a node dials in vain, by the node."""
+    """The tasks, or addresses, that a node dials in vain, by the node."""
     orders: list[tuple[str, Message]] = field(default_factory=list)
     """All that were sent, with their nodes."""
     fetched: list[bytes] = field(default_factory=list)
@@ -612,6 +619,7 @@ class FakeRun:
         finally:
             self._interrupts.restore()
             signal.signal(signal.SIGHUP, before)
+            assert not self.timing.repeating, "something goes on after the run"
             self.console.close()
 
     def _recover(self, node: str, reattach_folder: str) -> bool:

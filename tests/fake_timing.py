@@ -24,6 +24,8 @@ class FakeTiming:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._waits = 0
+        self.repeating = 0
+        """How much is done again and again just now."""
 
     def monotonic(self) -> float:
         return self._now
@@ -47,11 +49,21 @@ class FakeTiming:
         return arrivals.get_nowait()
 
     def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
-        ended: list[bool] = []
+        self.repeating += 1
+        ended = False
 
         def call() -> None:
-            if not ended and not function():
+            if ended:
+                return
+            if function():
+                end()
+            else:
                 self.after(every_s, call)
 
+        def end() -> None:
+            nonlocal ended
+            self.repeating -= not ended
+            ended = True
+
         self.after(first_s, call)
-        return lambda: ended.append(True)
+        return end

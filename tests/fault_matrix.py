@@ -17,9 +17,10 @@ from typing import Literal, get_args
 
 import psutil
 
+from tests import loopback
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
-from tests.sshd import QUIET, make_hosts, running_sshd
+from tests.sshd import QUIET, make_addresses, make_hosts, running_sshd
 from tests.witness import make_mark, marked, wait_until
 
 Who = Literal["guardian", "agent", "forkserver", "task", "controller", "reattachment"]
@@ -131,7 +132,7 @@ class _Run:
         (folder / "tensorflow.py").write_text(TENSORFLOW.format(folder=str(folder)))
         env = dict(self._mark)
         if cell.where == "ssh":
-            hosts = make_hosts(folder, {f"gpu-{name}": f"127.0.{100 + number}.{i}" for i, name in enumerate("ab", 2)})
+            hosts = make_hosts(folder, make_addresses(100 + number))
             hosts.trust()
             for address in hosts.addresses.values():
                 stack.enter_context(running_sshd(hosts, address, options=QUIET, env=self._mark))
@@ -156,14 +157,14 @@ class _Run:
         lease_s = 4 * LEASE_S if self._cell.who == "reattachment" else LEASE_S
         start_s = START_S if failure == "start-timeout" else 120
         stall = f", stall_s: {LEASE_S}" if failure == "stalled" else ""
-        first = 21000 + os.getpid() % 100 * 40
+        ports = loopback.ports()
         return (
             f"program: {{script: {PROGRAMS / 'phases.py'}, args: [{self._folder}]}}\n"
             f"env: {{PYTHONPATH: {self._folder}}}\nenv_from: [{next(iter(self._mark))}]\n"
             # With restarts, the forkserver stays; with none that could come, the first attempt is the last.
             "restart: {max_restarts: 1, on: [port-taken]}\n"
             f"timeouts: {{lease_s: {lease_s}, stop_grace_s: {GRACE_S}, start_s: {start_s}{stall}}}\n"
-            f"ports: {first}-{first + 39}\n"
+            f"ports: {ports[0]}-{ports[-1]}\n"
         )
 
     @property

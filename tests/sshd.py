@@ -8,18 +8,24 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
+from tests import loopback
 from tests.witness import wait_until
 
 SSHD = "/usr/sbin/sshd"
 PORT = 22022
 QUIET = {"LogLevel": "QUIET"}
-HOSTS = {"gpu-a": "127.0.0.2", "gpu-b": "127.0.0.3"}
+
+
+def skip_without_openssh() -> None:
+    if not Path(SSHD).exists() or shutil.which("ssh") is None:
+        pytest.skip("OpenSSH is not installed")
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,14 @@ class Hosts:
     def known_hosts(self) -> Path:
         return self.folder / "known_hosts"
 
-    def trust(self) -> None:
-        """Writes the hosts' true keys into known_hosts."""
-        key = (self.folder / "host_key.pub").read_text()
-        self.known_hosts.write_text("".join(f"[{address}]:{self.port} {key}" for address in self.addresses.values()))
+    def trust(self, key: str = "host_key") -> None:
+        """Writes the hosts' keys into known_hosts: the true ones, or another."""
+        text = (self.folder / f"{key}.pub").read_text()
+        self.known_hosts.write_text("".join(f"{self.known_name(host)} {text}" for host in self.addresses))
+
+    def known_name(self, host: str) -> str:
+        """How known_hosts names the host."""
+        return f"[{self.addresses[host]}]:{self.port}"
 
     def write_spec(self, rest: str, *, python: str = sys.executable) -> str:
         """A spec of one worker on each host; returns its path."""
@@ -57,8 +67,14 @@ class Hosts:
         return str(path)
 
 
-def make_hosts(folder: Path, addresses: Mapping[str, str] = HOSTS, port: int = PORT) -> Hosts:
+def make_addresses(subnet: int = 0, names: Iterable[str] = ("gpu-a", "gpu-b")) -> dict[str, str]:
+    """Addresses for hosts of these names, which no other test process uses."""
+    return {name: loopback.address(subnet, number) for number, name in enumerate(names, 2)}
+
+
+def make_hosts(folder: Path, addresses: Mapping[str, str] | None = None, port: int = PORT) -> Hosts:
     """The keys and the user's configuration; `running_sshd` makes the hosts run."""
+    addresses = addresses if addresses is not None else make_addresses()
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host_key", "user_key", "other_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
@@ -83,7 +99,7 @@ def running_hosts(folder: Path, options: Mapping[str, object] | None = None) -> 
     """Two hosts, with these options of sshd beside the usual ones; they are stopped at the end."""
     hosts = make_hosts(folder)
     with contextlib.ExitStack() as stack:
-        for address in HOSTS.values():
+        for address in hosts.addresses.values():
             stack.enter_context(running_sshd(hosts, address, options=options))
         yield hosts
 

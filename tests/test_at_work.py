@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import Distlaunch
 
+pytestmark = pytest.mark.slow  # each waits for what takes seconds
+
 SOON = """
 import launcher.gang.busy, launcher.cli.main, launcher.gang.stalls
 launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S = 3.0, 0.5

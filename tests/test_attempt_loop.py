@@ -14,6 +14,7 @@ import pytest
 from launcher.gang.state import Phase, Reason
 from launcher.tasks import TaskId
 from tests.fake_nodes import (
+    ANSWER_S,
     KILL,
     LIFE_S,
     TERM,
@@ -21,6 +22,7 @@ from tests.fake_nodes import (
     Exit,
     FakeAgent,
     FakeRun,
+    Script,
     both,
     drop,
     fall_silent,
@@ -74,10 +76,9 @@ def test_an_attempt_goes_through_its_phases_one_after_the_other(project: Path) -
     order = [type(order) for _, order in run.nodes.orders]
     for earlier, later in ((Hello, Prepare), (Prepare, Dial), (Dial, Start), (Start, Stop)):  # none is ahead of others
         assert max(n for n, kind in enumerate(order) if kind is earlier) < order.index(later)
-    assert {task: exited.exit for task, exited in state.exits.items()} == {
-        WORKER_0: TaskExit(0),
-        WORKER_1: TaskExit(0),
-    }
+    asked = [order for _, order in run.nodes.orders if isinstance(order, (Prepare, Dial))]
+    assert {order.nonce for order in asked} == {"nonce"}  # what a port answers with until the program has it
+    assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TaskExit(0)] * 2
 
 
 # --- a node is lost ---
@@ -172,18 +173,14 @@ def test_a_signal_stops_all_nodes_in_every_phase(project: Path, phase: Phase, si
 def test_tasks_that_ignore_term_are_killed_after_the_grace_or_at_the_second_ctrl_c(
     tmp_path: Path, more: tuple[int, ...], stops: list[float], seconds: float
 ) -> None:
-    script = [
-        At(Phase.RUNNING, user(signal.SIGINT)),
-        At(Phase.STOPPING, ignore_term),
-        At(Phase.STOPPING, ignore_term, "gpu-a"),
-    ]
+    script = [At(Phase.RUNNING, user(signal.SIGINT)), At(Phase.STOPPING, ignore_term)]
     run = FakeRun(tmp_path / "run", script)
     for signum in more:
         run.timing.after(10.5, partial(signal.raise_signal, signum))
     state = run.attempt()
-    for node in ("gpu-a", "gpu-b"):
-        assert [order.grace_s for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == stops
-    assert {exited.exit for exited in state.exits.values()} == {KILL}
+    for node, graces in (("gpu-a", [10.0]), ("gpu-b", stops)):  # who is empty is not asked again
+        assert [order.grace_s for order in run.nodes.orders_of(node) if isinstance(order, Stop)] == graces
+    assert [state.exits[task].exit for task in (WORKER_0, WORKER_1)] == [TERM, KILL]
     assert run.timing.monotonic() - 1010 == pytest.approx(seconds + 0.5 * bool(not seconds), abs=0.6)
     assert ("SIGINT: killing all tasks" in run.said) == (signal.SIGINT in more)
 
@@ -281,7 +278,7 @@ def test_a_check_that_finds_an_error_starts_nothing(tmp_path: Path) -> None:
     [problem] = state.refusals[0].problems
     assert (problem.reference, problem.message) == (
         "cannot-reach",
-        "gpu-b cannot reach worker:0 on gpu-a at gpu-a:20000 (10.0.0.1): connection refused",
+        "gpu-b cannot reach worker:0 on gpu-a at gpu-a:20500 (10.0.0.1): connection refused",
     )
     assert "Start" not in run.nodes.kinds_of("gpu-a") + run.nodes.kinds_of("gpu-b")
 
@@ -290,6 +287,16 @@ def test_a_check_that_finds_something_odd_says_so_and_goes_on(tmp_path: Path) ->
     run = FakeRun(tmp_path / "run", checks=True, clock_offsets={"gpu-b": 90.0})
     assert run.attempt().reason is Reason.SUCCEEDED
     assert run.said.count("Warning: the clock of gpu-b is 90.0 s ahead of ours") == 1
+
+
+def test_what_the_checks_find_is_said_once_whatever_happens_meanwhile(tmp_path: Path) -> None:
+    def ask(agent: FakeAgent) -> bool:
+        agent.later(2 * ANSWER_S, lambda: user(*[signal.SIGUSR1] * 3)(agent))
+        return True
+
+    run = FakeRun(tmp_path / "run", [At(Phase.CHECKING, ask)], checks=True, clock_offsets={"gpu-b": 90.0})
+    assert run.attempt().reason is Reason.SUCCEEDED
+    assert run.said.count("Warning: the clock of gpu-b") == 1
 
 
 def test_nodes_are_not_looked_at_without_checks(tmp_path: Path) -> None:
@@ -301,7 +308,7 @@ def test_nodes_are_not_looked_at_without_checks(tmp_path: Path) -> None:
 
 def test_only_checks_start_nothing_and_look_at_all_nodes_that_can_be_used(tmp_path: Path) -> None:
     script = [At(Phase.CONNECTING, lose("no route")), At(Phase.PREPARING, refuse("no-program"), "gpu-c")]
-    spec = {"nodes": [*THREE["nodes"], {"host": "gpu-d"}]}
+    spec = {"nodes": [*THREE["nodes"], {"host": "gpu-d"}], "preload": True}
     run = FakeRun(tmp_path / "run", script, spec, checks=True, only_checks=True, refused={"gpu-d": ["worker:0"]})
     state, preflight = run.check()
     assert (state.reason, state.started) == (Reason.CHECKED, {})
@@ -321,8 +328,8 @@ def test_only_checks_can_be_interrupted(tmp_path: Path) -> None:
 
 def test_the_address_that_all_nodes_reach_is_the_one_of_the_plan(tmp_path: Path) -> None:
     spec = {"nodes": [{"host": "gpu-a", "addresses": ["10.0.0.1", "10.1.0.1"]}, {"host": "gpu-b"}]}
-    run = FakeRun(tmp_path / "run", spec=spec, checks=True)
-    run.attempt()
+    run = FakeRun(tmp_path / "run", spec=spec, checks=True, refused={"gpu-b": ["10.0.0.1"]})
+    assert run.attempt().reason is Reason.SUCCEEDED
     [dial] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Dial)]
     assert [(target.task, target.host) for target in dial.targets] == [
         ("worker:0", "10.0.0.1"),
@@ -330,8 +337,8 @@ def test_the_address_that_all_nodes_reach_is_the_one_of_the_plan(tmp_path: Path)
         ("worker:1", "gpu-b"),
     ]
     [start] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
-    assert start.cluster == {"worker": ["10.0.0.1:20000", "gpu-b:20000"]}
-    assert "gpu-a is dialled at 10.0.0.1" in run.said
+    assert start.cluster == {"worker": ["10.1.0.1:20500", "gpu-b:20500"]}
+    assert "gpu-a is dialled at 10.1.0.1" in run.said
 
 
 # --- the program's folder ---
@@ -366,6 +373,15 @@ def test_stacks_that_the_user_asks_for_are_shown_and_change_nothing(tmp_path: Pa
         assert run.nodes.kinds_of(node).count("ShowStacks") == 1  # who is being asked is not asked again
     assert run.said.count("worker:0, worker:1 have no Python stack to show") == 1
     assert (tmp_path / "run" / "stacks.txt").exists()
+
+
+def test_stacks_that_the_user_has_not_asked_for_are_not_shown(tmp_path: Path) -> None:
+    tasks = (Exit(f"worker:{index}", TaskExit(0), 1e6) for index in (0, 1))
+    script: Script = [At(Phase.RUNNING, user(signal.SIGUSR1)), *tasks]
+    run = FakeRun(tmp_path / "run", script, {"timeouts": {"stall_s": 60}})
+    assert run.attempt().reason is Reason.STALLED
+    assert run.nodes.kinds_of("gpu-b").count("ShowStacks") == 2
+    assert run.said.count("have no Python stack to show") == 1
 
 
 def test_stacks_can_be_asked_for_before_there_is_a_task(tmp_path: Path) -> None:
@@ -444,8 +460,11 @@ def test_the_plan_is_written_with_the_ports_that_the_nodes_hold(tmp_path: Path) 
     run.attempt()
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     [start] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
-    assert start.cluster == {"worker": ["gpu-a:20000", "gpu-a:20001", "gpu-b:20000"]}
+    assert start.cluster == {"worker": ["gpu-a:20500", "gpu-a:20501", "gpu-b:20500"]}
     assert [f"{task['address']}:{task['port']}" for task in plan["tasks"]] == start.cluster["worker"]
+    [task] = start.tasks
+    assert (task.env["DISTLAUNCH_RUN_ID"], task.env["DISTLAUNCH_ATTEMPT"]) == ("run", "1")
+    assert task.coordination_timeout_s == run.spec.timeouts.lease_s
 
 
 def test_what_tasks_print_is_shown_and_what_runs_beside_them_is_not(tmp_path: Path) -> None:

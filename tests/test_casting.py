@@ -61,7 +61,7 @@ def test_fewer_workers_go_on_where_that_is_allowed_and_enough_are_left() -> None
     spec = spec_of(A, B, C, SPARE, min_workers=2)
     assert shown(spec, "gpu-b", "gpu-x") == (
         {"worker:0": "gpu-a", "worker:1": "gpu-c"},
-        ["going on without gpu-b", "2 workers of 4 are left"],
+        ["continuing without gpu-b", "2 of 4 workers are left"],
     )
     assert shown(spec, "gpu-b", "gpu-x", "gpu-c") is None
     assert shown(spec_of(A, min_workers=1), "gpu-a") is None
@@ -92,7 +92,7 @@ class TestRoles:
     def test_only_workers_count_as_such(self) -> None:
         chosen = shown(self.cluster(), "gpu-a")
         assert chosen is not None
-        assert chosen[1] == ["going on without gpu-a", "1 worker of 2 are left"]
+        assert chosen[1] == ["continuing without gpu-a", "1 of 2 workers is left"]
         assert shown(self.cluster(min_workers=2), "gpu-a") is None  # the chief is none
 
     def test_a_spare_takes_only_a_place_that_fits_it(self) -> None:

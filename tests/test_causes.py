@@ -16,7 +16,7 @@ from tests.test_gang import ONE_NODE, W0, W1, W2
 from tests.test_verdict import THREE, UNAVAILABLE, ended, failed, history
 from worker_entry.protocol.values import CrashRecord, Problem, TaskExit
 
-OOM = Problem("out-of-memory", "the kernel's OOM killer ended it", "lower the batch size")
+OOM = Problem("out-of-memory", "the kernel's OOM killer killed it", "lower the batch size")
 FULL = Problem("disk-full", "No space left on device: /runs")
 GONE = "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: Socket closed"
 

@@ -51,7 +51,7 @@ class TestParsing:
             ("maim:worker:1@epoch=3", "cannot 'maim' a task"),
             ("kill:worker:1@moon=3", "knows no moment 'moon'"),
             ("kill:worker:2@epoch=3", "has no worker:2"),
-            ("kill:walker:1@epoch=3", "is no task"),
+            ("kill:walker:1@epoch=3", "is not a task"),
         ],
     )
     def test_refuses_the_rest_with_a_reason(self, text: str, why: str) -> None:

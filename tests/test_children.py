@@ -120,7 +120,7 @@ from worker_entry.task import meter
 
 def tell(step):
     progress.report(step=step)
-    meter._meter.tell()
+    meter._meter.report()
 
 if __name__ == "__main__":
     if "wrapper" in sys.argv:
@@ -181,13 +181,13 @@ class TestSteps:
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            news = status.news()
+            news = status.read_changed()
             assert news is not None
             assert news.progress is not None
             assert (news.progress.step, news.progress.training) == (6, True)
-            assert status.news() is None
+            assert status.read_changed() is None
             process.kill()
-        news = status.news()
+        news = status.read_changed()
         assert news is not None
         assert news.progress is not None
         assert (news.progress.step, news.progress.training) == (6, False)

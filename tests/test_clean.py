@@ -12,13 +12,11 @@ import psutil
 import pytest
 
 from tests.conftest import distlaunch_command
-from tests.sshd import Hosts, make_hosts, running_sshd
-from tests.test_ssh import skip_without_openssh
+from tests.sshd import Hosts, running_hosts, skip_without_openssh
 from tests.witness import MARK, make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
-PORT = 22024
 LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
 """A task that does not heed TERM, and what it starts in a session of its own."""
 
@@ -26,10 +24,9 @@ LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     skip_without_openssh()
-    made = make_hosts(tmp_path_factory.mktemp("ssh"), port=PORT)
-    made.trust()
-    with running_sshd(made, *made.addresses.values()):
-        yield made
+    with running_hosts(tmp_path_factory.mktemp("ssh")) as hosts:
+        hosts.trust()
+        yield hosts
 
 
 def begin(hosts: Hosts, folder: Path, mark: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -137,7 +134,7 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     mark = make_mark()
     kill_distlaunch(begin(hosts, tmp_path, mark))
     trust = hosts.known_hosts.read_text()
-    hosts.known_hosts.write_text("".join(line for line in trust.splitlines(True) if "127.0.0.3" not in line))
+    hosts.known_hosts.write_text(trust.replace(hosts.addresses["gpu-b"], "gone"))
     try:
         done = clean(hosts, str(tmp_path / "run"))
         assert done.returncode == 3

@@ -81,6 +81,7 @@ def test_imports_nothing_of_the_launcher() -> None:
     assert not {name.partition(".")[0] for name in imported} & {"distlaunch", "launcher"}
 
 
+@pytest.mark.quick
 @pytest.mark.tensorflow
 def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
     # The workers' temporary directory, to see what they leave there.

@@ -80,6 +80,7 @@ def test_a_user_without_a_home_is_told_to_name_a_place(tmp_path: Path) -> None:
     assert (asked.returncode, asked.stderr) == (3, f"Error: {told}\n{hint}\n")
 
 
+@pytest.mark.slow
 def test_too_few_processes_for_a_run_are_told_wherever_they_are_missed(tmp_path: Path) -> None:
     """Each limit below what a run needs is met somewhere else: by a thread of ours, the agent, a task."""
     limited = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all,+dac_override"]

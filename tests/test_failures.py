@@ -112,37 +112,6 @@ def test_a_signal_is_named(distlaunch: Distlaunch) -> None:
     assert (task["exit_code"], task["exit_signal"]) == (None, 11)
 
 
-def test_an_early_clean_exit_is_no_failure(distlaunch: Distlaunch) -> None:
-    ran = distlaunch("local", "--workers", "2", "--", "sh", "-c", '[ "$DISTLAUNCH_TASK" = worker:0 ] || sleep 1')
-    assert ran.status == 0
-    assert ran.report["outcome"] == "succeeded"
-
-
-def test_others_that_never_end_are_an_error_after_the_drain_window(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    # The tasks open their ports as TensorFlow would, so that the cluster counts as up.
-    program = tmp_path / "serve.py"
-    program.write_text(
-        "import json, os, socket, sys, threading, time\n"
-        "task = json.loads(os.environ['TF_CONFIG'])\n"
-        "index = task['task']['index']\n"
-        "server = socket.socket()\n"
-        "server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
-        "server.bind(('', int(task['cluster']['worker'][index].rpartition(':')[2])))\n"
-        "server.listen()\n"
-        "server.accept()\n"  # the agent's look at the port
-        "threading.Event().wait(None if index else 0.5)\n"
-    )
-    spec = write_spec(
-        tmp_path,
-        "nodes: [{host: local, tasks: {worker: 2}}]\nprogram: {script: serve.py}\ntimeouts: {drain_s: 1}\n",
-    )
-    ran = distlaunch("up", spec)
-    assert ran.status == 3
-    why = "worker:1 did not end within 1 s after the first task ended, and is not at work [drain-timeout]"
-    assert f"Error: {why}" in ran.stderr
-    assert ran.report["attempts"][0]["cluster_up"] is not None
-
-
 def test_what_a_task_leaves_running_is_ended_and_counted_though_the_run_succeeds(distlaunch: Distlaunch) -> None:
     mark = make_mark()
     ran = distlaunch("local", "--workers", "1", "--", "sh", "-c", "setsid sleep 600 & exit 0", env=mark)
@@ -215,15 +184,14 @@ def running(tmp_path: Path) -> Iterator[Running]:
         started.process.stdout.close()
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_stops_everything_and_the_report_is_written(running: Running, signum: int, status: int) -> None:
-    running.process.send_signal(signum)
-    assert running.finish() == status
+def test_a_signal_stops_everything_and_the_report_is_written(running: Running) -> None:
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish() == 130
     assert marked(running.mark) == []
     report = json.loads((running.directory / "report.json").read_text())
-    assert (report["outcome"], report["exit_status"]) == ("interrupted", status)
+    assert (report["outcome"], report["exit_status"]) == ("interrupted", 130)
     assert report["attempts"][0]["processes_left"] == 0
-    assert f"{signal.Signals(signum).name}: stopping all tasks, 1 s grace" in running.stderr
+    assert "SIGINT: stopping all tasks, 1 s grace" in running.stderr
 
 
 def test_a_second_ctrl_c_kills_without_waiting_for_the_grace(tmp_path: Path) -> None:
@@ -319,12 +287,15 @@ NOT_PYTHON = "if true; then\necho hi; fi\n"
         ),
         (["python3", "-m", "train"], ["`distlaunch local -- python3 -m train` ", "`distlaunch local -m train`\n"]),
         (["python", "-c", "pass"], ["`distlaunch local -- python -c pass` (`command:` in a spec)\n"]),
-        (["bash", "run me.sh"], ["bash is a command and not a script: ", "`distlaunch local -- bash 'run me.sh'` "]),
+        (["bash", "run me.sh"], ["bash is a command, not a script: ", "`distlaunch local -- bash 'run me.sh'` "]),
         (["run.sh"], ["run.sh is not a Python script: ", "`distlaunch local -- ./run.sh` (`command:` in a spec)\n"]),
         (["./run.sh", *"abcdef"], ["`distlaunch local -- ./run.sh a b c …` "]),
         (["plain.sh"], ["`distlaunch local -- sh plain.sh` "]),
         (["/bin/ls"], ["/bin/ls is not a Python script: ", "`distlaunch local -- /bin/ls` "]),
-        (["--", "run.sh"], ["no program 'run.sh' on PATH [no-program]\n  give its path: ./run.sh, or extend PATH\n"]),
+        (
+            ["--", "run.sh"],
+            ["no program 'run.sh' on PATH [no-program]\n  give its path: ./run.sh, or extend PATH\n"],
+        ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else None,
 )

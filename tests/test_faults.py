@@ -12,7 +12,7 @@ import pytest
 
 from tests.apart import linux
 from tests.fault_matrix import Cell, Phase, Where, Who, all_cells, play
-from tests.test_ssh import skip_without_openssh
+from tests.sshd import skip_without_openssh
 
 pytestmark = [linux, pytest.mark.ssh]
 

@@ -61,6 +61,7 @@ def test_every_golden_plan_is_that_of_an_example_spec() -> None:
     assert {"one_host", "two_nodes", "chief_and_workers", "with_evaluator"} <= {file.stem for file in SPECS}
 
 
+@pytest.mark.quick
 @pytest.mark.tensorflow
 def test_tensorflow_reads_every_golden_tf_config_as_it_is_meant() -> None:
     configs, meant = [], []

@@ -18,7 +18,7 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.test_agent import Client, command
 from tests.witness import make_mark, marked, wait_until
-from worker_entry.agent.liveness import SHORTEST_LIMIT_S, TICK_S, Silence, Turns
+from worker_entry.agent.liveness import SHORTEST_LIMIT_S, TICK_S, HangTimer, LoopCounter
 from worker_entry.protocol.messages import Exited, Noted
 from worker_entry.protocol.orders import Beat, Goodbye, Preload
 from worker_entry.protocol.values import Program, TaskExit
@@ -38,34 +38,34 @@ def client(tmp_path: Path) -> Iterator[Client]:
         started.close()
 
 
-# --- how silence is counted ---
+# --- how hang_timer is counted ---
 
 
-class TestSilence:
-    def test_an_agent_that_takes_no_turn_is_silent_for_as_long_as_the_guardian_looks(self) -> None:
-        silence = Silence(1.0, 100.0)
+class TestHangTimer:
+    def test_an_agent_that_takes_no_turn_hangs_for_as_long_as_the_guardian_looks(self) -> None:
+        hang_timer = HangTimer(1.0, 100.0)
         for second in range(1, 8):
-            silence.look(1.0, 100.0 + second * TICK_S)
-        assert silence.seconds == 7 * TICK_S
+            hang_timer.update(1.0, 100.0 + second * TICK_S)
+        assert hang_timer.seconds == 7 * TICK_S
 
-    def test_a_turn_ends_the_silence(self) -> None:
-        silence = Silence(1.0, 100.0)
-        silence.look(1.0, 101.0)
-        silence.look(2.0, 102.0)
-        assert silence.seconds == 0.0
+    def test_a_turn_resets_the_timer(self) -> None:
+        hang_timer = HangTimer(1.0, 100.0)
+        hang_timer.update(1.0, 101.0)
+        hang_timer.update(2.0, 102.0)
+        assert hang_timer.seconds == 0.0
 
     @pytest.mark.parametrize("slept_s", [60.0, 86_400.0])
     def test_after_a_sleep_of_both_the_agent_has_several_ticks_for_its_turn(self, slept_s: float) -> None:
-        silence, now = Silence(1.0, 100.0), 100.0 + slept_s
-        silence.look(1.0, now)
+        hang_timer, now = HangTimer(1.0, 100.0), 100.0 + slept_s
+        hang_timer.update(1.0, now)
         for _ in range(2):
-            assert silence.seconds < SHORTEST_LIMIT_S
+            assert hang_timer.seconds < SHORTEST_LIMIT_S
             now += TICK_S
-            silence.look(1.0, now)
-        assert silence.seconds < SHORTEST_LIMIT_S
+            hang_timer.update(1.0, now)
+        assert hang_timer.seconds < SHORTEST_LIMIT_S
 
     def test_a_short_lease_leaves_time_for_a_slow_disk(self) -> None:
-        turns = Turns(60.0)
+        turns = LoopCounter(60.0)
         turns.limit_s = 1.0
         assert turns.limit_s == SHORTEST_LIMIT_S
         turns.limit_s = 90.0
@@ -75,6 +75,7 @@ class TestSilence:
 # --- an agent that hangs ---
 
 
+@pytest.mark.slow
 @linux
 def test_a_hanging_agent_is_killed_after_its_lease_with_everything_below_it(client: Client) -> None:
     ready = client.greet(lease_s=1.0)
@@ -96,6 +97,7 @@ def test_a_guardian_that_is_asked_to_end_does_not_wait_for_the_lease_of_an_agent
     assert client.wait() == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 @linux
 def test_an_agent_that_was_frozen_together_with_its_guardian_gets_its_turn_first(client: Client) -> None:
     """As of a laptop that was closed, or of a container that was paused; the clock goes on here."""
@@ -202,7 +204,7 @@ def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
     from worker_entry.agent.loop import Agent
 
     here = Path.cwd()
-    agent = Agent(None, Turns(60.0))
+    agent = Agent(None, LoopCounter(60.0))
     agent._attempts._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), os.devnull)
     [forkserver] = psutil.Process().children()
 

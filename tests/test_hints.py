@@ -14,6 +14,12 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model, TimeoutsSpec
 from tests.conftest import ROOT
 
+PAGES = [
+    ROOT / ".github" / "CONTRIBUTING.md",
+    *(ROOT / folder / "README.md" for folder in (".", "cluster_specs", "launcher", "worker_entry", "docker", "tests")),
+]
+"""The documents, but for what is history or not ours."""
+
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
 
@@ -21,13 +27,15 @@ FOREIGN: Mapping[str, set[str]] = {
     "click": {"--help"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "docker": {"--rm", "--volumes", "--profile"},
+    "pytest": {"--all", "--pdb"},
+    "the benchmarks": {"--runs"},
     "nvidia-smi": {"--query-gpu", "--format"},
     "tensorboard": {"--logdir", "--host", "--port", "--reload_interval"},
     "the demo": {"--epochs", "--batch-per-replica", "--global-batch", "--shard-by", "--model-dir", "--checkpoints"}
     | {"--log-dir"},
     "nobody, an example": {"--name", "--api-key", "--password"},
 }
-"""The options of other programs, which our sources and the README name as well."""
+"""The options of other programs, which our sources and documents name as well."""
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -37,13 +45,14 @@ def options_of(command: click.Command) -> set[str]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every text in the sources, and the README, with its place."""
+    """Every text in the sources, and every document, with its place."""
     for package in ("launcher", "worker_entry"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
-    yield "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in PAGES:
+        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
 def test_every_option_that_is_named_exists() -> None:

@@ -45,7 +45,7 @@ EXITS = b"".join(encode(Exited(f"worker:{index}", TaskExit(0), 1.0)) for index i
         (encode(Log(1, "worker:0", 0, 6), b"forged"), "Log for worker:0, which is not one of its tasks"),
         (encode(Log(7, "worker:2", 0, 6), b"forged"), "Log for attempt 7, which has not begun"),
         (encode(Refused([Problem("no-program", "x", task="worker:9")])), "Refused for worker:9, which is not one of"),
-        (encode(Refused([Problem("succeeded", "x")])), "'succeeded' is no reference of a problem"),
+        (encode(Refused([Problem("succeeded", "x")])), "'succeeded' is not a problem reference"),
         (encode(Synced("", 1, 10**400)), "Synced.fetched: a number of 1329 bits is out of range"),
         (
             encode(Log(1, "worker:2", 1 << 43, 1), b"x"),

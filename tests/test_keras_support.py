@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -358,7 +358,7 @@ def test_keras_that_would_train_wrongly_even_mended_is_left_untouched(
     """Keras before 3.8, and before 3.10: a loud failure is better than a wrong model."""
     write_keras(**sources)
     trainer, (line,) = import_patched()
-    assert line.startswith("Keras 3.99.0 is not patched, for it would train wrongly")
+    assert line.startswith("Keras 3.99.0 is not patched: even with patches it would train wrongly")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
@@ -400,14 +400,14 @@ def test_keras_that_was_imported_before_is_mended_at_once(write_keras: WriteKera
 def test_error_in_detection_breaks_neither_the_import_nor_the_other_mends(write_keras: WriteKeras) -> None:
     write_keras(layer="BatchNormalization = None")
     _, (problem, patched) = import_patched()
-    assert problem.startswith(f"could not look at Keras 3.99.0 to patch {layers.BATCH_NORMALIZATION} (")
+    assert problem.startswith(f"could not inspect {layers.BATCH_NORMALIZATION} of Keras 3.99.0, which runs unpatched (")
     assert patched.endswith(f": {', '.join(EVERYTHING[:3] + EVERYTHING[5:])} (--no-keras-patch turns this off)")
 
 
 def test_keras_that_looks_unlike_any_other_is_imported_as_it_is(write_keras: WriteKeras) -> None:
     write_keras(metric="Metric = None")
     trainer, (line,) = import_patched()
-    assert line.startswith("could not look at Keras 3.99.0 to patch it (")
+    assert line.startswith("could not inspect Keras 3.99.0, which runs unpatched (")
     assert not hasattr(trainer.reduce_per_replica, "__wrapped__")
 
 
@@ -523,7 +523,8 @@ def test_only_the_moving_statistics_get_an_aggregation(write_keras: WriteKeras) 
 
 PROGRAM = PROGRAMS / "keras_cases.py"
 OLDER_KERAS = "3.11.3"
-KERAS = ["newest Keras", f"Keras {OLDER_KERAS}", "newest Keras, started one by one"]
+NEWEST, OLDER, ONE_BY_ONE = "newest Keras", f"Keras {OLDER_KERAS}", "newest Keras, started one by one"
+KERAS = [NEWEST, OLDER]
 START_AND_TRAIN_S = 900.0
 """Enough for a machine that has much else to do; a quiet one needs about a minute."""
 
@@ -612,6 +613,43 @@ ON_DEVICES = [
 ]
 """Cases that run on two devices of one process, too: those in which replicas have to meet."""
 
+OF_PATCHES = [
+    "plain_fit",
+    "predict",
+    "uneven_fit_with_idle_worker",
+    "batch_normalization",
+    "batch_normalization_with_idle_worker",
+    "synchronized_batch_normalization",
+    "custom_train_step",
+    "steps_per_execution",
+    "gradient_accumulation",
+    "mixed_precision_with_overflow",
+    "clipnorm",
+    "clipnorm_with_accumulation",
+    "clipnorm_with_mixed_precision",
+    "global_clipnorm_of_embedding",
+    "loop_of_its_own",
+    "moving_average_with_overwrite",
+    "metrics_of_all_kinds",
+    "model_checkpoint",
+    "backup_and_restore",
+]
+"""Cases that run through all that is patched: enough where the patch is the same, and what is around it differs."""
+
+CASES_OF = {
+    "one process": case_names(),
+    NEWEST: CASES,
+    OLDER: OF_PATCHES,
+    # The forkserver's tasks and these run the same code once it is patched.
+    ONE_BY_ONE: ["plain_fit", "batch_normalization_with_idle_worker", "clipnorm_with_accumulation"],
+    "tf_keras": [case for case in CASES if case not in NOT_AS_TF_KERAS],
+    "unmended": ["plain_fit"],
+    "mirrored": ON_DEVICES,
+    "central storage": [case for case in ON_DEVICES if case in OF_PATCHES],
+    "mirrored unmended": ["clipnorm"],
+}
+"""The cases of each configuration of `Runs`."""
+
 EXACT = 0.0
 CLOSE = 1e-5
 TOLERANCES = {"mixed_precision": 2e-3, "clipnorm_with_mixed_precision": 2e-3}
@@ -622,7 +660,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def start(
-    run_dir: Path, *arguments: str, flags: tuple[str, ...] = (), env: dict[str, str]
+    run_dir: Path, *arguments: str, flags: Sequence[str], env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program on this machine by the launcher's command."""
     command = distlaunch_command("local", "--run-dir", str(run_dir), *flags, str(PROGRAM), *arguments)
@@ -656,25 +694,25 @@ class Runs:
         self._folder = folder
         self.get = functools.cache(self._get)
 
-    def _get(self, configuration: str) -> Run:
+    def _get(self, configuration: str, *some: str) -> Run:
         """
         Args:
-            configuration: "one process", "newest Keras", "newest Keras, started one by one", "Keras VERSION",
-                "tf_keras" or "unmended" (plain fit only); on two devices of one process "mirrored", "central storage"
-                or "mirrored unmended" (clipnorm only).
+            configuration: one of CASES_OF; "mirrored" and "central storage" train on two devices of one process.
+            some: the cases that are enough, instead of all of the configuration.
         """
-        folder = self._folder / configuration.replace(" ", "-")
+        cases = some or CASES_OF[configuration]
+        folder = self._folder / "-".join([configuration, *some]).replace(" ", "-")
         out, run_dir = folder / "out", folder / "run"
         out.mkdir(parents=True)
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "1"}
         env.pop("TF_CONFIG", None)
         env["TF_USE_LEGACY_KERAS"] = "1" if configuration == "tf_keras" else "0"
-        if configuration == f"Keras {OLDER_KERAS}":
+        if configuration == OLDER:
             place = install_keras(OLDER_KERAS, folder / "packages")
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(place), env.get("PYTHONPATH", "")]))
         if configuration == "one process":
             done = subprocess.run(
-                [sys.executable, str(PROGRAM), str(out)],
+                [sys.executable, str(PROGRAM), str(out), *cases],
                 env=env,
                 capture_output=True,
                 text=True,
@@ -683,23 +721,13 @@ class Runs:
             )
             return Run([read_results(out, 0, done)], [done.stderr])
         if configuration in ("mirrored", "mirrored unmended", "central storage"):
-            flags: tuple[str, ...] = (
-                "--strategy",
-                configuration.removesuffix(" unmended").replace(" ", "_"),
-                "--devices",
-                "2",
-            )
-            cases = ON_DEVICES
-            if configuration.endswith("unmended"):
-                flags, cases = (*flags, "--no-keras-patch"), ["clipnorm"]
-            done = start(run_dir, str(out), *cases, flags=flags, env=env)
+            strategy = configuration.removesuffix(" unmended").replace(" ", "_")
+            patch = ["--no-keras-patch"] if configuration.endswith("unmended") else []
+            done = start(run_dir, str(out), *cases, flags=["--strategy", strategy, "--devices", "2", *patch], env=env)
             log = run_dir / "attempt-1" / "worker-0.log"
             return Run([read_results(out, 0, done)], [log.read_text(errors="replace")])
-        if configuration == "unmended":
-            done = start(run_dir, str(out), "plain_fit", flags=("--workers", "2", "--no-keras-patch"), env=env)
-        else:
-            flags = ("--no-preload",) if "one by one" in configuration else ()
-            done = start(run_dir, str(out), flags=("--workers", "2", *flags), env=env)
+        flags = {"unmended": ["--no-keras-patch"], ONE_BY_ONE: ["--no-preload"]}.get(configuration, [])
+        done = start(run_dir, str(out), *cases, flags=["--workers", "2", *flags], env=env)
         logs = [run_dir / "attempt-1" / f"worker-{worker}.log" for worker in (0, 1)]
         return Run(
             [read_results(out, worker, done) for worker in (0, 1)],
@@ -764,14 +792,38 @@ def tensorflow(test: Test) -> Test:
     return marked
 
 
-every_case = pytest.mark.parametrize("case", CASES)
-every_strategy = pytest.mark.parametrize("strategy", ["mirrored", "central storage"])
-every_keras = pytest.mark.parametrize("keras", KERAS)
+def every_keras(case: str) -> Callable[[Test], Test]:
+    """Runs a test with each Keras that trains this case."""
+    return pytest.mark.parametrize("keras", [keras for keras in KERAS if case in CASES_OF[keras]])
+
+
+def on_every_keras(cases: Iterable[str]) -> Callable[[Test], Test]:
+    """Runs a test with each of the cases, and with each Keras that trains it."""
+    return pytest.mark.parametrize(
+        ("keras", "case"), [(keras, case) for case in cases for keras in KERAS if case in CASES_OF[keras]]
+    )
+
+
+def on_devices(cases: Iterable[str]) -> Callable[[Test], Test]:
+    """Runs a test with each of the cases, and with each strategy of several devices that trains it."""
+    strategies = ["mirrored", "central storage"]
+    return pytest.mark.parametrize(
+        ("strategy", "case"), [(name, case) for case in cases for name in strategies if case in CASES_OF[name]]
+    )
+
+
+@tensorflow
+@pytest.mark.quick
+def test_plain_fit_on_two_workers_is_that_of_one_process(runs: Runs) -> None:
+    """What is compared below for every case, which takes minutes."""
+    alone, cluster = runs.get("one process", "plain_fit"), runs.get(NEWEST, "plain_fit")
+    for worker in (0, 1):
+        assert_agree(alone.case("plain_fit"), cluster.case("plain_fit", worker), tolerance=CLOSE)
 
 
 @tensorflow
 def test_plain_fit_fails_without_the_mend(runs: Runs) -> None:
-    if "needs no patch" in runs.get("newest Keras").patch_line():
+    if "needs no patch" in runs.get(NEWEST).patch_line():
         pytest.skip("this Keras needs no patch")
     for result in runs.get("unmended").workers:
         assert "error" in result["plain_fit"]
@@ -779,7 +831,7 @@ def test_plain_fit_fails_without_the_mend(runs: Runs) -> None:
 
 @tensorflow
 def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
-    line = runs.get("newest Keras").patch_line()
+    line = runs.get(NEWEST).patch_line()
     if "patched Keras" in line and "reduce_per_replica" in line:
         return
     errors = [result["plain_fit"].get("error") for result in runs.get("unmended").workers]
@@ -792,12 +844,24 @@ def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
 
 
 @tensorflow
-@every_keras
+@every_keras("plain_fit")
 def test_mend_says_once_in_every_log_what_it_did(runs: Runs, keras: str) -> None:
     run = runs.get(keras)
     version = run.workers[0]["version"]
     assert run.patch_line().startswith(("distlaunch: patched Keras " + version, f"distlaunch: Keras {version} needs"))
-    assert keras.startswith("newest Keras") or keras == f"Keras {version}"
+    assert keras in (NEWEST, f"Keras {version}")
+
+
+@tensorflow
+def test_tasks_that_are_started_one_by_one_are_patched_alike(runs: Runs) -> None:
+    assert runs.get(ONE_BY_ONE).patch_line() == runs.get(NEWEST).patch_line()
+
+
+@tensorflow
+@pytest.mark.parametrize("case", CASES_OF[ONE_BY_ONE])
+def test_tasks_that_are_started_one_by_one_train_alike(runs: Runs, case: str) -> None:
+    for worker in (0, 1):
+        assert_agree(runs.get(NEWEST).case(case, worker), runs.get(ONE_BY_ONE).case(case, worker), tolerance=CLOSE)
 
 
 @tensorflow
@@ -808,22 +872,20 @@ def test_tf_keras_is_not_mended(runs: Runs) -> None:
 
 
 @tensorflow
-@every_keras
+@every_keras("plain_fit")
 def test_both_workers_train_in_one_cluster(runs: Runs, keras: str) -> None:
     assert [results["replicas"] for results in runs.get(keras).workers] == [2, 2]
 
 
 @tensorflow
-@every_keras
-@every_case
+@on_every_keras(CASES)
 def test_two_workers_end_with_the_same_weights_and_history(runs: Runs, keras: str, case: str) -> None:
     run = runs.get(keras)
     assert_agree(run.case(case, 0), run.case(case, 1), tolerance=EXACT)
 
 
 @tensorflow
-@every_keras
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_AS_ONE_PROCESS])
+@on_every_keras(case for case in CASES if case not in NOT_AS_ONE_PROCESS)
 def test_two_workers_train_as_one_process_does(runs: Runs, keras: str, case: str) -> None:
     assert_agree(
         runs.get("one process").case(case),
@@ -834,8 +896,7 @@ def test_two_workers_train_as_one_process_does(runs: Runs, keras: str, case: str
 
 
 @tensorflow
-@every_keras
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_AS_TF_KERAS])
+@on_every_keras(CASES_OF["tf_keras"])
 def test_two_workers_train_as_tf_keras_does(runs: Runs, keras: str, case: str) -> None:
     assert_agree(
         runs.get("tf_keras").case(case),
@@ -846,8 +907,7 @@ def test_two_workers_train_as_tf_keras_does(runs: Runs, keras: str, case: str) -
 
 
 @tensorflow
-@every_strategy
-@pytest.mark.parametrize("case", [case for case in ON_DEVICES if case not in NOT_AS_ONE_PROCESS])
+@on_devices(case for case in ON_DEVICES if case not in NOT_AS_ONE_PROCESS)
 def test_two_devices_train_as_one_device_does(runs: Runs, strategy: str, case: str) -> None:
     run = runs.get(strategy)
     assert run.workers[0]["replicas"] == 2
@@ -855,10 +915,9 @@ def test_two_devices_train_as_one_device_does(runs: Runs, strategy: str, case: s
 
 
 @tensorflow
-@every_strategy
-@pytest.mark.parametrize("case", [case for case in ON_DEVICES if case in NOT_AS_ONE_PROCESS])
+@on_devices(case for case in ON_DEVICES if case in NOT_AS_ONE_PROCESS)
 def test_two_devices_train_as_two_workers_do(runs: Runs, strategy: str, case: str) -> None:
-    assert_agree(runs.get("newest Keras").case(case), runs.get(strategy).case(case), tolerance=CLOSE)
+    assert_agree(runs.get(NEWEST).case(case), runs.get(strategy).case(case), tolerance=CLOSE)
 
 
 @tensorflow
@@ -870,14 +929,13 @@ def test_devices_of_one_process_clip_each_their_own_gradients_without_the_patch(
 
 
 @tensorflow
-@every_strategy
+@pytest.mark.parametrize("strategy", ["mirrored", "central storage"])
 def test_patch_says_once_what_it_did_in_a_process_of_several_devices(runs: Runs, strategy: str) -> None:
     assert runs.get(strategy).patch_line().startswith("distlaunch: patched Keras ")
 
 
 @tensorflow
-@every_keras
-@pytest.mark.parametrize("case", ["uneven_fit", "uneven_fit_with_idle_worker"])
+@on_every_keras(["uneven_fit", "uneven_fit_with_idle_worker"])
 def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, keras: str, case: str) -> None:
     """One process averages a batch over its samples; workers average their own samples, then their means."""
     alone, cluster = runs.get("one process"), runs.get(keras).case(case)
@@ -891,8 +949,7 @@ def test_uneven_last_batches_train_by_the_mean_of_the_workers_means(runs: Runs, 
 
 
 @tensorflow
-@every_keras
-@pytest.mark.parametrize("case", ["batch_normalization", "batch_normalization_with_idle_worker"])
+@on_every_keras(["batch_normalization", "batch_normalization_with_idle_worker"])
 def test_batch_normalization_normalizes_each_workers_part_by_itself(runs: Runs, keras: str, case: str) -> None:
     """And its moving statistics follow the mean of the parts' statistics; a worker without samples is no part."""
     alone, cluster = runs.get("one process").case(f"{case}_by_halves"), runs.get(keras).case(case)
@@ -901,25 +958,21 @@ def test_batch_normalization_normalizes_each_workers_part_by_itself(runs: Runs, 
 
 
 @tensorflow
-@every_keras
-@pytest.mark.parametrize(
-    "case",
-    ["batch_normalization", "batch_normalization_with_idle_worker", "synchronized_batch_normalization"],
-)
+@on_every_keras(["batch_normalization", "batch_normalization_with_idle_worker", "synchronized_batch_normalization"])
 def test_batch_normalization_predicts_with_the_statistics_that_it_saves(runs: Runs, keras: str, case: str) -> None:
     result = runs.get(keras).case(case)
     assert result["predictions"] == pytest.approx(result["expected"], abs=CLOSE)
 
 
 @tensorflow
-@every_keras
+@every_keras("batch_normalization_with_idle_worker")
 def test_worker_without_samples_leaves_the_moving_statistics_finite(runs: Runs, keras: str) -> None:
     result = runs.get(keras).case("batch_normalization_with_idle_worker")
     assert [path for path, number in leaves(result) if not math.isfinite(number)] == []
 
 
 @tensorflow
-@every_keras
+@every_keras("predict")
 def test_predict_gives_every_sample_in_its_order(runs: Runs, keras: str) -> None:
     for count, result in runs.get(keras).case("predict").items():
         assert len(result["predictions"]) == int(count)
@@ -927,7 +980,7 @@ def test_predict_gives_every_sample_in_its_order(runs: Runs, keras: str) -> None
 
 
 @tensorflow
-@every_keras
+@every_keras("mixed_precision_with_overflow")
 def test_overflow_on_one_worker_skips_the_step_on_both(runs: Runs, keras: str) -> None:
     """The first of an epoch's four steps overflows, on worker 0 only."""
     for worker in (0, 1):
@@ -935,7 +988,7 @@ def test_overflow_on_one_worker_skips_the_step_on_both(runs: Runs, keras: str) -
 
 
 @tensorflow
-@every_keras
+@every_keras("early_stopping")
 def test_early_stopping_stops_both_workers_at_the_same_early_epoch(runs: Runs, keras: str) -> None:
     epochs = [runs.get(keras).case("early_stopping", worker)["epochs"] for worker in (0, 1)]
     assert epochs[0] == epochs[1]
@@ -943,7 +996,7 @@ def test_early_stopping_stops_both_workers_at_the_same_early_epoch(runs: Runs, k
 
 
 @tensorflow
-@every_keras
+@every_keras("model_checkpoint")
 def test_checkpoints_hold_what_was_trained(runs: Runs, keras: str) -> None:
     for worker in (0, 1):
         result = runs.get(keras).case("model_checkpoint", worker)
@@ -955,7 +1008,7 @@ def test_checkpoints_hold_what_was_trained(runs: Runs, keras: str) -> None:
 
 
 @tensorflow
-@every_keras
+@every_keras("backup_and_restore")
 def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs, keras: str) -> None:
     for worker in (0, 1):
         result = runs.get(keras).case("backup_and_restore", worker)
@@ -965,7 +1018,7 @@ def test_interrupted_fit_resumes_and_ends_as_if_nothing_had_happened(runs: Runs,
 
 
 @tensorflow
-@every_keras
+@every_keras("custom_train_step")
 def test_values_of_a_custom_train_step_are_averaged_over_the_workers(runs: Runs, keras: str) -> None:
     """compute_loss divides by the number of replicas, so that the mean of what it gives is half of the loss."""
     alone = runs.get("one process").case("custom_train_step")["logs"]["own_loss"]
@@ -974,7 +1027,7 @@ def test_values_of_a_custom_train_step_are_averaged_over_the_workers(runs: Runs,
 
 
 @tensorflow
-@every_keras
+@every_keras("custom_train_step")
 def test_tf_keras_sums_what_a_custom_train_step_returns(runs: Runs, keras: str) -> None:
     """The one thing that a script sees differently on Keras 3: it averages."""
     cluster = runs.get(keras).case("custom_train_step")["logs"]["own_error"]

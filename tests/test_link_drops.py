@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from tests.sshd import Hosts, running_hosts, sessions
-from tests.test_ssh import skip_without_openssh
+from tests.sshd import Hosts, running_hosts, sessions, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh

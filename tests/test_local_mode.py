@@ -97,7 +97,7 @@ class TestProgram:
             (["-m", ""], "the name of the program is empty"),
             (["--python", "", "train.py"], "--python is empty"),
             (["train.py", os.fsdecode(b"caf\xe9")], "is not UTF-8"),
-            (["--gpus-per-worker", "64", "train.py"], "2 workers with 64 each need 128"),
+            (["--gpus-per-worker", "64", "train.py"], "2 workers with 64 each would need 128"),
         ],
     )
     def test_that_cannot_be_is_an_error_of_usage(self, distlaunch: Distlaunch, words: list[str], message: str) -> None:
@@ -177,9 +177,9 @@ class TestStrategies:
     @pytest.mark.parametrize(
         ("strategy", "workers", "ps", "evaluator", "why"),
         [
-            ("mirrored", 2, None, False, "mirrored is one process with all of its devices, not 2 workers"),
+            ("mirrored", 2, None, False, "mirrored runs one process with all devices, not 2 workers"),
             ("multi_worker_mirrored", 2, 1, False, "multi_worker_mirrored has no parameter servers"),
-            ("one_device", None, None, True, "is one process on one node, this spec has 2 tasks"),
+            ("one_device", None, None, True, "runs one process on one node, but this spec has 2 tasks"),
         ],
     )
     def test_what_cannot_go_together_is_refused(

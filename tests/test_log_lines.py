@@ -371,7 +371,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
                 b"E0000 00:00:1795307664.184093   12553 base_collective_executor.cc:252] "
                 b"BaseCollectiveExecutor::StartAbort INTERNAL: Collective instance 151 expected type 0 but got type 2"
             ),
-            b"distlaunch: Keras 3.9.0 is not patched, for it would train wrongly on several workers",
+            b"distlaunch: Keras 3.9.0 is not patched: even with patches it would train wrongly on several workers",
             b"distlaunch: could not write the crash record: No space left on device",
             b"F0000 00:00:1795226239.513345   28543 client.cc:80] Terminating process because the service is gone",
             b"2024-03-11 09:14:02.123456: E tensorflow/core/grpc_server_lib.cc:601] Could not start gRPC server",

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import distlaunch_command
-from tests.sshd import Hosts, make_hosts, running_sshd, sessions
-from tests.test_ssh import skip_without_openssh
+from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, sessions, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
@@ -31,7 +30,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
-    known = make_hosts(folder, {f"node-{number}": f"127.0.4.{number + 1}" for number in range(NODES)})
+    known = make_hosts(folder, make_addresses(names=(f"node-{number}" for number in range(NODES))))
     known.trust()
     addresses = list(known.addresses.values())
     with contextlib.ExitStack() as stack:

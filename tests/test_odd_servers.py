@@ -23,14 +23,13 @@ import pytest
 import yaml
 
 from tests.conftest import Distlaunch, Ran
-from tests.sshd import SSHD, Hosts, make_hosts, running_sshd
+from tests.sshd import Hosts, make_addresses, make_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
 ECHO = "program: {command: [echo, here]}\n"
 ODD = "gpu-odd"
-ADDRESS = "127.0.0.4"
 SOON_S = 20.0
 """No error may take longer, a slow machine and all attempts to connect included."""
 IMPATIENT = "timeouts: {start_s: 2}\n"
@@ -135,15 +134,14 @@ MakeNodes = Callable[[Mapping[str, str]], Nodes]
 @pytest.fixture
 def make_nodes(tmp_path: Path, distlaunch: Distlaunch) -> Iterator[MakeNodes]:
     """Makes nodes of hosts by their names; all of them are gone at the end, and whatever runs on them."""
-    if not Path(SSHD).exists() or shutil.which("ssh") is None:
-        pytest.skip("OpenSSH is not installed")
+    skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
     mark = make_mark()
     with contextlib.ExitStack() as stack:
 
         def make(addresses: Mapping[str, str]) -> Nodes:
-            hosts = make_hosts(folder, addresses, _free_port())
+            hosts = make_hosts(folder, addresses)
             hosts.trust()
             return Nodes(hosts, mark, distlaunch, stack)
 
@@ -156,7 +154,7 @@ def make_nodes(tmp_path: Path, distlaunch: Distlaunch) -> Iterator[MakeNodes]:
 @pytest.fixture
 def node(make_nodes: MakeNodes) -> Nodes:
     """A single node, to be started."""
-    return make_nodes({ODD: ADDRESS})
+    return make_nodes(make_addresses(names=[ODD]))
 
 
 # --- how many, and what, a server allows ---
@@ -166,7 +164,7 @@ def node(make_nodes: MakeNodes) -> Nodes:
 def test_eight_nodes_on_a_server_that_takes_two_at_a_time_all_run(
     make_nodes: MakeNodes, capfd: pytest.CaptureFixture[str], _time: str
 ) -> None:
-    nodes = make_nodes({f"gpu-{number}": f"127.0.0.{number}" for number in range(2, 10)})
+    nodes = make_nodes(make_addresses(names=(f"gpu-{number}" for number in range(2, 10))))
     nodes.start(options={"MaxStartups": "2:50:4", "LogLevel": "VERBOSE"})
     capfd.readouterr()
     nodes.works()
@@ -209,7 +207,7 @@ def test_a_server_that_takes_passwords_only_says_so(node: Nodes) -> None:
 def test_a_user_who_may_not_log_in_is_named(node: Nodes, user: str) -> None:
     node.configure(f"User {user}")
     node.start(options={"PermitRootLogin": "no"})
-    assert f"{user}@{ADDRESS}:{node.hosts.port} rejects the login; refused: " in node.refused()
+    assert f"{user}@{node.hosts.addresses[ODD]}:{node.hosts.port} rejects the login; refused: " in node.refused()
 
 
 # --- login shells ---
@@ -332,7 +330,7 @@ TALK = {
 
 
 def test_a_server_that_hangs_up_is_told_with_what_it_said(make_nodes: MakeNodes) -> None:
-    nodes = make_nodes({name: f"127.0.0.{number}" for number, name in enumerate(TALK, start=4)})
+    nodes = make_nodes(make_addresses(names=TALK))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, TALK[name][0], hang_up=True))
     said = nodes.refused()
@@ -355,7 +353,7 @@ SILENCE = {
 
 
 def test_a_server_that_falls_silent_does_not_hold_the_run_up(make_nodes: MakeNodes) -> None:
-    nodes = make_nodes({name: f"127.0.0.{number}" for number, name in enumerate(SILENCE, start=4)})
+    nodes = make_nodes(make_addresses(names=SILENCE))
     for name, address in nodes.hosts.addresses.items():
         nodes.stack.enter_context(_talker(address, nodes.hosts.port, SILENCE[name], hang_up=False))
     ran = nodes.up(ECHO + IMPATIENT, timeout=IMPATIENT_S)
@@ -417,12 +415,6 @@ def _own_mounts() -> list[str]:
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode != 0:
         pytest.skip("mounting is not permitted here")
     return [*words, "sh", "-ec"]
-
-
-def _free_port() -> int:
-    with socket.create_server((ADDRESS, 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _python(version: tuple[int, int], folder: Path) -> str:

@@ -55,7 +55,7 @@ def test_a_kill_that_the_kernel_counts_is_out_of_memory(kernel: Kernel) -> None:
     problem = watch.find(77, KILLED)
     assert problem is not None
     assert problem.reference == "out-of-memory"
-    assert problem.message == "the kernel's OOM killer ended a process of its control group"
+    assert problem.message == "the kernel's OOM killer killed a process in its control group"
     assert watch.find(77, TaskExit(code=137)) is not None  # a shell's child was the victim
 
 
@@ -74,7 +74,7 @@ def test_a_victim_that_the_kernel_names_tells_what_it_held(kernel: Kernel) -> No
     assert watch.find(78, KILLED) is None
     problem = watch.find(77, KILLED)
     assert problem is not None
-    assert problem.message == "the kernel's OOM killer ended it; it held 2,048 MiB"
+    assert problem.message == "the kernel's OOM killer killed it; it held 2,048 MiB"
 
 
 def test_a_system_that_tells_nothing_is_no_matter(tmp_path: Path) -> None:

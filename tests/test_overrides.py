@@ -60,7 +60,7 @@ def test_all_options_at_fault_are_named() -> None:
         (
             {"nodes": [{"host": "local"}], "strategy": "mirrored"},
             2,
-            "--rehearsal 2: strategy: mirrored is one process on one node, this spec has 2 tasks; ",
+            "--rehearsal 2: strategy: mirrored runs one process on one node, but this spec has 2 tasks; ",
         ),
         (
             {"nodes": [{"host": "local"}], "tensorboard": True},

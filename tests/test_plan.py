@@ -103,7 +103,7 @@ class TestGpus:
                 assert sorted(owned) == list("01234567"[:count])
 
     def test_that_every_worker_should_have_and_the_node_has_not_are_an_error(self) -> None:
-        with pytest.raises(UsageError, match="local has 2 GPUs, 2 workers with 2 each need 4") as caught:
+        with pytest.raises(UsageError, match="local has 2 GPUs, but 2 workers with 2 each would need 4") as caught:
             planned({"tasks": {"worker": 2}, "gpus_per_worker": 2}, gpus="01")
 
         assert "--gpus-per-worker" in caught.value.hint
@@ -377,7 +377,7 @@ class TestShown:
     def test_nodes_that_are_not_asked_ahead_are_named(self) -> None:
         spec = ClusterSpec.model_validate({"nodes": [{"host": "local", "address": "here"}, {"host": "b"}]})
         ahead = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8)})
-        assert "\nNot asked yet for their cores and GPUs, which tasks share: b\n" in render_text(ahead)
+        assert "\nNot asked yet for cores and GPUs: b\n" in render_text(ahead)
         asked = Planner(spec, "/work", {}, "python3").plan({"local": NodeFacts(8), "b": NodeFacts(8)})
         assert "Not asked" not in render_text(asked)
 
@@ -387,7 +387,7 @@ class TestShown:
         )
         ahead = Planner(spec, "/work", {}, "python3")
         assert (
-            "  address    10.0.0.1:20000 (or the next free port; or 10.1.0.1, a.lab, if not all nodes reach this)\n"
+            "  address    10.0.0.1:20000 (or the next free port; or 10.1.0.1, a.lab if not all nodes reach this)\n"
             in render_text(ahead.plan())
         )
         checked = ahead.plan(addresses={"a": "10.1.0.1", "b": "b"})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import loopback
 from tests.apart import apart_on_linux, linux
 from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.ports import HeldPorts, is_open
@@ -52,7 +53,7 @@ def start_server(port: int, *, reuse_port: bool = True) -> socket.socket:
 @pytest.fixture
 def free() -> int:
     """The first of 20 ports that nobody uses, so that a test can have a range of its own."""
-    for first in range(12000 + os.getpid() % 500 * 20, 32000, 20):  # below those that the kernel gives to clients
+    for first in loopback.ports()[::20]:
         ports = HeldPorts()
         problems = ports.hold([request(f"worker:{index}") for index in range(20)], first, first + 19)
         ports.release()

@@ -67,7 +67,7 @@ class TestMeter:
         meter.count_step(1, {"loss": 0.5, "text": "no number"})
         meter.count_step(2)
         meter.count_batch()
-        meter.tell()
+        meter.report()
         told = self.read(file)["progress"]
         assert (told["step"], told["first_step"], told["batches"]) == (2, 1, 3)
         assert (told["epoch"], told["first_epoch"]) == (3, 3)
@@ -285,11 +285,11 @@ callbacks.on_epoch_begin(0)
 results = [RemoteValueImpl(None, None) for _ in range(4)]
 for number, result in enumerate(results):
     callbacks.on_train_batch_end(number, result)
-    meter.tell()
+    meter.report()
 counts = [meter.step]
 results[1]._set_values({})
 assert results[1].get() == {}
-meter.tell()
+meter.report()
 counts.append(meter.step)
 results[0]._set_values({})
 results[2]._set_error(ValueError("no batch"))

@@ -440,6 +440,7 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     wait_until(lambda: marked(mark) == [], "agent and newcomers have ended")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
 def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcomers_start(tmp_path: Path) -> None:
     mark, lease_s = make_mark(), 5.0

@@ -113,7 +113,7 @@ class TestWhatIsAccepted:
     def test_two_nodes_at_one_address_are_good_when_their_ports_differ(self, tmp_path: Path) -> None:
         spec = load(tmp_path, "nodes:\n- {host: a, address: c, port: 2222}\n- {host: b, address: c, port: 2223}\n")
 
-        assert [node.dialled for node in spec.nodes] == ["c", "c"]
+        assert [node.default_address for node in spec.nodes] == ["c", "c"]
 
     def test_only_the_tasks_that_share_the_gpus_need_any(self, tmp_path: Path) -> None:
         tasks = "{chief: 1, ps: 1, worker: 2}"

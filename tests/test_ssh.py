@@ -14,18 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests import loopback
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
-from tests.sshd import HOSTS, PORT, SSHD, Hosts, make_hosts, running_hosts, running_sshd
+from tests.sshd import Hosts, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
 pytestmark = pytest.mark.ssh
 
 TREE = str(PROGRAMS / "spawn_tree.py")
-
-
-def skip_without_openssh() -> None:
-    if not Path(SSHD).exists() or shutil.which("ssh") is None:
-        pytest.skip("OpenSSH is not installed")
 
 
 @pytest.fixture
@@ -39,6 +35,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield started
 
 
+@pytest.mark.quick
 def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distlaunch, hosts: Hosts) -> None:
     noise = "head -c 3000000 /dev/urandom; echo; echo done on $DISTLAUNCH_TASK"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: [sh, -c, '{noise}']}}\n"), env=hosts.env)
@@ -52,7 +49,8 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
 
 def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
     ran = distlaunch("up", hosts.write_spec("program: {command: [printenv, TF_CONFIG]}\n"), env=hosts.env)
-    addresses = re.findall(r'"worker":\["127\.0\.0\.2:(\d+)","127\.0\.0\.3:(\d+)"\]', ran.stdout)
+    a, b = map(re.escape, hosts.addresses.values())
+    addresses = re.findall(rf'"worker":\["{a}:(\d+)","{b}:(\d+)"\]', ran.stdout)
     assert len(addresses) == 2
     assert addresses[0] == addresses[1]
 
@@ -70,7 +68,8 @@ def test_this_machine_and_another_make_one_cluster(distlaunch: Distlaunch, hosts
     configs = [json.loads(ran.log(task)) for task in ("worker-0", "worker-1")]
     assert [config["task"]["index"] for config in configs] == [0, 1]
     assert configs[0]["cluster"] == configs[1]["cluster"]
-    assert [address.rpartition(":")[0] for address in configs[0]["cluster"]["worker"]] == ["127.0.0.1", "127.0.0.3"]
+    addresses = [address.rpartition(":")[0] for address in configs[0]["cluster"]["worker"]]
+    assert addresses == ["127.0.0.1", hosts.addresses["gpu-b"]]
 
 
 def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hosts) -> None:
@@ -81,7 +80,7 @@ def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hos
     ran = distlaunch("up", spec, env={**hosts.env, **mark})
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ here", "worker:1 │ here"]
-    assert f"-W [127.0.0.3]:{PORT} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
+    assert f"-W {hosts.known_name('gpu-b')} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
     assert marked(mark) == []  # the way there, a process of ours, included
 
 
@@ -116,22 +115,23 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
     assert marked(mark) == []
 
 
+@pytest.mark.quick
 def test_unknown_host_keys_are_refused_with_the_line_that_cures_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
     assert ran.stderr.count("is unknown (ssh-ed25519 SHA256:") == 2  # both nodes are told
-    assert f"ssh-keyscan -p {PORT} 127.0.0.2 >> {hosts.known_hosts}" in ran.stderr
+    assert f"ssh-keyscan -p {hosts.port} {hosts.addresses['gpu-a']} >> {hosts.known_hosts}" in ran.stderr
     assert "0 processes left on 2 nodes" in ran.stderr
 
 
 def test_a_changed_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> None:
-    key = (hosts.folder / "other_key.pub").read_text()
-    hosts.known_hosts.write_text(f"[127.0.0.2]:{PORT} {key}[127.0.0.3]:{PORT} {key}")
+    hosts.trust("other_key")
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
-    assert f"the host key of [127.0.0.2]:{PORT} has changed, or the connection is intercepted" in ran.stderr
-    assert f"ssh-keygen -R '[127.0.0.2]:{PORT}'" in ran.stderr
+    name = hosts.known_name("gpu-a")
+    assert f"the host key of {name} has changed, or the connection is intercepted" in ran.stderr
+    assert f"ssh-keygen -R '{name}'" in ran.stderr
 
 
 def test_a_revoked_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> None:
@@ -144,7 +144,7 @@ def test_a_revoked_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> 
 
 def test_a_hashed_known_hosts_file_is_understood(distlaunch: Distlaunch, hosts: Hosts) -> None:
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(hosts.known_hosts)], check=True, capture_output=True)
-    assert b"127.0.0.2" not in hosts.known_hosts.read_bytes()
+    assert hosts.addresses["gpu-a"] not in hosts.known_hosts.read_text()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 0, ran.stderr
 
@@ -158,15 +158,14 @@ def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaun
     key = " ".join((hosts.folder / "host_key.pub").read_text().split()[:2])
     lines = hosts.known_hosts.read_text().splitlines()
     assert lines[0] == "# mine, without a line break"
-    assert sorted(lines[1:]) == [f"[127.0.0.{last}]:{PORT} {key}" for last in (2, 3)]
+    assert sorted(lines[1:]) == [f"{hosts.known_name(name)} {key}" for name in ("gpu-a", "gpu-b")]
     shutil.rmtree(ran.directory)
     assert "was unknown" not in distlaunch("up", spec, env=hosts.env).stderr
-    other = (hosts.folder / "other_key.pub").read_text()
-    hosts.known_hosts.write_text(f"[127.0.0.2]:{PORT} {other}[127.0.0.3]:{PORT} {other}")
+    hosts.trust("other_key")
     shutil.rmtree(ran.directory)
     ran = distlaunch("up", spec, env=hosts.env)
     assert ran.status == 3
-    assert f"the host key of [127.0.0.2]:{PORT} has changed" in ran.stderr
+    assert f"the host key of {hosts.known_name('gpu-a')} has changed" in ran.stderr
 
 
 def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> None:
@@ -177,7 +176,7 @@ def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> N
     user_key = tmp_path / "user_key.pub"
     subprocess.run(["ssh-keygen", "-q", "-s", tmp_path / "ca", "-I", "me", "-n", "root", user_key], check=True)
     options = {"TrustedUserCAKeys": tmp_path / "ca.pub", "AuthorizedKeysFile": "none"}
-    with running_sshd(hosts, *HOSTS.values(), options=options):
+    with running_sshd(hosts, *hosts.addresses.values(), options=options):
         ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 0, ran.stderr
 
@@ -185,9 +184,9 @@ def test_a_user_certificate_lets_in(distlaunch: Distlaunch, tmp_path: Path) -> N
 def test_what_the_spec_says_goes_before_the_configuration(distlaunch: Distlaunch, hosts: Hosts) -> None:
     config = hosts.folder / "config"
     config.write_text(
-        config.read_text().replace(f"Port {PORT}", "Port 9\n  User nobody").replace("user_key", "other_key")
+        config.read_text().replace(f"Port {hosts.port}", "Port 9\n  User nobody").replace("user_key", "other_key")
     )
-    right = f"ssh: {{user: root, port: {PORT}, identity_file: {hosts.folder}/user_key}}\n"
+    right = f"ssh: {{user: root, port: {hosts.port}, identity_file: {hosts.folder}/user_key}}\n"
     ran = distlaunch("up", hosts.write_spec(f"program: {{command: ['true']}}\n{right}"), env=hosts.env)
     assert ran.status == 0, ran.stderr
 
@@ -199,17 +198,17 @@ def test_a_spec_can_say_all_that_an_ssh_configuration_would(
     (hosts.folder / "config").write_text("Host *\n  IdentityFile none\n")
     nodes = "".join(
         f"  - {{host: node-{index}, python: {sys.executable}, ssh: {{hostname: {address}}}}}\n"
-        for index, address in enumerate(HOSTS.values())
+        for index, address in enumerate(hosts.addresses.values())
     )
     spec = tmp_path / "spec.yaml"
     spec.write_text(
-        f"nodes:\n{nodes}program: {{command: [sh, -c, 'echo $TF_CONFIG']}}\nssh: {{user: root, port: {PORT}, "
+        f"nodes:\n{nodes}program: {{command: [sh, -c, 'echo $TF_CONFIG']}}\nssh: {{user: root, port: {hosts.port}, "
         f"identity_file: {hosts.folder}/user_key, known_hosts_file: {hosts.folder}/other known hosts}}\n"
     )
     ran = distlaunch("up", str(spec), env=hosts.env)
     assert ran.status == 0, ran.stderr
     assert [task["node"] for task in ran.report["attempts"][0]["tasks"]] == ["node-0", "node-1"]
-    assert b"127.0.0.3:" in ran.log()
+    assert f"{hosts.addresses['gpu-b']}:" in ran.log().decode()
 
 
 def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Hosts) -> None:
@@ -231,19 +230,19 @@ def test_a_key_with_a_passphrase_is_told_to_be_unlocked(distlaunch: Distlaunch, 
 
 
 def test_all_nodes_that_cannot_be_used_are_told_at_once(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
-    spec = tmp_path / "spec.yaml"
+    spec, nobody = tmp_path / "spec.yaml", loopback.address(0, 9)
     spec.write_text(
         "nodes:\n"
         f"  - {{host: gpu-a, python: {sys.executable}}}\n"
         "  - {host: gpu-b, python: /opt/none/bin/python}\n"
-        "  - {host: 127.0.0.9}\n"
+        f"  - {{host: {nobody}}}\n"
         "  - {host: no-such-host.invalid}\n"
         "program: {command: ['true']}\n"
     )
     mark = make_mark()
     ran = distlaunch("up", str(spec), env={**hosts.env, **mark})
     assert ran.status == 3
-    assert f"node 127.0.0.9 cannot be used: connection refused: 127.0.0.9:{PORT}" in ran.stderr
+    assert f"node {nobody} cannot be used: connection refused: {nobody}:{hosts.port}" in ran.stderr
     assert "node no-such-host.invalid cannot be used: the name no-such-host.invalid is not known" in ran.stderr
     assert "node gpu-b cannot be used: the agent sent no start marker" in ran.stderr
     assert "distlaunch: no Python at /opt/none/bin/python" in ran.stderr
@@ -262,6 +261,7 @@ def test_an_old_python_says_so(distlaunch: Distlaunch, hosts: Hosts, tmp_path: P
     assert "is Python 3.8; a node needs 3.9 or newer" in ran.stderr
 
 
+@pytest.mark.quick
 def test_a_failure_on_one_node_stops_the_trees_on_both(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
     name = next(iter(mark))
@@ -311,7 +311,7 @@ def test_each_node_imports_tensorflow_once_and_forks(distlaunch: Distlaunch, hos
     spec = hosts.write_spec(f"program: {{script: {program}}}\n")
     ran = distlaunch("up", spec, env=hosts.env)
     assert ran.status == 0, ran.stderr
-    assert "one by one" not in ran.stderr
+    assert "not forked" not in ran.stderr
     assert ran.stdout.count("early True") == 2
     alone = distlaunch("up", "--no-preload", "--run-dir", str(tmp_path / "alone"), spec, env=hosts.env)
     assert alone.status == 0, alone.stderr

@@ -258,6 +258,7 @@ def test_what_the_leader_says_of_those_that_it_waits_for() -> None:
     assert (find_leader([W1, W0]), find_leader([W0, chief]), find_leader([W1])) == (W0, chief, None)
 
 
+@pytest.mark.slow
 def test_a_command_that_goes_silent_has_stalled(distlaunch: Distlaunch) -> None:
     program = "for n in 1 2 3 4 5 6; do echo $n; sleep 0.5; done; sleep 600"
     ran = distlaunch("local", "-n", "1", "--stall-timeout", "2", "--", "sh", "-c", program, timeout=60)

@@ -160,6 +160,12 @@ def test_a_program_that_fails_before_its_first_step_is_not_started_again(
     assert ("the program failed before its first training step" in run.said) == (attempts == 1)
 
 
+def test_a_command_may_do_its_steps_at_any_time_and_is_started_again(tmp_path: Path) -> None:
+    script: Script = [At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0)]
+    run = FakeRun(tmp_path / "run", script, {"program": {"command": ["train"]}, **restarting()})
+    assert [attempt.verdict.reference for attempt in run.run().attempts] == ["task-failed", "succeeded"]
+
+
 # --- how often, and when ---
 
 
@@ -303,12 +309,44 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     ]
     assert "gpu-c takes the place of gpu-b" in run.said
     [start] = [order for order in run.nodes.orders_of("gpu-c") if isinstance(order, Start)]
-    assert start.cluster == {"worker": ["gpu-a:20000", "gpu-c:20000"]}
+    assert start.cluster == {"worker": ["gpu-a:20500", "gpu-c:20500"]}
     assert [task.task for task in start.tasks] == ["worker:1"]
     assert run.nodes.kinds_of("gpu-c") == [*("Hello", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")]
     assert run.nodes.kinds_of("gpu-a").count("Dial") == 2  # the new one has to be reached
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1, "gpu-c": 1}
     assert report.attempts[1].processes_left == 0
+
+
+def test_a_spare_that_cannot_be_reached_is_one_more_lost_node(tmp_path: Path) -> None:
+    nodes = [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}, {"host": "gpu-d", "spare": True}]
+    script = [At(Phase.RUNNING, lose(left=0)), At(Phase.CONNECTING, lose("no route", left=0), "gpu-c")]
+    run = FakeRun(tmp_path / "run", script, {"nodes": nodes, **restarting(2)})
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["node-lost", "node-unreachable", "succeeded"]
+    assert [task.node for task in report.attempts[2].tasks] == ["gpu-a", "gpu-d"]
+
+
+def test_a_node_that_cannot_be_reached_at_first_is_not_replaced(tmp_path: Path) -> None:
+    script = [At(Phase.CONNECTING, lose("no route"))]
+    report = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5)}).run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["node-unreachable"]
+    assert report.exit_status == 3
+
+
+def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path: Path) -> None:
+    """What would have been an error of usage before the start is none once something was started."""
+    spare = {"host": "gpu-c", "spare": True, "gpus_per_worker": 64}
+    spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, spare], **restarting()}
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], spec)
+    with pytest.raises(ShownError):
+        run.run()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["outcome"], report["exit_status"], report["verdict"]["reference"]) == ("failed", 3, "too-few-gpus")
+    first, last = report["attempts"]
+    assert (first["verdict"]["reference"], last["verdict"]) == ("node-lost", report["verdict"])
+    assert [task["started"] for task in last["tasks"]] == [None, None]
+    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in run.said
+    assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
 
 
 def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None:
@@ -389,6 +427,16 @@ def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_p
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 130, 2)
     assert report.ended - BEGAN == pytest.approx(1060, abs=0.1)
     assert "attempt 3" not in run.said
+
+
+def test_a_signal_while_the_others_are_stopped_after_a_loss_looks_for_no_spare(tmp_path: Path) -> None:
+    script = [At(Phase.RUNNING, lose()), At(Phase.STOPPING, ignore_term, "gpu-a")]
+    run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5)})
+    run.timing.after(10.5, partial(signal.raise_signal, signal.SIGTERM))
+    report = run.run()
+    assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 143, 1)
+    assert "takes the place" not in run.said
+    assert "ended for certain" not in run.said
 
 
 def test_a_node_that_is_lost_in_a_pause_is_lost_to_the_next_attempt(tmp_path: Path) -> None:

@@ -20,16 +20,13 @@ from launcher.errors import UsageError
 from launcher.run.sync import FILES_LIMIT, make_bundle
 from launcher.spec.parts import SyncSpec
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
-from tests.sshd import Hosts, make_hosts, running_sshd
+from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
-from tests.test_ssh import skip_without_openssh
 from tests.witness import wait_until
 from worker_entry.agent.program_copy import ProgramCopy
 from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry
-
-PORT = 22025
 
 
 def paths(root: Path, **fields: object) -> list[str]:
@@ -162,7 +159,7 @@ def test_content_that_is_not_what_was_offered_is_refused_and_nothing_stays_half(
     arrive(offer(to, files), files.__getitem__)
     _, end = arrive(offer(to, {"a": b"new"}), lambda _: b"bad")
     assert isinstance(end, Refused)
-    assert end.problems[0].message == "'a' was changed while it was sent; start again"
+    assert end.problems[0].message == "'a' changed while it was sent; start again"
     assert (to / "a").read_bytes() == b"old"
     assert not [name for name in os.listdir(tmp_path / ".project.distlaunch") if name.startswith(".new-")]
 
@@ -259,7 +256,7 @@ class TestOldVersions:
         (first / "data" / "a.csv").write_bytes(b"x")
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files), files)
-        assert told == [f"what tasks have written into an earlier version of {to} is in {first}"]
+        assert told == [f"files that tasks wrote to an old version of {to} are kept in {first}"]
         left = {str(path.relative_to(first)) for path in first.rglob("*") if not path.is_dir()}
         assert left == {"checkpoints/deep/model.keras", "results.csv", "data/a.csv"}
         assert (first / "shared").is_symlink()
@@ -330,10 +327,9 @@ def test_nodes_that_share_a_home_never_fail_each_other(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     skip_without_openssh()
-    made = make_hosts(tmp_path_factory.mktemp("ssh"), port=PORT)
-    made.trust()
-    with running_sshd(made, *made.addresses.values()):
-        yield made
+    with running_hosts(tmp_path_factory.mktemp("ssh")) as hosts:
+        hosts.trust()
+        yield hosts
 
 
 @pytest.fixture
@@ -375,7 +371,7 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 2 True", "worker:1 │ 2 True"]
     assert "Sent 1 file, 0.0 MB, to gpu-" in ran.stderr
     for path in written:
-        assert f": what tasks have written into an earlier version of ~/only-here is in {path.parent}\n" in ran.stderr
+        assert f": files that tasks wrote to an old version of ~/only-here are kept in {path.parent}\n" in ran.stderr
         assert [*path.parent.iterdir()] == [path]
     shutil.rmtree(ran.directory)
     assert "Sent" not in distlaunch("up", spec, env=hosts.env, cwd=project).stderr
@@ -393,24 +389,31 @@ def test_check_sends_the_folder_too_and_finds_the_program(hosts: Hosts, project:
     assert (hosts.home / "checked" / "train.py").exists()
 
 
-@pytest.mark.ssh
-def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, project: Path, tmp_path: Path) -> None:
-    big = os.urandom(1 << 20) * 300
-    (project / "big.bin").write_bytes(big)
-    spec = hosts.write_spec("program: {command: [sha256sum, big.bin]}\nsync: {to: ~/big}\n")
-    process = subprocess.Popen(
-        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
+def start(hosts: Hosts, project: Path, run_dir: Path, rest: str) -> subprocess.Popen[bytes]:
+    """Starts `distlaunch up` in the project and returns at once."""
+    return subprocess.Popen(
+        distlaunch_command("up", "--run-dir", str(run_dir), hosts.write_spec(rest)),
         cwd=project,
         env={**os.environ, **hosts.env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    versions = hosts.home / ".big.distlaunch"
 
+
+def wait_until_big_file_is_under_way(versions: Path) -> None:
     def is_under_way() -> bool:
         return any(path.stat().st_size > 1 << 20 for path in versions.glob(".new-*/big.bin"))
 
-    wait_until(is_under_way, "some of it has arrived")
+    wait_until(is_under_way, "some of it has arrived", 90)
+
+
+@pytest.mark.ssh
+def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, project: Path, tmp_path: Path) -> None:
+    big = os.urandom(1 << 20) * 300
+    (project / "big.bin").write_bytes(big)
+    rest = "program: {command: [sha256sum, big.bin]}\nsync: {to: ~/big}\n"
+    process = start(hosts, project, tmp_path / "run", rest)
+    wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
     send_to_sessions(9)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors.decode()
@@ -424,14 +427,8 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
 ) -> None:
     with (project / "big.bin").open("wb") as big:
         big.truncate(600 << 20)
-    spec = hosts.write_spec("program: {command: ['true']}\nsync: {to: ~/interrupted}\n")
-    process = subprocess.Popen(
-        distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
-        cwd=project,
-        env={**os.environ, **hosts.env},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
+    rest = "program: {command: ['true']}\nsync: {to: ~/interrupted}\n"
+    process = start(hosts, project, tmp_path / "run", rest)
     versions = hosts.home / ".interrupted.distlaunch"
     wait_until(lambda: any(versions.glob(".new-*/big.bin")), "it is being sent", 90)
     process.terminate()
@@ -444,33 +441,22 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
     assert not [*versions.glob(".new-*")]
 
 
+@pytest.mark.ssh
 def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Path, tmp_path: Path) -> None:
     skip_without_openssh()
     (tmp_path / "ssh").mkdir()
-    hosts = make_hosts(tmp_path / "ssh", {"gpu-a": "127.0.6.2", "gpu-b": "127.0.6.3"}, PORT)
+    hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # beside those of the module
     hosts.trust()
     with (project / "big.bin").open("wb") as file:
         for _ in range(400):
             file.write(os.urandom(1 << 20))
     lease_s = 5
-    spec = hosts.write_spec(
-        f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
-    )
-    with running_sshd(hosts, "127.0.6.2"), running_sshd(hosts, "127.0.6.3"):
-        process = subprocess.Popen(
-            distlaunch_command("up", "--run-dir", str(tmp_path / "run"), spec),
-            cwd=project,
-            env={**os.environ, **hosts.env},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        pieces = hosts.home / ".big.distlaunch"
-
-        def is_under_way() -> bool:
-            return any(path.stat().st_size > 1 << 20 for path in pieces.glob(".new-*/big.bin"))
-
-        wait_until(is_under_way, "some of it has arrived")
-        daemon = next(p for p in psutil.Process().children() if "ListenAddress=127.0.6.3" in p.cmdline())
+    rest = f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
+    a, b = hosts.addresses.values()
+    with running_sshd(hosts, a), running_sshd(hosts, b):
+        process = start(hosts, project, tmp_path / "run", rest)
+        wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
+        daemon = next(p for p in psutil.Process().children() if f"ListenAddress={b}" in p.cmdline())
         for sshd in (*daemon.children(), daemon):
             sshd.kill()
         died = time.monotonic()

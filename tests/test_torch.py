@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,12 @@ from tests.conftest import PROGRAMS, Distlaunch
 TORCH_PYTHON = os.environ.get("DISTLAUNCH_TORCH_PYTHON", sys.executable)
 """A Python that has PyTorch; it need not be the one that has TensorFlow."""
 
-needs_torch = pytest.mark.skipif(
-    sys.executable == TORCH_PYTHON and importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
-)
+HAS_TORCH = sys.executable != TORCH_PYTHON or importlib.util.find_spec("torch") is not None
+
+
+def needs_torch(test: Callable[..., None]) -> Callable[..., None]:
+    marked: Callable[..., None] = pytest.mark.slow(pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is missing")(test))
+    return marked
 
 
 def write_spec(folder: Path, culprit: int, how: str, rest: str = "") -> str:
@@ -73,7 +77,7 @@ def test_strategies_and_a_demo_are_not_of_pytorch(distlaunch: Distlaunch) -> Non
     for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
         ran = distlaunch("local", *words)
         assert ran.status == 2
-        assert "PyTorch has neither strategies nor a demo here" in ran.stderr
+        assert "PyTorch has no strategies and no demo here" in ran.stderr
 
 
 def test_ranks_count_through_the_nodes_and_local_ranks_within_each() -> None:

@@ -371,14 +371,14 @@ class TestRefusal:
 
     def test_of_one_task_names_it(self) -> None:
         problem = Problem(
-            "port-taken", "port 20000 is held by nginx (pid 7)", "end it, or choose another port", "worker:0"
+            "port-taken", "port 20000 is held by nginx (pid 7)", "stop it or choose another port", "worker:0"
         )
 
         assert judged(self.refused(NodeRefused("a", (problem,)))) == Verdict(
             reference="port-taken",
             message="worker:0: port 20000 is held by nginx (pid 7)",
             task="worker:0",
-            hint="end it, or choose another port",
+            hint="stop it or choose another port",
         )
 
     def test_for_several_reasons_shows_all(self) -> None:

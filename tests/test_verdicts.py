@@ -79,7 +79,7 @@ def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
         ran = subprocess.run([*enter, *command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 1
     assert "Error: worker:1 on local ran out of memory: it was ended by SIGKILL (signal 9) after" in ran.stderr
-    assert "the kernel's OOM killer ended" in ran.stderr
+    assert "the kernel's OOM killer killed" in ran.stderr
     assert "[out-of-memory]" in ran.stderr
 
 

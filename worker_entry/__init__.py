@@ -1,5 +1,5 @@
-"""What runs on a node: standard library only, Python 3.9 or newer; never imports `launcher`.
+"""The node side: standard library only, Python 3.9 or newer; it never imports `launcher`.
 
-`agent` owns the processes of a node, `task` runs the user's program; both speak `protocol` and use `system`. Programs
-may import `progress` and `strategies`.
+`agent` owns a node's processes, `task` runs the user's program; both use `protocol` and `system`. Users' programs may
+import `progress` and `strategies`.
 """

@@ -1,8 +1,8 @@
 """`python …/worker_entry (agent | node | attach | clean | profile | forkserver | task FILE | run …)`: a path, or by -m.
 
-An `agent` ends with its stdin; a `node` is an agent that outlives its connection, to which `attach` comes back.
+An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
-`profile` asks the workers of a cluster what they do.
+`profile` captures a profile of a cluster's workers.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 
 def main() -> None:
     if not __package__:
-        # Started as a path: Python put the package itself first on sys.path; what it needs is the folder around it.
+        # Started as a path, Python has put the package itself first on sys.path; the imports need its parent.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if verb in ("agent", "node"):
@@ -19,7 +19,9 @@ def main() -> None:
 
         status = guardian.main(outlives_connection=verb == "node")
         sys.stderr.flush()
-        os._exit(status)  # nothing is left to be tidied up, for which an interpreter takes a tenth of an agent's CPU
+        os._exit(
+            status
+        )  # an interpreter's shutdown would cost a tenth of an agent's CPU time, and nothing is left to do
     if verb == "attach":
         from worker_entry.agent import reattachment
 
@@ -33,12 +35,12 @@ def main() -> None:
 
         profiling.main()
         return
-    # Imported while the folder is on sys.path; the user's program then gets a path without it.
+    # Imported while the parent is on sys.path; the user's program gets a path without it.
     from worker_entry.task import runner
 
     if verb == "forkserver":
         from worker_entry.task import forkserver
-    if not (__package__ and getattr(sys.flags, "safe_path", False)):  # -P and `-m`: Python has put nothing there
+    if not (__package__ and getattr(sys.flags, "safe_path", False)):  # with -P and -m, Python has added no entry
         del sys.path[0]
     if verb == "task":
         runner.main(rest)

@@ -1,4 +1,4 @@
-"""For programs whose training loop is their own: one line that reports each step.
+"""Reports the steps of a program that has its own training loop, with one line:
 
     from worker_entry import progress
 
@@ -6,7 +6,7 @@
         loss = train_step(batch)
         progress.report(step=step, loss=loss)
 
-`model.fit` needs none of this: its steps are counted by distlaunch.
+A program that calls `model.fit` does not need this module: distlaunch counts its steps.
 """
 
 from worker_entry.task.meter import report

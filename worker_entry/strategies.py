@@ -1,10 +1,10 @@
-"""The tf.distribute strategy that the launcher was asked for, for programs that like to be told:
+"""Builds the tf.distribute strategy that the launcher was asked for:
 
     from worker_entry import strategies
 
     strategy = strategies.from_environment()
 
-A program that builds its own needs nothing of this.
+A program that builds its own strategy does not need this module.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, Optional
 from worker_entry.protocol import environment
 
 DEFAULT = "multi_worker_mirrored"
-"""Without a launcher: it trains alone where there is no TF_CONFIG."""
+"""The strategy without a launcher; without TF_CONFIG, its only worker is this process."""
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
-    """Builds the strategy; to be called before anything else of TensorFlow is used.
+    """Builds the strategy. Call it before the program uses anything else of TensorFlow.
 
-    In a chief of `parameter_server`, give it to `tf.distribute.coordinator.ClusterCoordinator`.
+    In a chief of `parameter_server`, pass the strategy to `tf.distribute.coordinator.ClusterCoordinator`.
 
     Raises:
-        ValueError: DISTLAUNCH_STRATEGY names none.
+        ValueError: DISTLAUNCH_STRATEGY names no strategy.
         RuntimeError: there is no TPU for `tpu`.
     """
     import tensorflow as tf
@@ -49,11 +49,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
         return tf.distribute.experimental.CentralStorageStrategy(_devices(tf), "/cpu:0")
     if name == "tpu":
         return _make_tpu_strategy(tf, environ)
-    raise ValueError(f"DISTLAUNCH_STRATEGY is {name!r}, which is no strategy")
+    raise ValueError(f"DISTLAUNCH_STRATEGY is {name!r}, which is not a strategy")
 
 
 def _devices(tf: Any) -> list[str]:
-    """All GPUs; without one, all CPU devices, of which there are several if the CPU was divided."""
+    """All GPUs; without a GPU, all CPU devices: several if the CPU was divided."""
     kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     return [f"/{kind.lower()}:{index}" for index, _ in enumerate(tf.config.list_logical_devices(kind))]
 
@@ -68,7 +68,7 @@ def _cross_device(tf: Any, name: Optional[str]) -> Any:
 
 
 def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
-    """That of a TPU VM, or of the TPU that TPU_NAME names."""
+    """The strategy for the TPU that TPU_NAME names, else for this TPU VM."""
     name = environ.get("TPU_NAME", "local")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
@@ -76,7 +76,7 @@ def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except Exception as error:
-        missing = "TPU_NAME is not set, and this is no TPU VM" if name == "local" else f"{name} cannot be used"
+        missing = "TPU_NAME is not set, and this is not a TPU VM" if name == "local" else f"{name} cannot be used"
         raise RuntimeError(
             f"no TPU: {missing} ({type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}); "
             "run this on a TPU VM with the build of TensorFlow for TPUs (`pip install tensorflow-tpu`)"

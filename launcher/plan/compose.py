@@ -1,6 +1,6 @@
-"""A Compose file that stands for a spec's machines: a container for each, and one for the controller. Pure.
+"""A Compose file that stands for a spec's machines: a container for each, and one for the controller.
 
-The image that it names is built from `docker/Dockerfile`, whose folders, user and commands are named here.
+Its image is built from `docker/Dockerfile`, which defines the folders, user and commands that this module names.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ HOME = "/home/trainer"
 IMAGE = "${DISTLAUNCH_IMAGE:-distlaunch-node}"
 
 _HEADER = """\
-# {name} in containers, to be rehearsed on one machine. Written by `distlaunch compose`.
+# Rehearses {name} in containers on one machine. Written by `distlaunch compose`.
 #
 #   docker build -t distlaunch-node -f docker/Dockerfile .         once, in a clone of distlaunch
 #   docker compose -f THIS_FILE run --rm controller                runs {spec}
-#   docker compose -f THIS_FILE down --volumes                     leaves nothing
+#   docker compose -f THIS_FILE down --volumes                     removes everything
 #
-# It belongs into the folder that has the program and the spec, which every node sees as {project}; or name that
-# folder in PROJECT. Other variables: NODE_MEMORY, NODE_CPUS, DISTLAUNCH_IMAGE.
+# Keep this file in the folder with the program and the spec, which every node sees as {project}, or set PROJECT to
+# that folder. Other variables: NODE_MEMORY, NODE_CPUS, DISTLAUNCH_IMAGE.
 """
 
 
@@ -30,12 +30,12 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
     """The file's text.
 
     Args:
-        spec: whose machines the containers stand for.
+        spec: the spec whose machines the containers stand for.
         path: the spec's file, relative to the folder that will hold the Compose file.
-        count: how many containers; `rehearse` says what becomes of the spec then.
+        count: how many containers; see `rehearse`.
 
     Raises:
-        UsageError: of `rehearse`.
+        UsageError: see `rehearse`.
     """
     nodes = [node.host for node in rehearse(spec, count, "--nodes").nodes]
     shared = [_literal(spec.checkpoint_directory)] if spec.checkpoint_directory is not None else []
@@ -83,7 +83,7 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes the node, which all services of nodes share, once: as the anchor `node`."""
+    """Writes the definition that all node services share only once: as the anchor `node`."""
 
     def generate_anchor(self, node: yaml.Node) -> str:
         return "node"
@@ -93,7 +93,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _directory(spec: ClusterSpec) -> str | None:
-    """Where the program runs in a container, if that is to be the user's folder, too."""
+    """Where else in a container the user's folder has to be, because the program runs there."""
     given = spec.working_directory or PROJECT
     if given.startswith("~/"):
         return HOME + given[1:]
@@ -101,5 +101,5 @@ def _directory(spec: ClusterSpec) -> str | None:
 
 
 def _literal(text: str) -> str:
-    """Text in which a `$` is no variable of Compose's."""
+    """The text, with every `$` escaped for Compose."""
     return text.replace("$", "$$")

@@ -1,7 +1,7 @@
-"""From a spec to what every task gets: node, address, port, GPUs, environment, TF_CONFIG. Pure.
+"""From a spec to what every task gets: node, address, port, GPUs, environment, TF_CONFIG.
 
-Ports are free to change between the plan and the run: a node's agent takes the ones that are free there, and
-`make_plan` is called again with them.
+Ports may change between the plan and the run: a node's agent takes ports that are free there, and `make_plan` is called
+again with these.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
 SERVER_MODULE = "worker_entry.task.server"
-"""What tasks run that serve."""
+"""The program of the tasks that serve."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
     """One task as it will be started.
 
-    `env` is laid over the node's own environment; the values of the names in `secrets` are never shown.
-    `port` is held for the task even if it never opens it. `directory` is its working directory.
+    `env` is added to the node's own environment; the values of the names in `secrets` are never shown. `port` is held
+    for the task even if the task never opens it. `directory` is the task's working directory.
     """
 
     task: TaskId
@@ -55,24 +55,24 @@ class TaskPlan:
     reuse_address: bool = False
     """Whether the program binds its port with SO_REUSEADDR."""
     keep_own_tf_config: bool = False
-    """Whether a TF_CONFIG that the program sets counts."""
+    """Whether a TF_CONFIG that the program sets takes effect."""
     other_addresses: tuple[str, ...] = ()
-    """The others from which the checks will choose, if they have not yet."""
+    """The other candidates, if the checks have not chosen yet."""
 
     @property
     def request(self) -> TaskRequest:
-        """What the task's node is asked to have ready."""
+        """What the task's node has to prepare."""
         port = self.port if self.explicit_port else 0
         return TaskRequest(str(self.task), self.program, port, reuse_address=self.reuse_address)
 
     def shown_env(self) -> dict[str, str]:
-        """The environment as it may be shown."""
+        """The environment, with its secrets redacted."""
         return {name: REDACTED if name in self.secrets else value for name, value in self.env.items()}
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started where. `directory` is the tasks' working directory, but on nodes that it is sent to."""
+    """What will be started where. `directory` is the working directory, except on nodes that it is sent to."""
 
     name: str
     strategy: str
@@ -81,9 +81,9 @@ class LaunchPlan:
     rules: StrategyRules = RULES["multi_worker_mirrored"]
     warnings: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
-    """The modules that each node imports ahead besides TensorFlow; None: nothing is imported ahead."""
+    """The modules that each node imports ahead, besides TensorFlow; None: a node imports nothing ahead."""
     unasked: tuple[str, ...] = ()
-    """The nodes whose cores and GPUs are not known yet, in a plan for which others were asked."""
+    """The nodes that were not asked yet for their cores and GPUs, if others were."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -98,34 +98,36 @@ def make_plan(
     python: str,
     facts: Mapping[str, NodeFacts] | None = None,
     ports: Mapping[TaskId, int] | None = None,
-    dialled: Mapping[str, str] | None = None,
+    chosen_addresses: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """Makes the plan.
 
     Args:
         spec: what the user wants.
-        directory: the working directory where the spec names none.
-        environ: where the values of `env_from` come from.
-        python: the interpreter of local nodes whose spec names none; remote ones use `python3`.
-        facts: what is known of the nodes, by host; nodes that are missing get no share of cores and GPUs.
-        ports: the ports that were taken; without it, the ones that will be if all are free.
-        dialled: the addresses that the checks chose, by host; without it, the first candidates.
+        directory: the working directory, if the spec names none.
+        environ: the source of the values of `env_from`.
+        python: the interpreter of local nodes whose spec names none; remote nodes use `python3`.
+        facts: what is known of the nodes, by host; cores and GPUs of other nodes are not shared out.
+        ports: the ports that the nodes have taken; by default, the ports that they take if all are free.
+        chosen_addresses: the addresses that the checks chose, by host; by default, the first candidates.
 
     Raises:
-        UsageError: the nodes have not what the spec asks of them.
+        UsageError: a node lacks what the spec asks for.
     """
     placements = list(spec.placements())
     board = [(_find_chief(placements), TENSORBOARD)] if spec.tensorboard else []
     ports = ports or dict(_expected_ports(spec, [*placements, *board]))
-    chosen = dialled or {}
-    addresses = {task: format_address(chosen.get(node.host, node.dialled), ports[task]) for node, task in placements}
+    chosen = chosen_addresses or {}
+    addresses = {
+        task: format_address(chosen.get(node.host, node.default_address), ports[task]) for node, task in placements
+    }
     rules = spec.rules
     configs = make_tf_configs(addresses)
     torch_envs: dict[TaskId, Mapping[str, str]] = {}
     if spec.framework == "torch":
         node, first = placements[0]
-        meeting = chosen.get(node.host, node.dialled), ports[first]
-        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], meeting)
+        master = chosen.get(node.host, node.default_address), ports[first]
+        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], master)
         configs = dict.fromkeys(configs)
     shares = {}
     warnings: list[str] = []
@@ -179,7 +181,7 @@ def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
 
 
 def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, python: str) -> TaskPlan:
-    """TensorBoard, for this machine alone: it asks nobody who he is."""
+    """TensorBoard, on the loopback address only: it authenticates nobody."""
     words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
     return TaskPlan(
         task=TENSORBOARD,
@@ -211,12 +213,12 @@ def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:
 
 
 def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
-    """What a node has to import before its tasks can be forked there; None: nothing.
+    """What a node has to import before it can fork its tasks; None: nothing.
 
     Args:
         plan: made with the node's facts.
         node: its host.
-        keep: whether another attempt may follow, or a task come back alone.
+        keep: whether another attempt may follow, or a task may restart individually.
     """
     tasks = [task for task in plan.tasks if task.node == node and not task.task.is_auxiliary]
     if plan.preload is None or not tasks:
@@ -239,7 +241,7 @@ def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, Task
 
 
 def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = None) -> Program:
-    """What the tasks of a type run; without one, what the user has written."""
+    """What tasks of this type run; without a type, the program that the user wrote."""
     if task_type in spec.rules.serves:
         return Program("module", SERVER_MODULE)
     program = spec.program
@@ -254,12 +256,12 @@ def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = N
 def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
     env = {
         environment.TASK: str(task),
-        # Output reaches the log as it is written, also when the task is killed.
+        # Output reaches the log at once, even if the task is killed.
         "PYTHONUNBUFFERED": "1",
     }
     if spec.framework == "tensorflow":
         env[environment.STRATEGY] = spec.strategy
-        # All of TensorFlow's words go into the log; the console folds them.
+        # The log gets all of TensorFlow's messages; the console folds them.
         env["TF_CPP_MIN_LOG_LEVEL"] = "0"
     if spec.devices is not None:
         env[environment.DEVICES] = str(spec.devices)
@@ -273,14 +275,14 @@ def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[s
     if spec.checkpoint_directory is not None:
         env[environment.CHECKPOINT_DIR] = spec.checkpoint_directory
     if config is not None:
-        # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it, too.
+        # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it as well.
         env["TF_GRPC_REUSE_PORT"] = "true"
         env[environment.TF_CONFIG] = json.dumps(config, separators=(",", ":"))
     return env
 
 
 def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: int) -> bool:
-    """With TensorFlow every task of a cluster but the evaluator; with PyTorch the one of rank 0, where all meet."""
+    """With TensorFlow, every task of a cluster except the evaluator; with PyTorch, rank 0, where all meet."""
     if spec.framework == "torch":
         return size > 1 and task == TaskId("worker", 0)
     return config is not None and task.type != "evaluator"

@@ -1,4 +1,4 @@
-"""Names of a run's files. Pure."""
+"""Names of a run's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunPaths:
 
     @property
     def run(self) -> Path:
-        """Who controls the run."""
+        """Identifies the process that controls the run."""
         return self.root / "run.json"
 
     @property
@@ -52,7 +52,7 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What programs save to go on from; the same for all attempts."""
+        """What programs save to resume from; the same folder for all attempts."""
         return self.root / "checkpoints"
 
     def log(self, attempt: int, task: TaskId) -> Path:

@@ -1,4 +1,4 @@
-"""Which nodes play: a spare takes the place of a node that was lost, or the others go on without it. Pure."""
+"""Which nodes take part: a spare takes the place of a lost node, or the others continue without it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def without_spares(spec: ClusterSpec) -> ClusterSpec:
 
 
 def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[ClusterSpec, list[str]] | None:
-    """The spec without spares and lost nodes, and what of that the user should know.
+    """The spec without spares and lost nodes, and what the user should know about the change.
 
-    A spare gets the tasks of the node whose place it takes, so that all tasks keep their indices. What is returned is
-    as valid as a spec that the user writes: every role that its strategy needs is there.
+    A spare gets the tasks of the node that it replaces, so that all tasks keep their indices. The result is as valid as
+    a spec that the user writes: every role that its strategy needs is there.
 
     Args:
-        spec: as the user wrote it.
-        lost: the hosts that cannot be used any more.
+        spec: the spec as the user wrote it.
+        lost: the hosts that can no longer be used.
 
     Returns:
-        None if the nodes that are left are too few, or lack a role.
+        None if too few nodes are left, or a role is missing.
     """
     spares = [node for node in spec.nodes if node.spare and node.host not in lost]
     nodes: list[NodeSpec] = []
@@ -43,7 +43,7 @@ def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[Cluster
         elif not spec.restart.min_workers:
             return None
         else:
-            notes.append(f"going on without {node.host}")
+            notes.append(f"continuing without {node.host}")
     workers = _count_workers(spec, nodes)
     if workers < max(spec.restart.min_workers, 1):
         return None
@@ -51,13 +51,14 @@ def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[Cluster
         chosen = spec.changed(nodes=nodes)
     except ValidationError:
         return None
-    if any(note.startswith("going on") for note in notes):
-        notes.append(f"{count_of(workers, 'worker')} of {_count_workers(spec, spec.nodes)} are left")
+    if any(note.startswith("continuing") for note in notes):
+        before = count_of(_count_workers(spec, spec.nodes), "worker")
+        notes.append(f"{workers} of {before} {'is' if workers == 1 else 'are'} left")
     return chosen, notes
 
 
 def _find_spare(spec: ClusterSpec, lost: NodeSpec, spares: Sequence[NodeSpec]) -> NodeSpec | None:
-    """The first spare that can run the tasks of the lost node, with these tasks: its ports and GPUs suffice."""
+    """The first spare whose ports and GPUs suffice for the lost node's tasks, with these tasks."""
     for spare in spares:
         instead = spare.changed(spare=False, tasks=lost.tasks)
         others = [node for node in spec.nodes if node.host != spare.host]

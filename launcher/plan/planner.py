@@ -1,7 +1,7 @@
-"""What a run makes of a spec, so that what is shown ahead is what is started. Pure.
+"""Makes a run's plans from its spec, so that what is shown ahead is what is started.
 
-`run`, `check`, `plan` and `--dry-run` all make their plans by a Planner. What only the nodes know (cores, GPUs, ports,
-which of several addresses is reached) is left to `plan`.
+`run`, `check`, `plan` and `--dry-run` all use a Planner. `Planner.plan` takes what only the nodes know: cores, GPUs,
+free ports, and which of several addresses the others reach.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from launcher.tasks import TaskId
 
 @dataclass(frozen=True)
 class Planner:
-    """A spec with all that its plans need besides the nodes' answers.
+    """A spec, with everything that its plans need besides the nodes' answers.
 
-    `spec`: as `place` made it. `directory`: the working directory where it names none. `environ`: where the values of
-    `env_from` come from. `python`: the interpreter of this machine's tasks. `reached`: the addresses by which SSH
-    reaches the nodes whose spec names none, by host.
+    `spec`: the result of `place`. `directory`: the working directory, if the spec names none. `environ`: the source of
+    the values of `env_from`. `python`: the interpreter of this machine's tasks. `reached`: by host, the addresses at
+    which SSH reaches the nodes whose spec names none.
     """
 
     spec: ClusterSpec
@@ -42,10 +42,10 @@ class Planner:
         ports: Mapping[TaskId, int] | None = None,
         addresses: Mapping[str, str] | None = None,
     ) -> LaunchPlan:
-        """The plan for what is known of the nodes so far; see `make_plan`.
+        """The plan, given what is known of the nodes so far; see `make_plan`.
 
         Raises:
-            UsageError: the nodes have not what the spec asks of them.
+            UsageError: a node lacks what the spec asks for.
         """
         return make_plan(
             self.spec,
@@ -54,21 +54,21 @@ class Planner:
             python=self.python,
             facts=facts,
             ports=ports,
-            dialled={**self.reached, **(addresses or {})},
+            chosen_addresses={**self.reached, **(addresses or {})},
         )
 
     def without_spares(self) -> Planner:
-        """That of the first attempt: without the spares."""
+        """The planner of the first attempt, without the spares."""
         return replace(self, spec=without_spares(self.spec))
 
     def select_nodes(self, lost: Collection[str] = ()) -> tuple[Planner, list[str]] | None:
-        """That of an attempt without the lost nodes, and what the user should know; None if what is left is too few."""
+        """The planner of an attempt without the lost nodes, and notes for the user; None if too few nodes are left."""
         chosen = select_nodes(self.spec, lost)
         return None if chosen is None else (replace(self, spec=chosen[0]), chosen[1])
 
     @property
     def candidates(self) -> dict[str, Sequence[str]]:
-        """The addresses by which the tasks of each node may be reached."""
+        """By host, the addresses at which the tasks of each node may be reached."""
         return {
             node.host: [self.reached[node.host]] if node.host in self.reached else node.candidates
             for node in self.spec.nodes
@@ -76,21 +76,21 @@ class Planner:
 
 
 def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """The spec with the folders that it leaves to distlaunch, below the run's; they need not be there yet.
+    """The spec with the folders that it leaves to distlaunch, below the run's folder; they need not exist yet.
 
     Raises:
-        UsageError: no spec can name the run's folder.
+        UsageError: the run's folder is not UTF-8, so that no spec can name it.
     """
     try:
         return _place_checkpoints(_place_logs(_place_demo(spec, files), files), files)
-    except ValidationError:  # a path that is not UTF-8, which is no text
+    except ValidationError:  # the path is not UTF-8
         raise UsageError(
             f"the path {str(files.root)!r} is not UTF-8", hint="name another place with --run-dir"
         ) from None
 
 
 def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """The demo keeps its model beside its logs, on this machine; elsewhere it needs no working directory."""
+    """On this machine, the demo keeps its model beside its logs; elsewhere it needs no working directory."""
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
     if spec.is_local:
@@ -104,14 +104,14 @@ def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
 
 
 def _place_logs(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """What TensorBoard shows, where all of it is on this machine."""
+    """If all nodes are this machine, TensorBoard shows a folder of the run."""
     if spec.logs is not None or not spec.is_local:
         return spec
     return spec.changed(log_directory=str(files.tensorboard))
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """On this machine all tasks share a folder anyway: one that is the same for all attempts."""
+    """If all nodes are this machine, all tasks and attempts share a folder of the run."""
     if spec.checkpoint_directory is not None or not spec.is_local:
         return spec
     return spec.changed(checkpoint_directory=str(files.checkpoints))

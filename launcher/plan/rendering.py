@@ -1,4 +1,4 @@
-"""The plan as data, as commands, and for people, and the spec as data; secrets are never in them. Pure."""
+"""The plan as data, as commands and as text, and the spec as data; always without secrets."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def render_spec(spec: ClusterSpec) -> str:
 
 
 def render_by_hand(task: TaskPlan) -> str:
-    """The shell command that runs this one task by hand on its node; secrets are taken from the shell's environment.
+    """The shell command that runs this one task by hand on its node; secrets come from the shell's environment.
 
-    distlaunch must be installed there, which patches Keras for a Python program and for the Pythons that a command
-    starts, unless Keras is left as it is. Arguments that are secrets have to be filled in.
+    distlaunch must be installed there: it patches Keras in a Python program, and in the Pythons that a command starts,
+    unless the spec turns the patches off. The user has to fill in arguments that are secrets.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
@@ -75,24 +75,24 @@ def render_by_hand(task: TaskPlan) -> str:
 
 
 def _quote_path(path: str) -> str:
-    """For the node's shell, which knows what `~` is there."""
+    """The path, quoted for the node's shell, which expands `~`."""
     if path == "~":
         return path
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 def render_text(plan: LaunchPlan) -> str:
-    """The plan for people: a block for each task."""
+    """The plan as text: a block for each task."""
     tasks, nodes = len(plan.tasks), len(plan.nodes)
     size = f"{count_of(tasks, 'task')} on {count_of(nodes, 'node')}"
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     if plan.unasked:
-        lines.append(f"Not asked yet for their cores and GPUs, which tasks share: {', '.join(plan.unasked)}")
+        lines.append(f"Not asked yet for cores and GPUs: {', '.join(plan.unasked)}")
     for task in plan.tasks:
         notes = [] if task.explicit_port else ["or the next free port"]
         if task.other_addresses:
-            notes.append(f"or {', '.join(task.other_addresses)}, if not all nodes reach this")
+            notes.append(f"or {', '.join(task.other_addresses)} if not all nodes reach this")
         note = f" ({'; '.join(notes)})" if notes else ""
         config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
         env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}

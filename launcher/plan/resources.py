@@ -1,4 +1,4 @@
-"""How the tasks of a node share its cores and GPUs. Pure."""
+"""How the tasks of a node share its cores and GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.tasks import TaskId
 from launcher.wording import count_of
 
 NO_GPU = "-1"
-"""CUDA_VISIBLE_DEVICES of a task that must see none; an empty value would do as well, but says nothing to a reader."""
+"""CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value works as well, but is less clear to a reader."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node has said of itself; `cores` those that tasks may use, `gpus` as CUDA_VISIBLE_DEVICES names them."""
+    """What a node reports: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them."""
 
     cores: int
     gpus: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ def share_resources(
     facts: NodeFacts | None,
     warnings: list[str],
 ) -> dict[TaskId, dict[str, str]]:
-    """The environment that gives each task of a node its part of the cores, and those that compute of the GPUs."""
+    """The variables that give each task its share of the node's cores, and each that computes its share of the GPUs."""
     shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
     if facts is not None and len(tasks) > 1:
         threads = max(1, facts.cores // len(tasks))
@@ -44,7 +44,8 @@ def share_resources(
     wanted = (node.gpus_per_worker or 0) * len(trainers)
     if facts is not None and wanted > len(gpus):
         raise TooFewGpusError(
-            f"{node.host} has {len(gpus)} GPUs, {len(trainers)} workers with {node.gpus_per_worker} each need {wanted}",
+            f"{node.host} has {count_of(len(gpus), 'GPU')}, but {count_of(len(trainers), 'worker')} with "
+            f"{node.gpus_per_worker} each would need {wanted}",
             hint="lower gpus_per_worker (--gpus-per-worker), or the number of workers",
         )
     absent = [gpu for gpu in gpus if gpu.isdigit() and gpu not in found] if facts is not None else []
@@ -71,6 +72,6 @@ def share_resources(
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or NO_GPU
         rest = gpus[size * len(trainers) :]
     for task in tasks:
-        if task not in trainers:  # what is left over when each trainer has its share
+        if task not in trainers:  # it gets what is left when each trainer has its share
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or NO_GPU
     return shares

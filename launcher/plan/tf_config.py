@@ -1,6 +1,6 @@
-"""TF_CONFIG, as TensorFlow reads it: which tasks there are, and which of them this one is.
+"""TF_CONFIG as TensorFlow reads it: which tasks there are, and which of them this one is.
 
-TensorFlow reads a missing or blank TF_CONFIG as a cluster of one, silently; so it is made whole or not at all.
+TensorFlow silently takes a missing or blank TF_CONFIG for a cluster of one; so it is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class TfConfig(TypedDict):
 
 
 def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | None]:
-    """The TF_CONFIG of every task; None where it must be unset, which is in a run of one task.
+    """The TF_CONFIG of every task; None where it must be unset, as in a run of one task.
 
-    The evaluator is not part of the cluster that the others see; it sees itself beside them.
+    The other tasks do not see the evaluator in their cluster; the evaluator sees itself beside them.
 
     Args:
         addresses: `host:port` for every task of the run, indices of each type from 0 on.
     """
     if len(addresses) == 1:
         return dict.fromkeys(addresses)
-    # Made once: a thousand tasks that know of each other are a million addresses.
+    # Shared: a thousand lists of a thousand addresses would be a million addresses.
     everyone = _cluster([*addresses], addresses)
     others = _cluster([task for task in addresses if task.type != "evaluator"], addresses)
     return {

@@ -1,6 +1,6 @@
-"""What PyTorch's `init_process_group` reads from the environment: where to meet, and who is who. Pure.
+"""What PyTorch's `init_process_group` reads from the environment: where to meet, and each task's ranks.
 
-The names are those of torchrun. Rank 0 opens the port at which all meet.
+The names are torchrun's. Rank 0 opens the port where all meet.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from launcher.tasks import TaskId
 
 
 def make_torch_envs(
-    placements: Sequence[tuple[str, TaskId]], meeting: tuple[str, int]
+    placements: Sequence[tuple[str, TaskId]], master: tuple[str, int]
 ) -> dict[TaskId, Mapping[str, str]]:
     """The variables of every task.
 
     Args:
         placements: the node of each task, in the order of their ranks.
-        meeting: the address and port of the first of them.
+        master: the address and port of rank 0.
     """
-    address, port = meeting
+    address, port = master
     on_node: dict[str, list[TaskId]] = {}
     for node, task in placements:
         on_node.setdefault(node, []).append(task)

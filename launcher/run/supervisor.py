@@ -116,9 +116,9 @@ class Supervisor:
         raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int) -> None:
-        if signum != STACKS_SIGNAL:
-            self._asked = signum
-        self._links.put(StacksAsked() if signum == STACKS_SIGNAL else Interrupted(signum))
+        is_end = signum != STACKS_SIGNAL
+        self._asked = signum if is_end else self._asked
+        self._links.put(Interrupted(signum) if is_end else StacksAsked())
 
     def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes and starts nothing; returns their answers."""
@@ -234,9 +234,7 @@ class Supervisor:
         watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
         while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
-            self._lost = {
-                node: reattach_folder for node, reattach_folder in self._lost.items() if node not in watch.back
-            }
+            self._lost = {node: folder for node, folder in self._lost.items() if node not in watch.back}
             chosen = self._select_nodes()
         watch.close()
         if chosen is not None:

@@ -1,4 +1,4 @@
-"""`distlaunch local`: a command line turned into the spec of a cluster on this machine."""
+"""`distlaunch local`: turns a command line into the spec of a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from launcher.tasks import TaskType
 from launcher.wording import count_of
 
 WORKERS_PER_CORE = 4
-"""More workers than that on a core make a cluster that cannot form in time; each also needs some 300 MB."""
+"""With more workers per core, a cluster cannot form in time; each worker also needs some 300 MB."""
 WORKERS_ALWAYS = 8
+"""Allowed on every machine."""
 WORKERS = 2
-"""Unless the user says how many."""
+"""The default."""
 
 PORTS = PortRange(first=20000, last=29999)
 
 
 def check_workers(workers: int, cores: int) -> None:
-    """Refuses a number of workers that a machine with so many cores cannot carry.
+    """Refuses more workers than a machine with this many cores can run.
 
     Raises:
-        UsageError: it is too large.
+        UsageError: there are too many.
     """
     limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
     if workers > limit:
         raise UsageError(
             f"{workers:,} workers are too many for {count_of(cores, 'core')}; the limit is {limit}",
-            hint="ask for fewer with --workers, or start them all the same with --oversubscribe",
+            hint="lower --workers, or use --oversubscribe to start them anyway",
         )
 
 
 def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> ProgramSpec | None:
-    """What to run: a command if `--` came before it, else a Python module or script; None for the demo.
+    """What to run: a command after `--`, a Python module after `-m`, else a script; None for the demo.
 
     Raises:
-        UsageError: `-m` or `--` without a name, or words that cannot be passed on.
+        UsageError: `-m` or `--` without a name, or an argument that is not UTF-8.
     """
     for word in words:
         _check_text(word)
@@ -65,23 +66,25 @@ def _check_text(word: str) -> None:
     try:
         word.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"the argument {word!r} is not UTF-8", hint="rename the file, or pass it otherwise") from None
+        raise UsageError(
+            f"the argument {word!r} is not UTF-8", hint="rename the file, or pass it in another way"
+        ) from None
 
 
 def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, evaluator: bool) -> dict[TaskType, int]:
-    """How many tasks of each type a strategy has here.
+    """The number of tasks of each type.
 
     Raises:
-        UsageError: it cannot have so many.
+        UsageError: the strategy does not allow them.
     """
     alone = RULES[strategy].alone
     if alone and workers not in (None, 1):
         raise UsageError(
-            f"{strategy} is one process with all of its devices, not {workers} workers",
-            hint="leave --workers out; --devices emulates several devices",
+            f"{strategy} runs one process with all devices, not {workers} workers",
+            hint="remove --workers; --devices emulates several devices",
         )
     if ps is not None and strategy != "parameter_server":
-        raise UsageError(f"{strategy} has no parameter servers", hint="leave --ps out, or take parameter_server")
+        raise UsageError(f"{strategy} has no parameter servers", hint="remove --ps, or use parameter_server")
     tasks: dict[TaskType, int] = {"worker": workers or (1 if alone else WORKERS)}
     if strategy == "parameter_server":
         tasks |= {"chief": 1, "ps": ps or 1}
@@ -106,16 +109,14 @@ def make_spec(
     """The spec that the command line stands for.
 
     Raises:
-        UsageError: there is no valid spec for it; every option at fault is named.
+        UsageError: the spec would not be valid; the error names every option at fault.
     """
     if python is not None:
         _check_text(python)
     if python == "":
-        raise UsageError("--python is empty", hint="name an interpreter, or leave it out")
+        raise UsageError("--python is empty", hint="name an interpreter, or remove the option")
     if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
-        raise UsageError(
-            "PyTorch has neither strategies nor a demo here", hint="name a program, and leave the rest to --workers"
-        )
+        raise UsageError("PyTorch has no strategies and no demo here", hint="name a program, and use only --workers")
     given: dict[str, Any] = {} if program is None else {"program": program}
     given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
     try:

@@ -1,14 +1,11 @@
-"""What a spec's fields say against each other: each contradiction with its place, all of them at once. Pure."""
+"""Finds contradictions between the fields of a spec: all of them at once, each with its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from launcher.spec.strategies import (
-    StrategyRules,
-    find_role_problem,
-)
+from launcher.spec.strategies import StrategyRules, find_role_problem
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId
 from launcher.wording import count_of
 from worker_entry.protocol import environment
@@ -19,11 +16,10 @@ if TYPE_CHECKING:
 OWN_VARIABLES = (environment.TF_CONFIG, "TF_GRPC_REUSE_PORT", *environment.OF_TASKS)
 """Environment variables that distlaunch sets itself."""
 TORCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Those that it sets for PyTorch."""
+"""Environment variables that distlaunch sets for PyTorch."""
 
 TASKS_LIMIT = 100_000
-"""Tasks of a cluster; more is a slip of the pen."""
-
+"""Tasks of a cluster; a larger number is a typing error."""
 
 Path = tuple[str | int, ...]
 
@@ -34,6 +30,7 @@ def render_path(path: Path) -> str:
 
 
 def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
+    """The place of each contradiction, and what is wrong."""
     total = sum(node.count(task_type) for node in spec.nodes for task_type in TASK_TYPES)
     if total > TASKS_LIMIT:
         yield ("nodes",), f"{total:,} tasks are more than a cluster can have; the limit is {TASKS_LIMIT:,}"
@@ -50,16 +47,16 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     if spec.restart.min_workers > workers > 0:
         yield (
             ("restart", "min_workers"),
-            f"the cluster has {count_of(workers, 'worker')}; name no more than that",
+            f"the cluster has only {count_of(workers, 'worker')}; lower it",
         )
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
-        yield ("strategy",), "is of TensorFlow; leave it out with `framework: torch`"
+        yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
-        yield ("communication",), f"is of multi_worker_mirrored; {spec.strategy} has none, leave it out"
+        yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
-        yield ("cross_device",), f"is of mirrored; {spec.strategy} has none, leave it out"
+        yield ("cross_device",), "applies only to mirrored; remove it"
     if spec.sync is not None and spec.working_directory is not None:
-        yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; leave this out"
+        yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"
 
 
 def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
@@ -77,18 +74,18 @@ def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         path = ("nodes", index, "tasks")
         if node.spare:
             if "tasks" in node.model_fields_set:
-                yield path, "a spare node gets the tasks of the node whose place it takes; leave `tasks:` out"
+                yield path, "a spare node gets the tasks of the node that it replaces; remove `tasks:`"
             continue
         for task_type in ("chief", "evaluator"):
             if totals[task_type] > 1 and node.tasks.get(task_type, 0):
-                message = f"a cluster has at most one {task_type}, this one has {totals[task_type]}; keep one"
+                message = f"a cluster has at most one {task_type}, but this one has {totals[task_type]}; keep one"
                 yield (*path, task_type), message
         if not sum(node.tasks.values()):
-            yield path, "this node has no task; leave the node out"
+            yield path, "this node has no tasks; remove the node"
 
 
 def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    """Hosts, addresses and ports: every task needs an address of its own that the others can dial."""
+    """Hosts, addresses and ports: every task needs its own address, and the others must be able to dial it."""
     tasks_of: dict[int, list[TaskId]] = {id(node): [] for node in spec.nodes}
     for node, task in spec.placements():
         tasks_of[id(node)].append(task)
@@ -99,26 +96,29 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         path, tasks = ("nodes", index), tasks_of[id(node)]
         first = hosts.setdefault(node.host, index)
         if first != index:
-            yield (*path, "host"), f"{node.host} is nodes[{first}] already; give that node all of its tasks"
+            yield (*path, "host"), f"{node.host} is already nodes[{first}]; give that node all of the tasks"
             continue
         if node.address is not None and node.addresses is not None:
-            yield (*path, "addresses"), "there is an `address:` already; keep one of the two"
+            yield (*path, "addresses"), "there is already an `address:`; keep one of the two"
         if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:
-            message = "other machines cannot dial `local`; add `address:`, by which they reach this machine"
+            message = "other machines cannot dial `local`; add the `address:` at which they reach this machine"
             yield (*path, "host"), message
-        first = addresses.setdefault(node.dialled, index)
+        first = addresses.setdefault(node.default_address, index)
         if first != index and None in (node.port, spec.nodes[first].port):
             field = "address" if node.address is not None else "addresses" if node.addresses is not None else "host"
-            yield (*path, field), f"nodes[{first}] has the address {node.dialled}, too; give both nodes a `port:`"
+            yield (
+                (*path, field),
+                f"nodes[{first}] has the same address {node.default_address}; give both nodes a `port:`",
+            )
         if node.port is None:
             if len(tasks) > len(spec.ports):
-                message = f"{len(spec.ports)} are too few for the {len(tasks)} tasks of {node.host}; widen the range"
+                message = f"{count_of(len(spec.ports), 'port')} for {len(tasks)} tasks on {node.host}; widen the range"
                 yield ("ports",), message
             continue
         if node.port + len(tasks) - 1 > 65535:
-            yield (*path, "port"), f"{len(tasks)} tasks from port {node.port} on go beyond 65535; start lower"
+            yield (*path, "port"), f"{count_of(len(tasks), 'task')} from port {node.port} go beyond 65535; start lower"
         for port, task in enumerate(tasks, node.port):
-            owner = taken.setdefault((node.dialled, port), task)
+            owner = taken.setdefault((node.default_address, port), task)
             if owner != task:
                 yield (*path, "port"), f"{port} is already used by {owner} on the same node; choose another port"
                 break
@@ -132,7 +132,7 @@ def _gpu_contradictions(node: NodeSpec, rules: StrategyRules, path: Path) -> Ite
     sharers = sum(node.tasks.get(task_type, 0) for task_type in rules.computes)
     wanted = (node.gpus_per_worker or 0) * sharers
     if wanted > len(node.gpus):
-        message = f"{sharers} workers would need {wanted} GPUs, `gpus:` names {len(node.gpus)}; lower it"
+        message = f"{sharers} workers would need {wanted} GPUs, but `gpus:` names {len(node.gpus)}; lower it"
         yield (*path, "gpus_per_worker"), message
 
 
@@ -142,6 +142,6 @@ def _env_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     for name in OWN_VARIABLES if spec.framework == "tensorflow" else (*OWN_VARIABLES, *TORCH_VARIABLES):
         for path, env in places:
             if name in env:
-                yield (*path, name), "is set by distlaunch for each task; leave it out"
+                yield (*path, name), "is set by distlaunch for each task; remove it"
         if name in spec.env_from:
-            yield ("env_from", spec.env_from.index(name)), f"{name} is set by distlaunch for each task; leave it out"
+            yield ("env_from", spec.env_from.index(name)), f"{name} is set by distlaunch for each task; remove it"

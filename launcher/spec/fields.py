@@ -1,4 +1,4 @@
-"""What the single fields of a spec may hold; each type checks its text, and describes itself in the JSON Schema."""
+"""The types of a spec's fields; each checks its text, and describes itself in the JSON Schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest number that a field may have, and why; the reason goes on from the limit."""
+    """The largest number that a field may have, and why; the message appends the reason to the limit."""
 
     limit: int
     reason: str
@@ -49,7 +49,7 @@ def _check_colons(name: str) -> str:
             ipaddress.IPv6Address(machine[1:-1] if machine[0] + machine[-1] == "[]" else machine)
         except ValueError:
             raise PydanticCustomError(
-                "host", "{name} is no IPv6 address, nor a name; write it without a port", {"name": repr(name)}
+                "host", "{name} is neither an IPv6 address nor a name; write it without a port", {"name": repr(name)}
             ) from None
     return name
 
@@ -79,7 +79,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LIMITED_S = AtMost(31_536_000, "no run waits for more than a year")
 UNLESS_0 = AtMost(31_536_000, "a year; 0 sets no limit")
-Times = Annotated[int, Field(ge=0), AtMost(1_000_000, "a restart takes seconds, so that more are for ever")]
+Times = Annotated[int, Field(ge=0), AtMost(1_000_000, "a restart takes seconds, so more would never end")]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ Ports = Annotated[
 
 
 def parse_keepable(value: Any) -> bool | str:
-    """`true`, `false` or `keep`, as text or as they are."""
+    """`true`, `false` or `keep`, as text or as a value."""
     known: dict[str, bool | str] = {"true": True, "false": False, "keep": "keep"}
     if str(value).lower() not in known:
         raise PydanticCustomError("keepable", "expected true, false or keep, got {value}", {"value": repr(value)})
@@ -144,7 +144,7 @@ def _tag_modules(value: Any) -> str:
 
 
 ONE, MANY = "\0one", "\0many"
-"""The tags of a field that is a list or a single value, which pydantic puts into the paths of errors."""
+"""Tags for a field that is a single value or a list; pydantic puts them into the paths of errors."""
 Preload = Annotated[
     Annotated[bool, Tag(ONE)] | Annotated[list[ModuleName], Tag(MANY)],
     Discriminator(_tag_modules),
@@ -152,4 +152,4 @@ Preload = Annotated[
         {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "pattern": _MODULE}}]}
     ),
 ]
-"""`true`, `false`, or a list of modules; what is wrong is told of the one that was meant."""
+"""`true`, `false`, or a list of modules; the tags limit pydantic's errors to the kind that was written."""

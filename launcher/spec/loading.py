@@ -1,6 +1,6 @@
-"""Reads a cluster spec from YAML; every mistake is told with its line and column, all of them at once.
+"""Reads a cluster spec from YAML, and reports all mistakes at once, each with its line and column.
 
-Scalars arrive as the text that was written (see `marked_yaml`); the models' types say what they mean.
+Scalars arrive as the text in the file (see `yaml_positions`); the models' types define what they mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
 
     Args:
         path: the file.
-        environ: if given, every variable of `env_from` must be there.
+        environ: if given, every variable of `env_from` must be set there.
 
     Raises:
         SpecError: the file cannot be read, or something in it is wrong.
@@ -44,7 +44,11 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
 
 
 def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> ClusterSpec:
-    """The same for the file's bytes; raises an error that `load_spec` renders."""
+    """The spec in these bytes.
+
+    Raises:
+        MistakesError: something in them is wrong; `load_spec` renders it.
+    """
     values, marks, mistakes = parse_yaml(data)
     if not isinstance(values, dict):
         what = "a list" if isinstance(values, list) else "a single value"
@@ -55,14 +59,14 @@ def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> Cluster
         spec = ClusterSpec.model_validate(values)
     except ValidationError as error:
         mistakes += _mistakes(error, marks)
-        mistakes += _contradictions_in_the_rest(error, values, marks)
+        mistakes += _find_other_contradictions(error, values, marks)
     names = values.get("env_from")
     if environ is not None and isinstance(names, list):
-        told = {mistake.path for mistake in mistakes}
+        reported = {mistake.path for mistake in mistakes}
         mistakes += [
             Mistake(marks.find(place), place, f"{name} is not set in this environment; export it first")
             for place, name in ((("env_from", i), name) for i, name in enumerate(names))
-            if place not in told and isinstance(name, str) and name not in environ
+            if place not in reported and isinstance(name, str) and name not in environ
         ]
     if mistakes:
         raise MistakesError(mistakes)
@@ -75,9 +79,9 @@ def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
         yield Mistake(marks.find(around, key=problem.is_key), problem.path, problem.message)
 
 
-def _contradictions_in_the_rest(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
-    """What contradicts itself in the fields that have no mistake, unless it hangs on those that have one."""
-    if any(not detail["loc"] for detail in error.errors()):  # that is what was found
+def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
+    """Contradictions between fields without mistakes, unless they depend on fields with one."""
+    if any(not detail["loc"] for detail in error.errors()):  # these errors are the contradictions
         return []
     paths = [problem.path for problem in find_problems(error)]
     if any(path[0] == "nodes" and (len(path) < 3 or path[2] in ("host", "tasks")) for path in paths):

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a spec, in words for its user: where, what, and what to write instead. Pure."""
+"""Explains pydantic's errors about a spec to its user: where, what, and what to write instead."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES
 
 SHOWN_LIMIT = 20
-"""Mistakes that are shown; of more, the reader corrects the first ones anyway."""
+"""Mistakes shown at once; of more, the user corrects the first ones first."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a spec. `is_key`: the name of the field at `path` is, and not its value."""
+    """One mistake in a spec. `is_key`: the name of the field at `path` is wrong, not its value."""
 
     path: Path
     message: str
@@ -34,7 +34,7 @@ class Problem:
 
 
 def find_problems(error: ValidationError) -> Iterator[Problem]:
-    """All that a spec, or a part of one, was refused for."""
+    """Every reason why pydantic refused a spec, or a part of one."""
     for detail in error.errors():
         if detail["type"] == "contradictions":
             for path, message in detail["ctx"]["problems"]:
@@ -49,10 +49,10 @@ def find_problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def explain_option(option: str, error: ValidationError, path: Path = ()) -> list[str]:
-    """The same for a value that an option of the command line has put at `path`: a line for each problem."""
+    """A line for each problem with the value that a command-line option puts at `path`."""
     return [
         f"{option}: {problem.message}"
-        # A part that is refused by itself does not know the way to it.
+        # A part that is validated by itself does not know its own path.
         if problem.path and problem.path == path[-len(problem.path) :]
         else f"{option}: {render_path(problem.path)}: {problem.message}"
         for problem in find_problems(error)
@@ -60,7 +60,7 @@ def explain_option(option: str, error: ValidationError, path: Path = ()) -> list
 
 
 def refuse_options(lines: list[str]) -> UsageError:
-    """The error for options with which there is no valid spec."""
+    """The error for options that lead to no valid spec."""
     if len(lines) == 1:
         return UsageError(lines[0])
     shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
@@ -68,7 +68,7 @@ def refuse_options(lines: list[str]) -> UsageError:
 
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:
-    """The path of what is wrong, and whether it is the key rather than the value."""
+    """The path of a mistake, and whether the key is wrong rather than the value."""
     path = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
     if detail["type"] == "extra_forbidden":
         return path, True
@@ -109,7 +109,7 @@ _EXAMPLES = {
     "restart": "{max_restarts: 0}",
     "timeouts": "{start_s: 600}",
 }
-"""What to write for the fields that are no single value."""
+"""What to write for fields that are not single values."""
 
 
 def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
@@ -131,7 +131,7 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind == "at_most":
         return f"expected at most {context['limit']}, got {shown}: {context['reason']}"
     if kind == "too_short":
-        return f"is empty; name at least one{'' if path == ('nodes',) else ', or leave the field out'}"
+        return f"is empty; name at least one{'' if path == ('nodes',) else ', or remove the field'}"
     if path == ("preload",) and kind in _EXPECTED:
         return f"expected true, false or a list of modules like `[numpy]`, got {shown}"
     if kind in _EXPECTED:
@@ -150,7 +150,7 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     if is_key or path[0] == "env_from":
         return f"{shown} cannot name an environment variable; use letters, digits and _"
     if not given:
-        return "is empty; fill it in" + ("" if path[-1] == "host" else ", or leave the field out")
+        return "is empty; fill it in" + ("" if path[-1] == "host" else ", or remove the field")
     if path == ("name",):
         return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
     if path[0] == "preload":
@@ -160,8 +160,8 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     if path == ("checkpoint_directory",):
         return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
     if path[-1] in ("user", "proxy_jump", "hostname"):
-        return f"{shown} cannot be the value of `{path[-1]}`; write it as `ssh` takes it"
-    return f"{shown} is no host name or address; write it without a scheme, spaces or a path"
+        return f"{shown} is not a valid `{path[-1]}`; write it as for `ssh`"
+    return f"{shown} is not a host name or address; write it without a scheme, spaces or a path"
 
 
 def _show(value: Any) -> str:
@@ -177,7 +177,7 @@ def _suggest(name: str, known: tuple[str, ...]) -> str:
     close = difflib.get_close_matches(name[:80].lower(), known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean `{close[0]}`?"
-    return f"; known {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+    return f"; known: {', '.join(known)}"
 
 
 def _known_fields(path: Path) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""The cluster spec: what a user writes, as frozen values. `spec_file` reads them from YAML.
+"""The cluster spec as frozen values; `loading` reads them from YAML.
 
-Every scalar of a spec file arrives as text, just as it was written, and the field's type decides what it means: an
-`args: [3]` is the text "3", an `env: {DEBUG: no}` the text "no".
+Every scalar of a spec file arrives as the text in the file, and the field's type decides what it means: `args: [3]` is
+the text "3", and `env: {DEBUG: no}` is the text "no".
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from launcher.spec.strategies import (
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
 
 DEMO_MODULE = "worker_entry.demo.train"
-"""The built-in training job, which runs when a spec names no program."""
+"""The built-in demo, which runs when a spec names no program."""
 
 LOCAL = "local"
-"""The `host` of a node that is this machine."""
+"""The `host` of this machine."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -51,27 +51,27 @@ class NodeSpec(Model):
     """One machine of the cluster."""
 
     host: HostName
-    """How this machine reaches it; `local` is this machine itself."""
+    """The SSH host of the machine; `local` is this machine."""
     address: Address | None = None
-    """The name or address that the other workers dial, when it differs from `host`."""
+    """The name or address that the other workers dial, if it differs from `host`."""
     addresses: Annotated[list[Address], Field(min_length=1)] | None = None
-    """Several to choose from, instead of `address`: the first that every node reaches is used."""
+    """Several addresses instead of `address`: the first one that every node reaches is used."""
     tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
     """How many tasks of each type run here."""
     spare: bool = False
-    """Runs no task at first, but takes the place of a node that is lost, when the cluster is started again."""
+    """Runs no tasks at first; takes the place of a lost node when the cluster restarts."""
     port: Port | None = None
-    """The port of the first task here; the next tasks get the next ports. Without it, free ones of `ports`."""
+    """The port of the first task here; the next tasks get the next ports. Default: free ports from `ports`."""
     gpus: list[GpuName] | None = None
-    """The GPUs that the tasks here share out, as CUDA_VISIBLE_DEVICES names them, `[]` for none; without it, all."""
+    """The GPUs that the tasks here share, as CUDA_VISIBLE_DEVICES names them; `[]` for none. Default: all."""
     gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
-    """GPUs for each training task here; without it, an equal share."""
+    """GPUs for each training task here. Default: an equal share."""
     python: FilledText | None = None
     """The Python interpreter to use on this node."""
     env: Environment = {}
-    """Environment variables of the tasks here, over those of the cluster."""
+    """Environment variables of the tasks here; they override those of the cluster."""
     ssh: SshSpec = SshSpec()
-    """How this node is reached, over what `ssh` of the cluster says."""
+    """How to reach this node; overrides the cluster's `ssh`."""
 
     def count(self, task_type: TaskType) -> int:
         """How many tasks of this type run here from the start."""
@@ -83,14 +83,14 @@ class NodeSpec(Model):
 
     @property
     def candidates(self) -> list[str]:
-        """The names or addresses by which the other tasks may reach those here."""
+        """The names or addresses at which other tasks may reach the tasks here."""
         if self.address is not None or self.addresses is None:
             return [self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])]
         return self.addresses
 
     @property
-    def dialled(self) -> str:
-        """The one of them that is used, unless the checks choose another."""
+    def default_address(self) -> str:
+        """The candidate that is used unless the checks choose another."""
         return self.candidates[0]
 
 
@@ -98,48 +98,48 @@ class ClusterSpec(Model):
     """A cluster and the program that it runs."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] = "cluster"
-    """Names the run's files."""
+    """The cluster's name; part of each run's name."""
     nodes: Annotated[list[NodeSpec], Field(min_length=1)]
     """The machines, in the order in which tasks are numbered."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
-    """What every task runs; the built-in demo, if left out."""
+    """What every task runs. Default: the built-in demo."""
     framework: Framework = "tensorflow"
-    """What the program trains with; `torch` sets the variables of `torchrun` in place of TF_CONFIG."""
+    """What the program trains with; `torch` sets the variables of `torchrun` instead of TF_CONFIG."""
     strategy: StrategyName = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
     devices: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None = None
-    """Into so many devices the CPU is divided for each task that has no GPU, to emulate a machine with several."""
+    """Splits the CPU into this many devices for each task without a GPU, to emulate a machine with several."""
     communication: Communication = "auto"
-    """How workers add up their gradients, for programs that let distlaunch build their strategy."""
+    """All-reduce algorithm between workers, for programs that let distlaunch build their strategy."""
     cross_device: CrossDevice | None = None
-    """How the devices of a mirrored process do, for such programs; without it, as TensorFlow chooses."""
+    """All-reduce algorithm within a mirrored process, for such programs. Default: TensorFlow's choice."""
     working_directory: FilledText | None = None
-    """Where the program runs; without it, the folder that distlaunch is called in."""
+    """Where the program runs. Default: the folder in which distlaunch is called."""
     sync: SyncSpec | None = None
-    """Sends a folder to the other machines, in which the program then runs. Without it, the program must be there."""
+    """Sends a folder to the other machines, and runs the program in it. Default: the program is already there."""
     tensorboard: Keepable = False
-    """Whether TensorBoard runs on the chief's node; with `keep` it stays after the training, until Ctrl-C."""
+    """Runs TensorBoard on the chief's node; with `keep` it stays after the training, until Ctrl-C."""
     log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
-    """What TensorBoard shows; tasks find a folder of their own below it in DISTLAUNCH_LOG_DIR. Without it, `logs` in
-    `checkpoint_directory`, or, if all nodes are this machine, a folder of the run."""
+    """What TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder below it. Default: `logs` in
+    `checkpoint_directory` or, if all nodes are this machine, a folder of the run."""
     checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
-    """A folder that all nodes share; checked before the start, and given to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
+    """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
-    """Variables that are taken from distlaunch's own environment, and never shown."""
+    """Variables to take from distlaunch's own environment; their values are never shown."""
     ports: Ports = PortRange(first=20000, last=20999)
-    """The range out of which each node takes free ports."""
+    """The range from which each node takes free ports."""
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
-    """Whether the key of a host that is not in known_hosts is refused, or believed and written there."""
+    """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""
     keras: KerasSpec = KerasSpec()
     progress: bool = True
-    """Whether the steps of `model.fit` are counted, which shows slow workers, and clusters that have stalled."""
+    """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
     keep_own_tf_config: bool = False
-    """Whether a TF_CONFIG that the program sets or removes counts; else it keeps the one of this cluster."""
+    """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
     preload: Preload = True
-    """Whether each node imports TensorFlow once, and forks its Python tasks from there; or what it imports besides."""
+    """Imports TensorFlow once on each node, and forks the Python tasks from there; a list adds modules to import."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 
@@ -165,11 +165,11 @@ class ClusterSpec(Model):
 
     @property
     def rules(self) -> StrategyRules:
-        """What follows from the strategy, or from the framework that has none."""
+        """The rules of the strategy, or of a framework that has none."""
         return TORCH if self.framework == "torch" else RULES[self.strategy]
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:
-        """Every task with its node; indices count through the nodes in their order."""
+        """Every task with its node; indices count through the nodes in order."""
         counts: dict[TaskType, int] = dict.fromkeys(TASK_TYPES, 0)
         for node in self.nodes:
             for task_type in TASK_TYPES:

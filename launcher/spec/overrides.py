@@ -1,4 +1,4 @@
-"""What the command line says over what a spec says; the result is as valid as a spec that was written so."""
+"""Command-line options that override fields of a spec; the result is validated as any spec is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.spec.parts import Model
 
 @dataclass(frozen=True)
 class Override:
-    """The value that an option gives to the field at `path`; None leaves the field as it is."""
+    """The value that an option gives to the field at `path`; None leaves the field unchanged."""
 
     option: str
     path: Path
@@ -26,7 +26,7 @@ def override(spec: ClusterSpec, *overrides: Override) -> ClusterSpec:
     """The spec with these values.
 
     Raises:
-        UsageError: it would not be valid with them; every option at fault is named.
+        UsageError: the spec would not be valid; the error names every option at fault.
     """
     problems: list[str] = []
     for each in overrides:
@@ -42,7 +42,7 @@ def override(spec: ClusterSpec, *overrides: Override) -> ClusterSpec:
 
 
 def _replace(old: Any, path: Path, value: Any) -> Any:
-    """`old` with the value at the path, validated at every step of the way."""
+    """`old` with the value at the path, validated at every level."""
     if not path:
         return value
     name, rest = path[0], path[1:]

@@ -1,4 +1,4 @@
-"""What is a secret, and so neither shown nor written: known by its name, or by its form. Pure."""
+"""Hides secrets, which are neither shown nor written: they are recognised by name or by form."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SETTING_WITHIN = re.compile(rf"(?<![\w.-])(?:({_WORD})(=)|(-[\w.-]+)([ \t]+)(?!
 """`NAME=value` or `--name value` in the words of a shell, or `name=value` in the query of a URL."""
 
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
-"""Up to the last `@` before the path. A `/` in a password makes no valid URL, but is written; a port has no `@`."""
+"""Up to the last `@` before the path. A `/` in a password makes the URL invalid, but occurs; a port has no `@`."""
 _USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
-"""A name that a web server gets without a password is a token."""
+"""A user name without a password, sent to a web server, is a token."""
 
 
 def hide_text(text: str) -> str:
-    """The text without what looks like a secret in it."""
+    """The text with everything that looks like a secret redacted."""
     text = _PASSWORD_OF_URL.sub(rf"\1:{REDACTED}@", text)
     text = _USER_OF_URL.sub(rf"\1{REDACTED}@", text)
     return _SETTING_WITHIN.sub(_hide_setting, text)
@@ -65,6 +65,6 @@ def _hide_setting(found: re.Match[str]) -> str:
 
 def _is_name_of_secret(name: str, value: str) -> bool:
     plain = name.lstrip("-").replace("-", "_").replace(".", "_")
-    if _COUNT.search(plain) and _NUMBER.fullmatch(value):  # `--max-tokens 512` says how many
+    if _COUNT.search(plain) and _NUMBER.fullmatch(value):  # `--max-tokens 512` is a count
         return False
     return _NAME.search(plain) is not None

@@ -1,4 +1,4 @@
-"""A spec as it runs on containers of one machine, before it meets the machines that it names. Pure."""
+"""Changes a spec so that containers on one machine stand for the machines that it names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from launcher.spec.parts import SshSpec
 from launcher.tasks import TRAINING_TYPES
 
 RESERVED = ("controller", "keys")
-"""Services of every Compose file of ours, whose names no node can have."""
+"""Services of every Compose file of ours; no node can have these names."""
 
-_OF_THE_MACHINES = {
+_MACHINE_FIELDS = {
     "address": None,
     "addresses": None,
     "gpus": None,
@@ -24,25 +24,27 @@ _OF_THE_MACHINES = {
     "python": None,
     "ssh": SshSpec(),
 }
-"""What a node's spec says of the real machine only."""
+"""Fields of a node that apply only to the real machine, and their values in a container."""
 
 
 def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> ClusterSpec:
-    """The spec on `count` containers, which stand for its nodes; see `_choose` for fewer or more of them.
+    """The spec on `count` containers that stand for its nodes; see `_choose` for fewer or more of them.
 
     Args:
-        spec: for real machines.
+        spec: the spec for real machines.
         count: how many containers.
-        option: by which the user has asked for so many.
+        option: the option by which the user asked for them.
 
     Raises:
-        UsageError: there is no valid spec of so many nodes: none would train, say, or a role is missing.
+        UsageError: no valid spec has this many nodes: no task would train, say, or a role is missing.
     """
     chosen = _choose(spec, count)
     if not any(node.count(task_type) for node in chosen for task_type in TRAINING_TYPES):
-        raise UsageError(f"no task trains on the first {count} of the spec's {len(spec.nodes)} nodes", hint="use more")
+        raise UsageError(
+            f"no task trains on the first {count} of the spec's {len(spec.nodes)} nodes", hint="use more nodes"
+        )
     try:
-        nodes = [node.changed(**_OF_THE_MACHINES, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
+        nodes = [node.changed(**_MACHINE_FIELDS, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
         workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)
         restart = spec.restart.changed(min_workers=min(spec.restart.min_workers, workers))
         return spec.changed(nodes=nodes, ssh=SshSpec(), host_keys="strict", restart=restart)
@@ -51,7 +53,7 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
 
 
 def _choose(spec: ClusterSpec, count: int) -> list[NodeSpec]:
-    """The first nodes of the spec; behind its last one, as many like the last that trains as are wanted."""
+    """The first `count` nodes of the spec; if it has fewer, copies of the last node that trains follow."""
     trains = [node for node in spec.nodes if any(node.count(task_type) for task_type in TRAINING_TYPES)]
     workers = max(trains[-1].count("worker"), 1)
     more = trains[-1].changed(tasks={"worker": workers}, port=None)
@@ -59,7 +61,7 @@ def _choose(spec: ClusterSpec, count: int) -> list[NodeSpec]:
 
 
 def _names(nodes: list[NodeSpec]) -> Iterator[str]:
-    """What each node is called among containers: its machine's name, or `node-3` where that cannot be."""
+    """Each node's name among containers: its machine's name, or `node-3` where that is not possible."""
     used: set[str] = {*RESERVED}
     for number, node in enumerate(nodes, 1):
         name = node.host.rpartition("@")[2].lower()

@@ -1,4 +1,4 @@
-"""What follows from the tf.distribute strategy of a spec: which tasks there are, whose end counts, what they run."""
+"""What follows from a spec's tf.distribute strategy: its types of tasks, whose end decides, what each runs."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 Framework = Literal["tensorflow", "torch"]
 
 Communication = Literal["auto", "ring", "nccl"]
-"""How workers add up their gradients; of multi_worker_mirrored."""
+"""All-reduce algorithm between workers; MultiWorkerMirroredStrategy only."""
 CrossDevice = Literal["nccl", "hierarchical_copy", "reduction_to_one_device"]
-"""How the devices of one process do; of mirrored."""
+"""All-reduce algorithm within one process; MirroredStrategy only."""
 
 
 @dataclass(frozen=True)
 class StrategyRules:
-    """A strategy's rules; each field but the last ones names types of tasks."""
+    """A strategy's rules; the fields up to `needs` hold task types."""
 
     types: tuple[TaskType, ...]
-    """Those that it can have."""
+    """Allowed task types."""
     decides: tuple[TaskType, ...]
-    """Those whose success is that of the run."""
+    """Task types that decide: the run succeeds when all of their tasks do."""
     computes: tuple[TaskType, ...]
-    """Those that share out a node's GPUs, and count as its workers."""
+    """Task types that share a node's GPUs, and count as its workers."""
     serves: tuple[TaskType, ...] = ()
-    """Those that run TensorFlow's server in place of the program, and never end by themselves."""
+    """Task types that run TensorFlow's server instead of the program, and never end by themselves."""
     restarted_individually: tuple[TaskType, ...] = ()
-    """Those of which one that ends is started again alone, while the others go on."""
+    """Task types whose tasks restart individually when they end, while the others continue."""
     needs: tuple[TaskType, ...] = ()
-    """Those without which it cannot be."""
+    """Required task types."""
     alone: bool = False
-    """Whether it is one process with all of its devices: there is no cluster, and no TF_CONFIG."""
+    """Whether the strategy runs one process with all devices: there is no cluster, and no TF_CONFIG."""
     collective: bool = False
     """Whether the tasks meet at a leader, and wait for each other in every step."""
     shares_gpus: bool = True
-    """Whether each process sees its part of a node's GPUs only; else all of them, of which it takes its own."""
+    """Whether each process sees only its share of a node's GPUs; otherwise it sees all and selects its own."""
     patches_keras: bool = False
-    """Whether Keras 3 has faults under it that are patched: where a process has several replicas, is one of them, or
-    has its steps done by others."""
+    """Whether Keras 3 has faults under this strategy that distlaunch patches: where a process has several replicas, is
+    one of several, or leaves its steps to others."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every task."""
+    """Environment variables of every task."""
 
 
 _ALONE = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), alone=True)
@@ -78,29 +78,29 @@ RULES: Mapping[StrategyName, StrategyRules] = {
         restarted_individually=("worker",),
         needs=("chief", "worker", "ps"),
         patches_keras=True,
-        # A call to a worker that is away fails at once, and its work goes to another, instead of waiting for it.
+        # A call to an unreachable worker fails at once, so that its work goes to another worker instead of waiting.
         env={"GRPC_FAIL_FAST": "use_caller"},
     ),
 }
 
 
 TORCH = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), shares_gpus=False)
-"""PyTorch's processes: alike, and all or nothing."""
+"""PyTorch's processes: all alike, and all or nothing."""
 
 
 def find_role_problem(
     name: StrategyName, counts: Mapping[TaskType, int], framework: Framework = "tensorflow"
 ) -> tuple[TaskType | None, str] | None:
-    """What is wrong with a cluster of so many tasks of each type: the type at fault, if it is one, and why."""
+    """What is wrong with these numbers of tasks, if anything: the task type at fault, if it is one, and why."""
     if framework == "torch":
         wrong = next((task_type for task_type, count in counts.items() if count and task_type != "worker"), None)
-        return None if wrong is None else (wrong, "all processes of PyTorch are workers; write `tasks: {worker: 1}`")
+        return None if wrong is None else (wrong, "PyTorch has only workers; write `tasks: {worker: 1}`")
     rules = RULES[name]
     total = sum(counts.values())
     if rules.alone and total > 1:
         return None, (
-            f"{name} is one process on one node, this spec has {total} tasks; keep `tasks: {{worker: 1}}` on one node, "
-            "or use multi_worker_mirrored"
+            f"{name} runs one process on one node, but this spec has {total} tasks; "
+            "keep `tasks: {worker: 1}` on one node, or use multi_worker_mirrored"
         )
     for task_type, count in counts.items():
         if count and task_type not in rules.types:
@@ -113,7 +113,7 @@ def find_role_problem(
 
 def _unwanted(name: StrategyName, task_type: TaskType) -> str:
     if task_type == "ps":
-        return f"strategy {name} has no parameter servers; leave `ps` out, or use parameter_server"
+        return f"strategy {name} has no parameter servers; remove `ps`, or use parameter_server"
     if task_type == "chief":
-        return f"{name} is one process, which needs no chief; write `tasks: {{worker: 1}}`"
-    return f"{name} is one process, whose program evaluates by itself; leave `evaluator` out"
+        return f"{name} runs one process and needs no chief; write `tasks: {{worker: 1}}`"
+    return f"{name} runs one process, which evaluates by itself; remove `evaluator`"

@@ -1,7 +1,7 @@
-"""YAML → plain values, and the place of each in the file.
+"""Parses YAML into plain values, and records the position of each in the file.
 
-Scalars are kept as the text that was written. That leaves out YAML's guesses (`no` is false, `1:30` is ninety), and
-with them its merge keys (`<<`) and tags.
+Scalars stay the text in the file. That avoids YAML's guesses (`no` is false, `1:30` is ninety), and with them its merge
+keys (`<<`) and tags.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from launcher.spec.contradictions import Path, render_path
 SIZE_LIMIT = 256 << 10
 """Bytes of a spec file."""
 FIELD_LIMIT = 80
-"""Characters that are shown of the name of a field."""
+"""Characters shown of a field's name."""
 VALUES_LIMIT = 100_000
-"""Values of a spec with its aliases expanded; a few lines of nested anchors can stand for billions."""
+"""Values of a spec with its aliases expanded; a few lines of nested anchors can expand to billions."""
 
 
 class Mark(NamedTuple):
-    """A place in the file, counted from 1."""
+    """A position in the file, counted from 1."""
 
     line: int
     column: int
@@ -32,19 +32,17 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing that is wrong with a spec file."""
+    """One mistake in a spec file."""
 
     mark: Mark
     path: Path
     message: str
 
     def render(self, file: str) -> str:
-        path = (
-            f"{part[:FIELD_LIMIT]}…" if isinstance(part, str) and part[FIELD_LIMIT:] else part for part in self.path
-        )
-        field = f" {render_path(tuple(path))}" if self.path else ""
+        path = tuple(_shorten(part) if isinstance(part, str) else part for part in self.path)
+        field = f" {render_path(path)}" if path else ""
         line = f"{file}:{self.mark.line}:{self.mark.column}{field}: {self.message}"
-        # What the file holds must not steer the terminal.
+        # The file's text must not control the terminal.
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
@@ -53,7 +51,7 @@ def _shorten(name: str) -> str:
 
 
 class MistakesError(Exception):
-    """The file is wrong, in all of these places."""
+    """The file has these mistakes."""
 
     def __init__(self, mistakes: list[Mistake]) -> None:
         super().__init__(mistakes)
@@ -61,14 +59,14 @@ class MistakesError(Exception):
 
 
 class Marks:
-    """Where each key and each value of the file stands."""
+    """The positions of the file's keys and values."""
 
     def __init__(self) -> None:
         self.keys: dict[Path, Mark] = {}
         self.values: dict[Path, Mark] = {}
 
     def find(self, path: Path, *, key: bool = False) -> Mark:
-        """The place of the value (or of its key), or of the innermost thing around it that is in the file."""
+        """The position of the value (or of its key), or else of the innermost part of the file around it."""
         if key and path in self.keys:
             return self.keys[path]
         for end in range(len(path), -1, -1):
@@ -78,10 +76,10 @@ class Marks:
 
 
 def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
-    """The file's values as dicts, lists and text, the place of each, and what can be told beside other mistakes.
+    """The file's values as dicts, lists and text, their positions, and mistakes that do not hide others.
 
     Raises:
-        MistakesError: the rest of the file makes no sense with this mistake.
+        MistakesError: the rest of the file makes no sense because of this mistake.
     """
     if len(data) > SIZE_LIMIT:
         raise _only(Mark(1, 1), f"the file is larger than {SIZE_LIMIT >> 10} KiB; is it a spec?")
@@ -105,7 +103,7 @@ def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
         raise _only(Mark(1, 1), "the values are nested too deeply; no spec needs that") from None
     except (ValueError, OverflowError):  # PyYAML converts numbers in escapes and directives unchecked
         place = re.search(r"\\U(?!000|0010)|^%YAML", text, re.MULTILINE)
-        message = "a number is out of range; write the character itself, or leave the %YAML line out"
+        message = "a number is out of range; write the character itself, or remove the %YAML line"
         raise _only(_mark_at(text, place.start() if place else 0), message) from None
     if root is None:
         raise _only(Mark(1, 1), "the file is empty; a spec needs at least `nodes: [{host: local}]`")
@@ -113,7 +111,7 @@ def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
 
 
 def _only(mark: Mark, message: str) -> MistakesError:
-    """The error for a file with which one cannot go on."""
+    """The error for a file that cannot be read further."""
     return MistakesError([Mistake(mark, (), message)])
 
 
@@ -122,32 +120,32 @@ def _mark_at(text: str, position: int) -> Mark:
 
 
 _SYNTAX = (
-    (r"found character '\\t'", "a tab; YAML indents with spaces only: write spaces"),
+    (r"found character '\\t'", "found a tab; indent with spaces"),
     (r"found character ('.+') that cannot start", r"a value cannot begin with \1; put it in quotes"),
     (r"another document", "a second document begins here; a spec is one document: remove the `---`"),
     (r"undefined alias '(.+)'", r"there is no anchor `&\1` above; define it, or put the value in quotes"),
-    (r"mapping values are not", "a `:` that does not fit here; indent one level alike, quote values that hold `: `"),
-    (r"sequence entries are not", "a `- ` that does not fit here; begin each item of a list on its own line"),
+    (r"mapping values are not", "unexpected `:`; indent each level the same, and quote values that contain `: `"),
+    (r"sequence entries are not", "unexpected `- `; begin each item of a list on its own line"),
     (
         r"expected <block end>",
-        "this does not fit what is above; indent one level alike, write `''` for a quote in quotes",
+        "this does not match the lines above; indent each level the same, and write `''` for a quote in quotes",
     ),
     (r"expected ',' or '(.)'", r"a bracket is not closed; write `,` or `\1` here"),
     (r"unexpected end of stream", "a quote is opened and never closed; close it"),
     (r"unknown escape character '(.)'", r"`\\\1` means nothing in double quotes; write single quotes, or `\\\\\1`"),
     (r"could not find expected ':'", "expected `name: value`; write a `:` and a space after the name"),
     (r"expected alphabetic or numeric", "`*` and `&` begin the name of an anchor; put the value in quotes"),
-    (r"second occurrence", "an anchor of this name is above already; choose another name"),
+    (r"second occurrence", "this anchor is already defined above; choose another name"),
     (r"expected the node content", "expected a value; write one, or put this in quotes"),
 )
-"""What PyYAML says (a regular expression), and what we say for it."""
+"""PyYAML's messages (as regular expressions), and ours."""
 
 
 def _syntax_mistake(error: yaml.MarkedYAMLError) -> Mistake:
     mark = error.problem_mark or error.context_mark
     problem = error.problem or error.context or "not YAML"
     if "end of stream" in problem and error.context_mark is not None:
-        mark = error.context_mark  # where it was opened
+        mark = error.context_mark  # where the quote or bracket was opened
     place = Mark(mark.line + 1, mark.column + 1) if mark is not None else Mark(1, 1)
     for pattern, message in _SYNTAX:
         match = re.search(pattern, problem)
@@ -175,7 +173,7 @@ class _Reader:
         if any(node is outer for outer in around):
             raise MistakesError([Mistake(mark, path, "an anchor that contains itself; write the value out")])
         if self._count > VALUES_LIMIT:
-            message = f"more than {VALUES_LIMIT} values with its aliases (*name) expanded; write less of them"
+            message = f"more than {VALUES_LIMIT} values with aliases (*name) expanded; use fewer aliases"
             raise MistakesError([Mistake(mark, path, message)])
         if node.tag not in _PLAIN_TAGS:
             shown = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -202,7 +200,7 @@ class _Reader:
         for key_node, value_node in node.value:
             mark = _mark(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.mistakes.append(Mistake(mark, path, "a name of a field has to be a word; write `name: value`"))
+                self.mistakes.append(Mistake(mark, path, "a field's name must be a word; write `name: value`"))
                 continue
             key = self._read_text(key_node, path)
             child = (*path, key)

@@ -7,14 +7,9 @@ fixed, so that runs can be compared number by number. Every case builds its own 
 written down with its traceback, and the next one runs.
 """
 
-import importlib
 import json
 import os
-import pathlib
 import sys
-import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,12 +19,6 @@ from worker_entry import strategies
 
 CLUSTER = "TF_CONFIG" in os.environ
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if CLUSTER else 0
-BATCH = 8
-"""Samples per global batch: what one process sees at once, or all workers together."""
-
-OUT = pathlib.Path(sys.argv[1])
-OWN = OUT / f"files-{TASK}"
-"""Where this worker keeps the files that it must not share."""
 
 if CLUSTER:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -40,37 +29,27 @@ else:
 REPLICAS = strategy.num_replicas_in_sync
 ALONE = REPLICAS == 1
 
-keras: Any = tf.keras
-LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
-LEGACY = LIBRARY.__name__ == "tf_keras"
+from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the strategy's scope would
+    BATCH,
+    CASES,
+    LEGACY,
+    OUT,
+    Interrupt,
+    InterruptionError,
+    Result,
+    Spread,
+    case,
+    dense,
+    history,
+    keras,
+    numbers,
+    run_cases,
+    samples,
+    weights,
+)
 
-Result = dict[str, Any]
-CASES: dict[str, Callable[[], Result]] = {}
-
-
-def case(function: Callable[[], Result]) -> Callable[[], Result]:
-    CASES[function.__name__] = function
-    return function
-
-
-@keras.utils.register_keras_serializable()
-class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
-    """The same numbers on every Keras, all different from each other."""
-
-    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
-        flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
-        return tf.constant(flat.reshape(tuple(shape)), dtype=dtype or "float32")
-
-
-def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
-    random = np.random.RandomState(seed)
-    x = random.uniform(-1, 1, (count, 4)).astype("float32")
-    y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 0.1 * x[:, :1] ** 2).astype("float32")
-    return x, y
-
-
-def dense(units: int, activation: str | None = None) -> Any:
-    return keras.layers.Dense(units, activation, kernel_initializer=Spread())
+OWN = OUT / f"files-{TASK}"
+"""Where this worker keeps the files that it must not share."""
 
 
 def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_options: Any) -> Any:
@@ -81,18 +60,6 @@ def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_
             model.build((None, 4))
         model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], **compile_options)
     return model
-
-
-def numbers(value: Any) -> list[float]:
-    return [float(number) for number in np.asarray(value, "float64").ravel()]
-
-
-def weights(model: Any) -> list[list[float]]:
-    return [numbers(weight) for weight in model.get_weights()]
-
-
-def history(fitted: Any) -> dict[str, list[float]]:
-    return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
 
 def fit(model: Any, x: Any, y: Any, *, epochs: int = 3, **options: Any) -> Result:
@@ -614,16 +581,6 @@ def adversaries() -> Result:
     return {"history": history(fitted), "weights": weights(model.generator) + weights(model.discriminator)}
 
 
-class InterruptionError(Exception):
-    """What stops a training run half-way."""
-
-
-class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            raise InterruptionError
-
-
 @case
 def backup_and_restore() -> Result:
     """A fit is interrupted after two epochs; another one resumes, and ends as if nothing had happened."""
@@ -643,21 +600,5 @@ def backup_and_restore() -> Result:
     return {"interrupted": interrupted, **resumed, "uninterrupted": fit(regression(), x, y, epochs=5)}
 
 
-def main() -> None:
-    OWN.mkdir(parents=True, exist_ok=True)
-    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__, "replicas": REPLICAS}
-    failed = False
-    for name in sys.argv[2:] or CASES:
-        start = time.monotonic()
-        try:
-            results[name] = CASES[name]()
-        except Exception:  # noqa: BLE001 - what a case raises is its result
-            failed = True
-            results[name] = {"error": traceback.format_exc()}
-            traceback.print_exc()
-        print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
-        (OUT / f"results-{TASK}.json").write_text(json.dumps(results))
-    sys.exit(failed)
-
-
-main()
+OWN.mkdir(parents=True, exist_ok=True)
+sys.exit(not run_cases(sys.argv[2:] or list(CASES), OUT / f"results-{TASK}.json", replicas=REPLICAS))

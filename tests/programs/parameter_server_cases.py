@@ -5,21 +5,16 @@ comes out is written as JSON. Data, initial weights and the order of the samples
 be compared number by number.
 """
 
-import importlib
-import json
 import os
 import pathlib
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-BATCH = 8
-OUT = pathlib.Path(sys.argv[1])
 PLAIN = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 CLUSTER = "TF_CONFIG" in os.environ
 strategy = (
@@ -31,26 +26,24 @@ strategy = (
     if CLUSTER
     else tf.distribute.get_strategy()
 )
-keras: Any = tf.keras
-LIBRARY = importlib.import_module(keras.Model.__module__.partition(".")[0])
-LEGACY = LIBRARY.__name__ == "tf_keras"
 
-Result = dict[str, Any]
-CASES: dict[str, Callable[[], Result]] = {}
-
-
-def case(function: Callable[[], Result]) -> Callable[[], Result]:
-    CASES[function.__name__] = function
-    return function
-
-
-@keras.utils.register_keras_serializable()
-class Spread(keras.initializers.Initializer):  # type: ignore[misc]  # TensorFlow has no types
-    """The same numbers on every Keras, all different from each other."""
-
-    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
-        flat = np.sin(1 + np.arange(int(np.prod(shape)), dtype="float64")) / 2
-        return tf.constant(flat.reshape(tuple(shape)), dtype=dtype or "float32")
+from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the strategy's scope would
+    BATCH,
+    CASES,
+    LEGACY,
+    OUT,
+    Interrupt,
+    InterruptionError,
+    Result,
+    case,
+    dense,
+    history,
+    keras,
+    numbers,
+    run_cases,
+    samples,
+    weights,
+)
 
 
 @keras.utils.register_keras_serializable()
@@ -68,13 +61,6 @@ class Samples(keras.metrics.Metric):  # type: ignore[misc]  # TensorFlow has no 
         return tf.convert_to_tensor(self.seen)
 
 
-def samples(count: int, seed: int = 0) -> tuple[Any, Any]:
-    random = np.random.RandomState(seed)
-    x = random.uniform(-1, 1, (count, 4)).astype("float32")
-    y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 0.1 * x[:, :1] ** 2).astype("float32")
-    return x, y
-
-
 def batches(count: int, seed: int = 0) -> Any:
     return tf.data.Dataset.from_tensor_slices(samples(count, seed)).batch(BATCH)
 
@@ -88,13 +74,7 @@ def by_function(read: Callable[[Any], Any]) -> Any:
 
 def regression(*layers: Any, optimizer: Callable[[], Any] | None = None, build: bool = False, **options: Any) -> Any:
     with strategy.scope():
-        model = keras.Sequential(
-            list(layers)
-            or [
-                keras.layers.Dense(8, "tanh", kernel_initializer=Spread()),
-                keras.layers.Dense(1, kernel_initializer=Spread()),
-            ]
-        )
+        model = keras.Sequential(list(layers) or [dense(8, "tanh"), dense(1)])
         if build:
             model.build((None, 4))
         chosen = optimizer() if optimizer is not None else keras.optimizers.SGD(0.05, momentum=0.9)
@@ -102,18 +82,10 @@ def regression(*layers: Any, optimizer: Callable[[], Any] | None = None, build: 
     return model
 
 
-def numbers(value: Any) -> list[float]:
-    return [float(number) for number in np.asarray(value, "float64").ravel()]
-
-
-def weights(model: Any) -> list[list[float]]:
-    return [numbers(weight) for weight in model.get_weights()]
-
-
 def fit(model: Any, *data: Any, epochs: int = 3, steps: int = 5, **options: Any) -> Result:
     fitted = model.fit(*data, epochs=epochs, steps_per_epoch=steps, verbose=0, **options)
     return {
-        "history": {name: [float(value) for value in values] for name, values in fitted.history.items()},
+        "history": history(fitted),
         "epochs": list(fitted.epoch),
         "weights": weights(model),
         "iterations": int(model.optimizer.iterations.numpy()),
@@ -283,16 +255,6 @@ def batch_callbacks() -> Result:
     return {"seen": watch.seen}
 
 
-class InterruptionError(Exception):
-    """What stops a training run half-way."""
-
-
-class Interrupt(keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow has no types
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            raise InterruptionError
-
-
 @case
 def backup_and_restore() -> Result:
     """A fit is interrupted after two epochs; another one goes on, and ends as if nothing had happened."""
@@ -324,7 +286,7 @@ class OwnStep(keras.Sequential):  # type: ignore[misc]  # TensorFlow has no type
 def custom_train_step() -> Result:
     """What a train_step returns itself: that of the last step is in the history."""
     with strategy.scope():
-        model = OwnStep([keras.layers.Dense(1, kernel_initializer=Spread())])
+        model = OwnStep([dense(1)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
     return fit(model, batches(40).repeat())
 
@@ -333,8 +295,8 @@ def custom_train_step() -> Result:
 def normalized_and_dropped_out() -> Result:
     """Layers with state of their own: BatchNormalization, and Dropout with its generator."""
     layers = keras.layers
-    dense = [layers.Dense(units, kernel_initializer=Spread()) for units in (8, 1)]
-    return fit(regression(dense[0], layers.BatchNormalization(), layers.Dropout(0.0), dense[1]), batches(40).repeat())
+    model = regression(dense(8), layers.BatchNormalization(), layers.Dropout(0.0), dense(1))
+    return fit(model, batches(40).repeat())
 
 
 @case
@@ -424,18 +386,11 @@ def lose_a_worker() -> Result:
 def main() -> None:
     if sys.argv[2:] and sys.argv[2].startswith("raise:"):
         CASES[sys.argv[2].partition(":")[2]]()
-        return
-    OUT.mkdir(parents=True, exist_ok=True)
-    results: Result = {"library": LIBRARY.__name__, "version": LIBRARY.__version__}
-    cases = {"lose_a_worker": lose_a_worker} if sys.argv[2:3] == ["lose_a_worker"] else CASES
-    for name in [name for name in sys.argv[2:] if name in cases] or cases:
-        try:
-            results[name] = cases[name]()
-        except Exception:  # noqa: BLE001 - what a case raises is its result
-            results[name] = {"error": traceback.format_exc()}
-            traceback.print_exc()
-        (OUT / "results.json").write_text(json.dumps(results))
-        print(f"{name} is done", flush=True)
+    elif sys.argv[2:3] == ["lose_a_worker"]:
+        case(lose_a_worker)
+        run_cases(sys.argv[2:3], OUT / "results.json")
+    else:
+        run_cases(sys.argv[2:] or list(CASES), OUT / "results.json")
 
 
 main()

@@ -1,7 +1,7 @@
-"""Whether tasks are at work: by the processor time that they use, the bytes that they read and write, and their logs.
+"""Measures whether tasks are at work: by their CPU time, the bytes they read and write, and their logs.
 
-A task that waits for others in a collective uses next to nothing, however long it waits. One that exports a model or
-evaluates does not take a step for a while, either, but it is at work.
+A task that waits for others in a collective uses almost nothing, however long it waits. A task that exports a model or
+evaluates takes no step for a while either, but it is at work.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from worker_entry.protocol.values import Activity
 from worker_entry.system import kernel
 
 SAMPLE_S = 5.0
-"""How often it is looked at."""
+"""How often samples are taken."""
 BUSY_SHARE = 0.1
-"""Of one core: who uses as much is at work. A worker that waits in a collective uses a fiftieth."""
+"""Share of one core; a task that uses more is at work. A worker that waits in a collective uses a fiftieth."""
 BUSY_BYTES_S = 16 << 10
-"""Bytes a second that are read and written; heartbeats are a few hundred."""
+"""Bytes per second read and written; a task that moves more is at work. Heartbeats are a few hundred."""
 SHORTEST_S = 0.25
-"""Processor time is counted in hundredths of a second: over less, it says nothing."""
+"""CPU time is counted in hundredths of a second: over a shorter interval it means nothing."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WAITS = (
@@ -42,7 +42,7 @@ _WAITS = (
     ),
     *("do_wait", "wait_"),
 )
-"""How functions of the kernel are called in which a thread waits for a lock, for another process or for a child."""
+"""Prefixes of kernel functions in which a thread waits for a lock, for another process or for a child."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class ActivityWatch:
         self._active: dict[str, float] = {}
         self._due = 0.0
 
-    def look(self, tasks: Mapping[str, StartedTask], now: float) -> None:
-        """Looks at the tasks' own processes, if it is time to; `now`: monotonic seconds."""
+    def poll(self, tasks: Mapping[str, StartedTask], now: float) -> None:
+        """Samples the tasks' own processes if a sample is due; `now` is in monotonic seconds."""
         if now >= self._due:
             self._due = now + SAMPLE_S
             self._compare({name: _sample(task, [task.pid], now) for name, task in tasks.items() if task.running})
 
     def begin(self, tasks: Mapping[str, StartedTask]) -> None:
-        """A closer look begins, at all processes of the tasks; `report` ends it."""
+        """Begins a closer look at all processes of the tasks; `report` ends it."""
         self._samples = _sample_trees(tasks)
 
     def report(self, tasks: Mapping[str, StartedTask]) -> dict[str, Activity]:
-        """What each of the tasks is about, by all that has been seen."""
+        """Each task's activity, from all samples so far."""
         if not kernel.LINUX:
             return {name: Activity() for name in tasks}
         self._compare(_sample_trees(tasks))
-        self._samples = {}  # of whole trees, which those of single processes cannot be compared with
+        self._samples = {}  # samples of whole trees and of single processes cannot be compared
         now = time.monotonic()
         return {
             name: Activity(now - self._active[name] if name in self._active else None, _waits(task.pid))
@@ -112,7 +112,7 @@ def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
 
 
 def _read_use(pid: int) -> tuple[float, int]:
-    """Seconds of processor time, of children that have ended as well, and bytes read and written; 0 if it is gone."""
+    """Seconds of CPU time, including children that have ended, and bytes read and written; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             fields = stream.read().rpartition(b")")[2].split()
@@ -124,7 +124,7 @@ def _read_use(pid: int) -> tuple[float, int]:
 
 
 def _waits(pid: int) -> bool:
-    """Whether the process' main thread sleeps until a lock, another process or a child lets it go on."""
+    """Whether the process's main thread sleeps until a lock, another process or a child lets it go on."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii") as stream:
             return stream.read().startswith(_WAITS)

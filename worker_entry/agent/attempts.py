@@ -1,4 +1,4 @@
-"""The attempts of one node, one after the other: each from Prepare to Empty."""
+"""Runs a node's attempts, one after the other: each begins with Prepare and ends with Empty."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORKSERVER_LOG = "forkserver.log"
 
 
 class Attempts:
-    """Owns the tasks, their ports and the forkserver; `send` takes what the controller is told."""
+    """Owns the tasks, their ports and the forkserver; `send` sends a message to the controller."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self._owned = contextlib.ExitStack()
@@ -45,15 +45,15 @@ class Attempts:
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
         self._finished: Optional[processes.Tree] = None
-        """The tree of the attempt whose Empty was sent, and may yet get lost; `_tasks` are still its own."""
+        """The tree of the attempt whose Empty was sent but may get lost; until then `_tasks` are that attempt's."""
         self._number = 0
         self._prepared: set[str] = set()
-        self._watch, self._stacks = TaskWatch(), StackDump()
-        self._waiting: Optional[orders.Start] = None
-        """A Start that has to wait until TensorFlow is imported."""
+        self._task_watch, self._stacks = TaskWatch(), StackDump()
+        self._pending: Optional[orders.Start] = None
+        """A Start that waits until TensorFlow is imported."""
 
     def close(self) -> None:
-        """Releases all that is owned, in reverse order, whatever goes wrong."""
+        """Releases everything in reverse order, even if a step fails."""
         self._owned.close()
 
     @property
@@ -62,8 +62,8 @@ class Attempts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that has to be looked at often."""
-        return self._tree.stopping or bool(self._ports.forming) or self._stacks.pending or self._waiting is not None
+        """Whether something is under way that needs frequent polling."""
+        return self._tree.stopping or bool(self._ports.forming) or self._stacks.pending or self._pending is not None
 
     @property
     def has_tasks(self) -> bool:
@@ -77,16 +77,16 @@ class Attempts:
     # --- orders ---
 
     def prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
-        """Holds the tasks' ports, and answers whether their program can be started.
+        """Checks the tasks' programs and holds their ports; answers with Prepared or Refused.
 
         Raises:
-            ProtocolError: it is not the time for that, or the ports are none.
+            ProtocolError: an attempt is running, or a port number is invalid.
         """
         self._forget_finished()
         if self._tasks:
             raise ProtocolError(f"Prepare while attempt {self._number} is running")
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
-            raise ProtocolError("Prepare with a port that cannot be")
+            raise ProtocolError("Prepare with an invalid port")
         self._release_ports()
         self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
@@ -94,7 +94,7 @@ class Attempts:
         self._number = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
         if not problems and order.nonce:
-            problems = self.checks.open_doors(self._ports.numbers, order.nonce)
+            problems = self.checks.open_responders(self._ports.numbers, order.nonce)
         if problems:
             self._release_ports()
             self._send(Refused(problems))
@@ -102,21 +102,21 @@ class Attempts:
             self._send(Prepared(order.attempt, dict(self._ports.numbers)))
 
     def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
-        """Starts the forkserver, which imports what the tasks will."""
+        """Starts the forkserver, which imports what the tasks will import."""
         self._forkserver.begin(order, hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
 
     def accept(self, order: orders.Start, cwd: str) -> None:
-        """Takes an order to start tasks, which `step` starts once nothing has to be waited for.
+        """Takes an order to start tasks; `step` starts them when the forkserver is ready.
 
         Raises:
-            ProtocolError: they were not prepared, or are running.
+            ProtocolError: the tasks were not prepared, or are running.
         """
         names = {start.task for start in order.tasks}
-        busy = any(self._tasks.is_running(name) for name in names) or self._waiting is not None or self._tree.stopping
+        busy = any(self._tasks.is_running(name) for name in names) or self._pending is not None or self._tree.stopping
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
-            raise ProtocolError(f"Start of what was not prepared: {', '.join(sorted(names))[:80]}")
+            raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
-        self._waiting = order
+        self._pending = order
         for start in order.tasks[:1]:  # all run the same program
             self._forkserver.expect(start.program, cwd)
 
@@ -124,38 +124,38 @@ class Attempts:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
     def stop(self, grace_s: float, *, ordered: bool = False) -> None:
-        """Begins to stop the tasks; `ordered`: the controller asks for it, and is to hear of the end."""
+        """Begins to stop the tasks; `ordered`: the controller asked for it and waits for Empty."""
         if self._finished is not None:
-            if ordered:  # it stops an attempt of which nothing has begun here
+            if ordered:  # nothing of this attempt was started here
                 self._send(Empty(self._number, 0, 0))
             return
-        self._waiting = None
+        self._pending = None
         self._ports.forming.clear()
-        self.checks.mute()
+        self.checks.cancel()
         self._tree.stop(grace_s)
 
     # --- one turn of the loop ---
 
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
-        """Starts what waits, and reports what is seen of the tasks; returns why tasks cannot be started, if so."""
+        """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
         problem = None
-        if self._waiting is not None and hello is not None and self._forkserver.settled(now):
-            order, self._waiting = self._waiting, None
+        if self._pending is not None and hello is not None and self._forkserver.settled(now):
+            order, self._pending = self._pending, None
             problem = self._start(order, hello)
         for pid, status in self._tree.reap():
             self._tasks.note_exit(pid, status)
         tasks = self._tasks.by_name
-        for seen in (*self._watch.look(tasks, self._ports, self._tree, now), *self._stacks.look(tasks, now)):
-            self._send(seen)
-            if isinstance(seen, Status) and self._forkserver.is_refused(seen.status):
-                self._send(Noted(f"tasks start again without the early import: {seen.status.not_forked}"))
+        for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):
+            self._send(message)
+            if isinstance(message, Status) and self._forkserver.is_refused(message.status):
+                self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
         return problem
 
     def stream_logs(self, connection: Connection) -> None:
-        stream_logs(self._tasks.turns, self._number, connection)
+        stream_logs(self._tasks.log_queue, self._number, connection)
 
     def finish(self, *, logs_first: bool) -> None:
-        """Ends an attempt whose tree is stopped and empty; with `logs_first`, not before its logs are sent."""
+        """Ends an attempt whose processes are all gone; with `logs_first`, only when its logs are sent."""
         if not self._tree.stopping or self._tree.sweep() != 0:
             return
         if logs_first and any(task.unsent() for task in self._tasks.by_name.values()):
@@ -166,22 +166,22 @@ class Attempts:
         self._release_ports()
 
     def resume(self, attach: orders.Attach, outbox: Outbox) -> None:
-        """The controller has come back over another connection: what it has not received is sent again.
+        """Called when the controller is back over a new connection, before frames are sent again.
 
         Raises:
-            ProtocolError: it claims to have received what was never sent.
+            ProtocolError: the controller claims to have received frames that were never sent.
         """
         if outbox.after(attach.received) and self._finished is not None:
-            # Empty has not arrived, so the logs before it may not have, either; it comes again behind them.
+            # Empty did not arrive, so the logs before it may be missing as well; send it again after them.
             outbox.take_back()
             self._tree, self._finished = self._finished, None
 
     def rewind(self, attach: orders.Attach) -> None:
-        """Sends the logs again from where the controller has them."""
+        """Sends the logs again from the offsets that the controller has reached."""
         self._tasks.rewind(attach, self._number)
 
     def give_up(self) -> None:
-        """Nothing of the last attempt is sent again."""
+        """Sends nothing of the last attempt again."""
         self._forget_finished()
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
@@ -199,7 +199,7 @@ class Attempts:
         self._ports.release()
 
     def _forget_finished(self) -> None:
-        """The controller has heard of the end of the last attempt."""
+        """Drops the last attempt, because the controller has received its Empty."""
         if self._finished is None:
             return
         self._tasks.forget()

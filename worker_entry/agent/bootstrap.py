@@ -1,9 +1,8 @@
-"""How an agent arrives on a node: this text comes over stdin, and fetches worker_entry from there, to be imported.
+"""Installs worker_entry on a node: the node's Python reads this module from stdin, and the archive behind it.
 
-The interpreter's arguments are the length of this text, a digest that names this version of worker_entry, the length
-of its archive, which comes over stdin behind this text, and what to run of it. It runs before anything of ours is on
-the node, so it uses no other module of ours. What it says goes to stdout, before the start marker: the controller
-keeps it for its error.
+The interpreter's arguments are the length of this module's text, a digest that names this version of worker_entry, the
+length of the archive, and the verb to run. Nothing of distlaunch is on the node yet, so this module imports no other
+module of ours. It prints errors to stdout, before the start marker: the controller quotes them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import NoReturn
 def main() -> None:
     digest, length, verb = sys.argv[2], int(sys.argv[3]), sys.argv[4]
     try:
-        archive = zlib.decompress(receive(length))  # which has a checksum
+        archive = zlib.decompress(receive(length))  # zlib verifies a checksum
     except zlib.error:
-        refuse("worker_entry arrived damaged")
+        refuse("worker_entry was damaged on the way")
     problems = []
     for folder in folders():
         try:
@@ -30,12 +29,12 @@ def main() -> None:
         except OSError as error:
             problems.append(f"{folder}: {error.strerror or error}")
         else:
-            os.dup2(errors, 2)  # so far it went the way of stdout, where from now on only frames belong
+            os.dup2(errors, 2)  # until here stderr was stdout, which from now on carries frames only
             os.close(errors)
             sys.path.insert(0, place)
             sys.argv[:] = [os.path.join(place, "worker_entry"), verb]
             return
-    refuse(f"no folder to keep worker_entry in: {'; '.join(problems)}")
+    refuse(f"no folder for worker_entry: {'; '.join(problems)}")
 
 
 def refuse(reason: str) -> NoReturn:
@@ -45,38 +44,38 @@ def refuse(reason: str) -> NoReturn:
 
 
 def receive(length: int) -> bytes:
-    """Exactly so many bytes: what follows them is the agent's."""
+    """Reads exactly so many bytes: what follows is for the agent."""
     data = b""
     while len(data) < length:
         piece = os.read(0, length - len(data))
         if not piece:
-            refuse("the connection ended before worker_entry had arrived")
+            refuse("the connection ended before worker_entry was complete")
         data += piece
     return data
 
 
 def folders() -> list[str]:
-    """Where worker_entry may be kept, best first: a home folder can be read-only, or full."""
+    """Where worker_entry may be stored, best first: a home folder can be read-only or full."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not cache.startswith("/"):
         cache = os.path.expanduser("~/.cache")
-    shared = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - `private` looks at whose the folder is
+    shared = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - `private` checks the folder's owner
     return [os.path.join(cache, "distlaunch"), *(os.path.join(top, f"distlaunch-{os.getuid()}") for top in shared)]
 
 
 def private(folder: str) -> str:
-    """The folder, made if missing; refused if anybody else could have put something into it."""
+    """Returns the folder, made if missing; raises OSError if another user could have written to it."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     facts = os.lstat(folder)
     if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or os.path.islink(folder):
-        raise OSError("others may write to it")
+        raise OSError("other users can write to it")
     return folder
 
 
 def unpack(archive: bytes, folder: str, digest: str) -> str:
-    """Every file of the archive, byte for byte; one that is there already is compared, not believed.
+    """Writes the archive's files; a file that exists already is compared, not trusted.
 
-    The archive begins with a line of JSON, the files' names and lengths; then comes their content.
+    The archive begins with a line of JSON, the files' names and lengths; their content follows.
     """
     place = os.path.join(folder, digest)
     start = archive.index(b"\n") + 1

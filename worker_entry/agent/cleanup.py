@@ -1,7 +1,7 @@
-"""Ends what is left on this machine of runs that have no controller any more: their agents, and orphans of their tasks.
+"""Stops leftover processes of runs whose controller is gone: their agents, and orphans of their tasks.
 
-A process is known to be a task's, or started by one, by DISTLAUNCH_RUN_ID in its environment, which only we set, and
-which names one run. Nothing else is touched.
+A task, and every process that it has started, has DISTLAUNCH_RUN_ID in its environment. Only distlaunch sets this
+variable, and its value names one run. No other process is touched.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AGENT_END_S = 15.0
 GRACE_S = 2.0
 """Between TERM and KILL."""
 KILL_S = 5.0
-"""How long what was killed may take to be gone."""
+"""How long killed processes may take to disappear."""
 
 
 def main() -> int:
@@ -34,20 +34,20 @@ def main() -> int:
     stdout = sys.stdout.fileno()
     os.write(stdout, MARKER)
     if not isinstance(order, Clean) or order.version != VERSION:
-        os.write(stdout, encode(Broken(Problem("protocol-error", "it was not sent Clean of this version"))))
+        os.write(stdout, encode(Broken(Problem("protocol-error", "the agent expected Clean of its own version"))))
         return 1
     if order.reattach_folder is None:
         os.write(stdout, encode(clean(order.run_ids)))
         return 0
     if not end_agents([order.reattach_folder], AGENT_END_S):
-        os.write(stdout, encode(Broken(Problem("agent-alive", "its agent does not end"))))
+        os.write(stdout, encode(Broken(Problem("agent-alive", "the agent cannot be stopped"))))
         return 1
     os.write(stdout, encode(Cleaned(0, [])))
     return 0
 
 
 def clean(run_ids: Collection[str]) -> Cleaned:
-    """Ends everything of these runs."""
+    """Stops every process of these runs."""
     agents = find_agents(run_ids)
     ended = len(agents) if end_agents(agents, AGENT_END_S) else 0
     seen: set[int] = set()

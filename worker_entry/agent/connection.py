@@ -1,4 +1,4 @@
-"""An agent's end of the way to its controller, which may break and be replaced by another."""
+"""An agent's connection to its controller, which may break and be replaced."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from worker_entry.system import clock
 OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""
 WRITTEN_AT_ONCE = 16
-"""Headers and bodies, which are not copied together."""
+"""Buffers per write; headers and bodies are not copied together."""
 
 
 class Connection:
-    """Frames over two descriptors. Counted frames are kept until the controller has confirmed them.
+    """Sends and receives frames over two descriptors; keeps counted frames until the controller has confirmed them.
 
-    `on_input` is called when there is something to `read`, `on_break` when nobody reads what we write any more.
+    Calls `on_input` when there is something to `read`, and `on_break` when the controller no longer reads.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class Connection:
         """Bytes that have not been written yet."""
 
     def open(self, stdin: int, stdout: int) -> None:
-        """The first way, by which the agent was started; 0 and 1 are not used any more from here on."""
-        ways = os.dup(stdin), os.dup(stdout)
+        """Uses the descriptors that the agent was started with; from here on, 0 and 1 are /dev/null."""
+        descriptors = os.dup(stdin), os.dup(stdout)
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, stdin)
         os.dup2(devnull, stdout)
         os.close(devnull)
-        self._use(*ways)
+        self._use(*descriptors)
         self._put(MARKER)
 
     def replace(self, reattachment: Reattachment) -> None:
-        """Another way: what the controller does not have yet is sent again.
+        """Switches to a new connection and sends again what the controller does not have.
 
         Raises:
-            ProtocolError: it wants what there is not; the old way is left as it was.
+            ProtocolError: the controller asks for frames that are gone; the old connection stays in use.
         """
         missing = self.outbox.after(reattachment.attach.received)
         self.outbox.confirm(reattachment.attach.received)
@@ -87,11 +87,11 @@ class Connection:
         self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
 
     def close(self) -> None:
-        """Gives the way up; counted frames are kept for the next one."""
+        """Closes the connection; counted frames are kept for the next one."""
         self._close(NOT_NEEDED)
 
     def end(self) -> None:
-        """The agent ends: a newcomer then waits for the guardian, to end with the same status."""
+        """Closes the connection because the agent ends: an attach process then waits for the guardian's exit status."""
         self._close(b"")
 
     def _close(self, word: bytes) -> None:
@@ -122,10 +122,10 @@ class Connection:
         self.pending += len(data)
 
     def read(self) -> Optional[Iterator[tuple[Message, bytes]]]:
-        """The messages that have arrived, with their bodies; None at the end of the way.
+        """The messages that have arrived, with their bodies; None at the end of the stream.
 
         Raises:
-            ProtocolError: it is no frame.
+            ProtocolError: the bytes are not a frame.
         """
         try:
             data = os.read(self._stdin, 1 << 16)
@@ -150,13 +150,13 @@ class Connection:
                 yield message, body
 
     def _answer(self) -> None:
-        """Answers the last beat, once there is room: the controller may not read for a while."""
+        """Answers the last beat when there is room: the controller may not be reading."""
         if self._unanswered is not None and self.pending < OUTPUT_LIMIT:
             beat, self._unanswered = self._unanswered, None
             self.send(Beat(clock.now(), self.outbox.received, beat.time, self._lease.stamp()))
 
     def want_write(self) -> None:
-        """Has `write` called when it can be done, if there is something to write."""
+        """Registers for writing if there is something to write."""
         if self._output and self._stdout not in self._selector.get_map():
             self._selector.register(self._stdout, selectors.EVENT_WRITE, self._write)
 
@@ -165,7 +165,7 @@ class Connection:
             self._take_off(os.writev(self._stdout, [*islice(self._output, WRITTEN_AT_ONCE)]))
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads any more
+        except OSError:  # the other end is closed
             self._on_break()
             return
         self._answer()

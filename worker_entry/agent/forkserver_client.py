@@ -1,4 +1,4 @@
-"""An agent's side of its forkserver: when there is one, and when a task had better be started by itself."""
+"""An agent's side of its forkserver: decides when there is one, and which tasks cannot be forked from it."""
 
 from __future__ import annotations
 
@@ -25,36 +25,33 @@ from worker_entry.system import kernel, processes
 
 TENSORFLOW = "tensorflow"
 IMPORT_S = 120.0
-"""An import that takes longer is not waited for."""
+"""The agent stops waiting for an import that takes longer."""
 FORK_S = 5.0
-"""A process that does not fork within so long is given up: the agent waits for it, and for nothing else."""
+"""A forkserver that takes longer to fork is given up: the agent does nothing else while it waits."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
-"""A program without one of these words has no use for a forkserver."""
+"""A program that contains none of these words does not need a forkserver."""
 
 
 class ForkserverError(Exception):
-    """A task cannot be forked; why, for the user."""
+    """A task cannot be forked; the message is for the user."""
 
 
 class ForkserverClient:
-    """At most one process at a time. `pids` has it, for those who must spare it.
-
-    `settled`: whether it makes no difference any more to wait for it.
-    """
+    """Runs at most one forkserver at a time. `pids` contains it, so that others can exempt it from a stop."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.pids: set[int] = set()
         self.problem = ""
-        """Why nothing is forked, if something speaks against it."""
+        """Why nothing is forked; empty if nothing prevents it."""
         self._selector = selector
         self._control: Optional[socket.socket] = None
         self._env: dict[str, str] = {}
-        """That of the import: what all tasks have in common, and what the program will have set by then."""
+        """The import's environment: what all tasks have in common, and what the program will have set by then."""
         self._program_env = ProgramEnv()
         self._unanswered = 0
-        """Imports that were asked for, and have not been done yet."""
+        """Imports that were requested and have not finished."""
         self._modules: list[str] = []
-        """What is still to be imported once the program's folder is there."""
+        """Modules to import when the program's folder is there."""
         self._deadline = 0.0
         self._order: Optional[Preload] = None
 
@@ -63,13 +60,13 @@ class ForkserverClient:
         return self._order is not None and kernel.LINUX
 
     def settled(self, now: float) -> bool:
-        """`now`: monotonic seconds."""
+        """Whether there is nothing more to wait for; `now` is in monotonic seconds."""
         if self._control is not None and self._unanswered and now > self._deadline:
             self._fail(f"the import of TensorFlow has taken more than {IMPORT_S:g} s")
         return self._control is None or not self._unanswered
 
     def begin(self, order: Preload, cwd: str, log: str) -> None:
-        """Starts it, if there is none yet and the program has a use for it."""
+        """Starts the forkserver, if none is running and the program needs one."""
         if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
             return
         self._order = order
@@ -96,17 +93,17 @@ class ForkserverClient:
                 )
         except (OSError, ValueError) as error:  # a null byte in the environment
             ours.close()
-            self.problem = f"no process for it: {getattr(error, 'strerror', error)}"
+            self.problem = f"the forkserver cannot be started: {getattr(error, 'strerror', error)}"
             return
         finally:
             os.close(output)
         self.pids.add(pid)
         self._control, self._modules = ours, list(order.modules)
-        self._selector.register(ours, selectors.EVENT_READ, self._hear)
+        self._selector.register(ours, selectors.EVENT_READ, self._read_answer)
         self._ask_for([TENSORFLOW])
 
     def expect(self, program: Program, cwd: str) -> None:
-        """The program is there, and will be started: what is left to be imported may be its own."""
+        """Called when the program is there and is about to be started: imports the modules that may be its own."""
         if not may_import(program, cwd, TENSORFLOW_PACKAGES):
             self.dismiss()
         if self._control is None:
@@ -114,13 +111,13 @@ class ForkserverClient:
         env = {name: value for name, value in self._env.items() if name not in self._program_env.changes}
         found = find_program_env(program, cwd, env, TENSORFLOW_PACKAGES)
         if found.changes != self._program_env.changes or found.unclear:
-            self._fail(_explain(found) or "the program sets other variables than when TensorFlow was imported")
+            self._fail(_explain(found) or "the program no longer sets the variables with which TensorFlow was imported")
         elif self._modules:
             modules, self._modules = self._modules, []
             self._ask_for(modules, folder_of(program, cwd))
 
     def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str, order_file: str) -> int:
-        """Starts the task; returns its pid, a child's of this process.
+        """Forks the task; returns its pid, which is a child of this process.
 
         Args:
             order: what it runs.
@@ -130,7 +127,7 @@ class ForkserverClient:
             order_file: where the order is written if the task has to start again as plain Python.
 
         Raises:
-            NurseryError: it has to be started by itself; the message says why, and is empty if nobody expects more.
+            ForkserverError: the task cannot be forked; the message says why, and is empty if no fork was expected.
         """
         if not self.wanted:
             raise ForkserverError("")
@@ -138,7 +135,7 @@ class ForkserverClient:
             raise ForkserverError(self.problem or "TensorFlow is not imported yet")
         different = _find_difference(self._env, self._program_env.over(dict(env)))
         if different is not None:
-            raise ForkserverError(f"{different} of its environment is another one than when TensorFlow was imported")
+            raise ForkserverError(f"{different} differs from its value when TensorFlow was imported")
         request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log, "order_file": order_file}
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with gate:
@@ -153,36 +150,36 @@ class ForkserverClient:
                     gate.sendall(GO)
                     return int(answer)
             except OSError as error:
-                self._fail(f"the process with TensorFlow does not answer: {error}")
+                self._fail(f"the forkserver does not answer: {error}")
                 raise ForkserverError(self.problem) from None
         if not answer:
-            raise ForkserverError("the process with TensorFlow did not fork")
+            raise ForkserverError("the forkserver did not fork")
         raise ForkserverError(json.loads(answer)["problem"])
 
     def is_refused(self, status: TaskStatus) -> bool:
-        """Whether a task tells that it cannot do with an early import, which is news: then there will be none."""
+        """Whether a task reports for the first time that it cannot use an early import; ends the forkserver then."""
         is_news = bool(status.not_forked) and self.wanted
         if is_news:
             self.dismiss(status.not_forked)
         return is_news
 
-    def rest(self) -> None:
-        """All tasks have been forked: it is kept only for those that may be started again."""
+    def release_unless_kept(self) -> None:
+        """Ends the forkserver after all tasks have been forked, unless tasks may be started again."""
         if self._order is not None and not self._order.keep:
             self.dismiss()
 
     def dismiss(self, problem: str = "") -> None:
-        """Nothing will be forked any more; `problem` says why, if that is worth telling."""
+        """Ends the forkserver for good; `problem` says why, if the user should know."""
         self._fail(problem)
         self._order = None
 
     def revive(self, cwd: str, log: str) -> None:
-        """Starts it anew if it has died since."""
+        """Starts the forkserver again if it has died."""
         if self._order is not None and not self.pids and not self.problem:
             self.begin(self._order, cwd, log)
 
     def end(self) -> None:
-        """Ends it, and waits for that."""
+        """Kills the forkserver and waits until it is gone."""
         for pid in list(self.pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -191,15 +188,15 @@ class ForkserverClient:
         self.pids.clear()
         self._forget()
 
-    def _hear(self) -> None:
+    def _read_answer(self) -> None:
         assert self._control is not None
         try:
             data = self._control.recv(4096)
         except OSError:
             data = b""
         if not data:
-            # One that has been of use is started again for the next attempt.
-            self._fail("" if not self._unanswered else "the process that imported TensorFlow has ended")
+            # Without a problem, `revive` starts it again for the next attempt: it has done its imports before.
+            self._fail("" if not self._unanswered else "the forkserver has exited")
         elif problem := json.loads(data)["problem"]:
             self._fail(problem)
         else:
@@ -219,19 +216,19 @@ class ForkserverClient:
         assert self._control is not None
         self._unanswered += 1
         self._deadline = time.monotonic() + IMPORT_S
-        with contextlib.suppress(OSError):  # it has ended already, which is heard of
+        with contextlib.suppress(OSError):  # it has exited, which `_read_answer` notices
             self._control.sendall(json.dumps({"modules": modules, "folder": folder}).encode())
 
 
 def _explain(found: ProgramEnv) -> str:
-    """Why nothing is imported early for a program that sets variables in a way that only it can tell."""
+    """Why nothing is imported early: the program may set a variable whose value cannot be known before it runs."""
     for name, place in sorted(found.unclear.items()):
         return f"{place} may set {name}, which the import of TensorFlow reads"
     return ""
 
 
 def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Optional[str]:
-    """The first variable that differs and that an import may read."""
+    """The first variable that differs and that an import may read; None if there is none."""
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) != other.get(name) and name not in LATE and not name.startswith(environment.OWN_PREFIX):
             return name

@@ -1,12 +1,13 @@
-"""The outer of an agent's two processes: it waits, and looks once a second whether the agent still takes turns.
+"""The outer of an agent's two processes: it waits, and checks once a second whether the agent's loop still turns.
 
-If the agent dies, by SIGKILL even, the guardian kills whatever is left below it. If the guardian dies, the agent is
-told by the kernel and stops everything itself.
+If the agent dies, even by SIGKILL, the guardian kills everything that is left below it. If the guardian dies, the
+kernel signals the agent, which then stops everything itself.
 
-An agent that hangs (SIGSTOP, a disk that does not answer) is killed, with everything below it, when it has taken no
-turn for the lease; or within seconds, when the guardian is asked to end and the agent does not react. A stopped agent
-is not continued: whatever stopped it can stop it again, and after the lease its controller has given the node up, and
-may have started the tasks elsewhere. So is an agent that still goes on some seconds after the end of its lease.
+The guardian kills a hanging agent (SIGSTOP, a disk that does not answer) and everything below it when the agent's loop
+has not turned for the length of the lease, or within seconds if the guardian is asked to end and the agent does not
+react. It does not continue a stopped agent: whatever stopped the agent can stop it again, and after the lease the
+controller has given up the node and may have started the tasks elsewhere. For the same reason it kills an agent that
+still runs some seconds after its lease has expired.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import time
 from typing import Optional
 
 from worker_entry.agent.lease import HANG_S
-from worker_entry.agent.liveness import TICK_S, Silence, Turns
+from worker_entry.agent.liveness import TICK_S, HangTimer, LoopCounter
 from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock, kernel, processes
 from worker_entry.system.signal_wakeup import ENDING, wake_on_signals
 
 FIRST_LIMIT_S = 60.0
-"""How long an agent may take to its first turn, and between turns before it knows its lease."""
+"""How long an agent may take for a turn until it knows its lease."""
 ENDING_LIMIT_S = 3.0
-"""How long an agent that was asked to end may go without a turn."""
+"""How long an agent may take for a turn once it was asked to end."""
 
 
 def main(*, outlives_connection: bool) -> int:
@@ -42,13 +43,13 @@ def main(*, outlives_connection: bool) -> int:
     kernel.become_subreaper()
     guardian = os.getpid()
     reattach_folder = ReattachFolder.make() if outlives_connection else None
-    turns = Turns(FIRST_LIMIT_S)
+    loop_counter = LoopCounter(FIRST_LIMIT_S)
     try:
         child = os.fork()
     except BlockingIOError:
         if reattach_folder is not None:
             reattach_folder.close(1)
-        sys.stderr.write("no more processes can be started here: raise the limit (`ulimit -u`)\n")
+        sys.stderr.write("no more processes can be started here; raise the limit (`ulimit -u`)\n")
         return 1
     if child == 0:
         kernel.die_with_parent(signal.SIGTERM, guardian)
@@ -57,7 +58,7 @@ def main(*, outlives_connection: bool) -> int:
         try:
             from worker_entry.agent.loop import Agent  # here, so that the guardian stays small
 
-            status = Agent(reattach_folder, turns).run(sys.stdin.fileno(), sys.stdout.fileno())
+            status = Agent(reattach_folder, loop_counter).run(sys.stdin.fileno(), sys.stdout.fileno())
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             import traceback
 
@@ -66,25 +67,25 @@ def main(*, outlives_connection: bool) -> int:
             sys.stderr.flush()
             _continue_parent(guardian)
             os._exit(status)
-    status = _guard(child, turns)
+    status = _guard(child, loop_counter)
     if reattach_folder is not None:
         reattach_folder.close(status)
     return status
 
 
 def _continue_parent(guardian: int) -> None:
-    """A guardian that a signal has stopped would not see that the agent ends."""
+    """Continues a guardian that a signal has stopped: it would not notice that the agent ends."""
     with contextlib.suppress(OSError):
         if os.getppid() == guardian:
             os.kill(guardian, signal.SIGCONT)
 
 
-def _guard(agent: int, turns: Turns) -> int:
-    # The controller has to see the end of the agent's output when the agent ends, not when the guardian does.
+def _guard(agent: int, loop_counter: LoopCounter) -> int:
+    # The controller must see end of file when the agent ends, not when the guardian ends.
     devnull = os.open(os.devnull, os.O_RDWR)
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
-    status = _wait(agent, turns)
+    status = _wait(agent, loop_counter)
     for signum in ENDING:
         signal.signal(signum, signal.SIG_IGN)
     processes.kill_descendants()
@@ -94,16 +95,16 @@ def _guard(agent: int, turns: Turns) -> int:
     return 128 + (status.signal or 0)
 
 
-def _wait(agent: int, turns: Turns) -> TaskExit:
-    """How the agent ended; if it hangs, it has yet to be killed, with all else."""
-    silence = Silence(turns.number, time.monotonic())
+def _wait(agent: int, loop_counter: LoopCounter) -> TaskExit:
+    """How the agent ended. SIGKILL is also returned for an agent that hangs; the caller has yet to kill it."""
+    hang_timer = HangTimer(loop_counter.turns, time.monotonic())
     ending = False
 
     def pass_on() -> None:
         nonlocal ending
         if not ending:
             ending = True
-            silence.forgive()
+            hang_timer.restart()
         with contextlib.suppress(ProcessLookupError):  # it has just been reaped
             os.kill(agent, signal.SIGTERM)
 
@@ -112,20 +113,20 @@ def _wait(agent: int, turns: Turns) -> TaskExit:
         status = _reap(agent)
         if status is not None:
             return status
-        silence.look(turns.number, time.monotonic())
-        limit_s = min(ENDING_LIMIT_S, turns.limit_s) if ending else turns.limit_s
-        if silence.seconds > limit_s:
-            sys.stderr.write(f"the agent has done nothing for {silence.seconds:.0f} s, and is killed\n")
+        hang_timer.update(loop_counter.turns, time.monotonic())
+        limit_s = min(ENDING_LIMIT_S, loop_counter.limit_s) if ending else loop_counter.limit_s
+        if hang_timer.seconds > limit_s:
+            sys.stderr.write(f"killing the agent, which has not responded for {hang_timer.seconds:.0f} s\n")
             return TaskExit(signal=signal.SIGKILL)
-        if turns.lease_end and clock.now() - turns.lease_end > HANG_S:
-            sys.stderr.write("the agent goes on after the end of its lease, and is killed\n")
+        if loop_counter.lease_end and clock.now() - loop_counter.lease_end > HANG_S:
+            sys.stderr.write("killing the agent, which still runs although its lease has expired\n")
             return TaskExit(signal=signal.SIGKILL)
         if select.select([wake], [], [], TICK_S)[0]:
             os.read(wake, 4096)
 
 
 def _reap(agent: int) -> Optional[TaskExit]:
-    """How the agent ended, if it has; whatever else has ended below is taken care of, too."""
+    """How the agent ended, or None if it runs; reaps every other child that has ended as well."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, wait_status = os.waitpid(-1, os.WNOHANG)

@@ -1,12 +1,12 @@
-"""How long an agent goes on without knowing that its controller hears it.
+"""How long an agent goes on without proof that its messages reach the controller.
 
-The controller gives a node up when it has heard nothing for the lease, and may then start the same tasks elsewhere. So
-the agent must not go by what it hears: it may be heard no more. It stamps its answer to each beat, and the controller
-sends the last stamp that it has got with its next beat. The lease runs from the moment of that stamp, which is before
-the moment at which the controller has heard the agent last.
+The controller gives up a node that has sent nothing for the lease, and may then start the same tasks elsewhere. The
+agent therefore cannot rely on what it receives: the link may be broken in the other direction only. It stamps its
+answer to each beat, and the controller returns the last stamp it received with its next beat. The lease runs from
+the time of that stamp, which is earlier than the moment when the controller last received something.
 
-On another machine than the controller's, time counts during which the machine sleeps: the controller does not sleep.
-On the controller's own it does not count: both sleep.
+If the controller is on another machine, time during which the agent's machine sleeps counts, because the controller
+does not sleep. If both are on one machine, it does not count, because both sleep.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Optional
 from worker_entry.system import clock
 
 LONGEST_TURN_S = 2.0
-"""More than so long between two turns, an agent was not running."""
+"""If more time passes between two turns, the agent was not running."""
 GRACE_S = 2.0
-"""From TERM to KILL, when the lease is over."""
+"""From TERM to KILL after the lease has expired."""
 HANG_S = 6.0
-"""So long after the end of its lease an agent that is still there hangs; its guardian kills all that is below it."""
+"""An agent that still runs this long after its lease has expired hangs; its guardian kills everything below it."""
 MARGIN_S = 10.0
-"""So long after the end of the lease nothing of a run is left on a node, whatever its agent does."""
+"""This long after the lease has expired, nothing of a run is left on a node, whatever its agent does."""
 
 
 class Lease:
     """An agent's lease.
 
     Args:
-        seconds: how long it is.
+        seconds: its length.
         far: whether the controller is on another machine.
     """
 
@@ -42,7 +42,7 @@ class Lease:
         self._confirmed = self.stamp()
 
     def stamp(self) -> float:
-        """What an answer to a beat says: the time by the lease's own clock."""
+        """The stamp for an answer to a beat: the time by the lease's own clock."""
         if self._far:
             return clock.now()
         passed_s, self._looked = time.monotonic() - self._looked, time.monotonic()
@@ -50,16 +50,16 @@ class Lease:
         return self._awake_s
 
     def confirm(self, stamp: Optional[float]) -> None:
-        """The controller has got the answer with this stamp; None: none yet."""
+        """Notes that the controller has received the answer with this stamp; None: no answer yet."""
         if stamp is not None and self._confirmed < stamp <= self.stamp():
             self._confirmed = stamp
 
     @property
     def end(self) -> float:
-        """When it is over, as a guardian can know it; 0 where only the agent can."""
+        """When it expires, by a clock that the guardian shares; 0 if only the agent can know."""
         return self._confirmed + self.seconds if self._far else 0.0
 
     @property
     def overdue_s(self) -> float:
-        """Seconds since its end; negative before."""
+        """Seconds since it expired; negative before that."""
         return self.stamp() - self._confirmed - self.seconds

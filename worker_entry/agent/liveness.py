@@ -1,6 +1,6 @@
-"""How a guardian knows that its agent is at work: memory that both share, where the agent counts its turns.
+"""The agent counts the turns of its loop in memory that it shares with its guardian, which so notices a hang.
 
-Memory, not a pipe: to count costs the agent no system call, never blocks it, and wakes nobody up.
+Memory rather than a pipe: counting costs the agent no system call, never blocks it, and never wakes the guardian.
 """
 
 from __future__ import annotations
@@ -8,30 +8,31 @@ from __future__ import annotations
 import mmap
 
 TICK_S = 1.0
-"""How often a guardian looks."""
+"""How often the guardian checks."""
 SHORTEST_LIMIT_S = 5.0
 """A slow disk may block a healthy agent for some seconds, however short the lease is."""
 
 
-class Turns:
-    """The turns of one agent's loop; made before the fork, `count` is called by the agent."""
+class LoopCounter:
+    """Counts the turns of an agent's loop. The guardian makes it before it forks; the agent calls `advance`."""
 
     def __init__(self, limit_s: float) -> None:
         self._values = memoryview(mmap.mmap(-1, 24)).cast("d")
         self.limit_s = limit_s
 
-    def count(self, lease_end: float) -> None:
-        """The agent has taken a turn, and knows of this end of its lease, by the clock of that."""
+    def advance(self, lease_end: float) -> None:
+        """Counts one turn and publishes when the agent's lease ends, by the lease's clock."""
         self._values[0] += 1.0
         self._values[2] = lease_end
 
     @property
     def lease_end(self) -> float:
-        """By `clock`; 0 where only the agent knows it."""
+        """When the lease ends, by `clock`; 0 if only the agent can know."""
         return self._values[2]
 
     @property
-    def number(self) -> float:
+    def turns(self) -> float:
+        """Turns so far."""
         return self._values[0]
 
     @property
@@ -44,27 +45,27 @@ class Turns:
         self._values[1] = max(seconds, SHORTEST_LIMIT_S)
 
 
-class Silence:
-    """How long an agent has not taken a turn, as a guardian sees it that looks every `TICK_S`.
+class HangTimer:
+    """How long an agent has taken no turn, as seen by a guardian that calls `update` every `TICK_S`.
 
-    A machine that sleeps, and a container that is paused, stop both of them, and the clock may go on. So it is not the
-    clock that counts, but the time during which the guardian itself was running: a look adds two ticks at the most, and
-    an agent that wakes up together with its guardian has several ticks to take a turn.
+    When the machine sleeps or its container is paused, agent and guardian both stop while the clock may go on. So the
+    timer counts only time during which the guardian itself was running: an update adds at most two ticks, and an
+    agent that wakes up together with its guardian has several ticks to take a turn.
     """
 
-    def __init__(self, number: float, now: float) -> None:
+    def __init__(self, turns: float, now: float) -> None:
         self.seconds = 0.0
-        self._number = number
-        self._looked = now
+        self._turns = turns
+        self._updated = now
 
-    def look(self, number: float, now: float) -> None:
-        """Notes the number of turns that the agent has taken by now, in monotonic seconds."""
-        passed_s, self._looked = now - self._looked, now
-        if number != self._number:
-            self._number, self.seconds = number, 0.0
+    def update(self, turns: float, now: float) -> None:
+        """Takes the agent's turns so far; `now` is in monotonic seconds."""
+        passed_s, self._updated = now - self._updated, now
+        if turns != self._turns:
+            self._turns, self.seconds = turns, 0.0
         else:
             self.seconds += min(passed_s, 2 * TICK_S)
 
-    def forgive(self) -> None:
-        """Begins anew, because something else is asked of the agent from now on."""
+    def restart(self) -> None:
+        """Starts counting from zero, because a different limit applies from now on."""
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""Sends what tasks have written into their logs."""
+"""Sends what tasks have written to their logs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from worker_entry.protocol.messages import Log, Noted
 from worker_entry.system.file_holes import render_bytes
 
 
-def stream_logs(turns: deque[StartedTask], attempt: int, connection: Connection) -> None:
-    """Sends a piece of every task in turn, so that none waits for a chatty one, until all is sent or enough."""
-    silent = 0
-    while silent < len(turns) and connection.pending < OUTPUT_LIMIT:
-        task = turns[0]
-        turns.rotate(-1)
+def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connection) -> None:
+    """Sends one piece of each task's log in turn, so that a chatty task delays no other.
+
+    Returns when everything is sent or the connection has enough to write.
+    """
+    exhausted = 0
+    while exhausted < len(log_queue) and connection.pending < OUTPUT_LIMIT:
+        task = log_queue[0]
+        log_queue.rotate(-1)
         offset, data, hole = task.read_log()
         if hole:
-            connection.send(Noted(f"the log of {task.name} has a hole of {render_bytes(hole)}, which is left out"))
+            connection.send(Noted(f"the log of {task.name} has a hole of {render_bytes(hole)}, which is skipped"))
         if data:
             connection.send(Log(attempt, task.name, offset, len(data)), data)
-        silent = 0 if data else silent + 1
+        exhausted = 0 if data else exhausted + 1

@@ -1,10 +1,10 @@
-"""The node agent: one per node and run. It starts the tasks, sends their logs and ends, and leaves nothing behind.
+"""The node agent, one per node and run: it starts the tasks, sends their logs and exits, and leaves no process behind.
 
-It has one thread and one loop: frames in, deaths, log files that grew, deadlines, frames out. `guardian` starts it,
-and takes care that its own death leaves nothing behind either.
+It has one thread and one loop: read frames, reap children, read logs, check deadlines, write frames. `guardian`
+starts it and kills what is left if the agent itself dies.
 
-It talks to its controller over stdin and stdout. Silence for longer than the lease means that the controller is gone:
-the tasks are stopped. So does a closed stdin, unless there is a meeting place where the controller may come back.
+It talks to its controller over stdin and stdout. When the lease expires, the controller is gone and the agent stops
+the tasks. A closed stdin means the same, unless there is a reattach folder through which the controller may come back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker_entry.agent.attempts import Attempts
 from worker_entry.agent.checks.inspection import introduce
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.lease import GRACE_S, Lease
-from worker_entry.agent.liveness import Turns
+from worker_entry.agent.liveness import LoopCounter
 from worker_entry.agent.reattach import ReattachFolder, Reattachment
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
     from worker_entry.agent.program_copy import ProgramCopy
 
 TICK_S = 0.05
-"""How often growing logs, opened ports and ongoing stops are looked at."""
+"""How often logs, ports and ongoing stops are polled."""
 IDLE_TICK_S = 0.5
-"""The same while nothing is under way but training without log streaming."""
+"""The same while tasks only train and logs are not streamed."""
 FIRST_LEASE_S = 60.0
 
 
 class Agent:
-    """Owns the tasks of one node. `run` returns once no process is left below it.
+    """Owns the tasks of one node. `run` returns when no process is left below it.
 
-    With a `meeting`, it waits there for its controller to come back when the connection breaks.
+    With a reattach folder, it waits for its controller to come back after the connection has broken.
     """
 
-    def __init__(self, reattach_folder: Optional[ReattachFolder], turns: Turns) -> None:
+    def __init__(self, reattach_folder: Optional[ReattachFolder], loop_counter: LoopCounter) -> None:
         self._owned = contextlib.ExitStack()
-        """What has to be closed at the end: in reverse order, all of it, whatever goes wrong."""
+        """Closed at the end in reverse order, even if a step fails."""
         self._selector = self._owned.enter_context(selectors.DefaultSelector())
         self._lease = Lease(FIRST_LEASE_S, far=reattach_folder is not None)
         self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
         self._owned.callback(self._connection.end)
         self._reattach_folder = reattach_folder
-        self._turns = turns
+        self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
         self._attempts = Attempts(self._selector, self._send)
         self._owned.callback(self._attempts.close)
-        self._copy: Optional[ProgramCopy] = None
+        self._program_copy: Optional[ProgramCopy] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
-        self._asked_to_end = False  # set by signals, seen by the loop, which they wake
+        self._asked_to_end = False  # set by a signal handler; the signal also wakes the loop
 
     def run(self, stdin: int, stdout: int) -> int:
-        """Works until the end; returns the exit status."""
+        """Runs the loop to its end; returns the exit status."""
         with self._owned:
             self._work(stdin, stdout)
         return 1 if self._failed else 0
@@ -74,13 +74,13 @@ class Agent:
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
             self._reattach_folder.listen()
-            self._selector.register(self._reattach_folder, selectors.EVENT_READ, self._meet)
+            self._selector.register(self._reattach_folder, selectors.EVENT_READ, self._accept_reattachment)
         self._connection.open(stdin, stdout)
         while not self._done():
-            self._turns.count(self._lease.end)
+            self._loop_counter.advance(self._lease.end)
             self._connection.want_write()
             for key, _ in self._selector.select(self._tick()):
-                if key.fd in self._selector.get_map():  # not taken out by one of the others
+                if key.fd in self._selector.get_map():  # not unregistered by an earlier callback
                     key.data()
             self._step()
 
@@ -90,7 +90,7 @@ class Agent:
         return self._closing and not self._attempts.is_stopping and not self._connection.pending
 
     def _tick(self) -> float:
-        if self._copy is not None and not self._copy.waits:
+        if self._program_copy is not None and not self._program_copy.waits:
             return 0.0
         return TICK_S if self._attempts.is_busy or (self._streaming and self._attempts.has_tasks) else IDLE_TICK_S
 
@@ -101,17 +101,17 @@ class Agent:
     def _step(self) -> None:
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
-        if self._copy is not None and not self._closing and self._hello is not None:
-            self._copy.step()
-            self._hello = replace(self._hello, cwd=self._copy.directory or self._hello.cwd)
-        self._tcp_timeout.look(self._attempts.pids)
+        if self._program_copy is not None and not self._closing and self._hello is not None:
+            self._program_copy.step()
+            self._hello = replace(self._hello, cwd=self._program_copy.directory or self._hello.cwd)
+        self._tcp_timeout.poll(self._attempts.pids)
         problem = self._attempts.step(self._hello, time.monotonic())
         if problem is not None:
             self._break(problem)
         if self._streaming and self._connection.is_open:
             self._attempts.stream_logs(self._connection)
-        heard = self._connection.is_open or not self._closing
-        self._attempts.finish(logs_first=self._streaming and heard)
+        can_deliver = self._connection.is_open or not self._closing
+        self._attempts.finish(logs_first=self._streaming and can_deliver)
 
     def _read(self) -> None:
         try:
@@ -125,8 +125,8 @@ class Agent:
             self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
-    def _meet(self) -> None:
-        """A controller whose connection broke is back."""
+    def _accept_reattachment(self) -> None:
+        """Takes over the new connection of a controller whose old one broke."""
         assert self._reattach_folder is not None
         reattachment = self._reattach_folder.accept()
         if isinstance(reattachment, orders.Goodbye):
@@ -143,8 +143,8 @@ class Agent:
         except ProtocolError as error:
             reattachment.refuse(str(error))
             return
-        if self._copy is not None:
-            self._copy.resume()
+        if self._program_copy is not None:
+            self._program_copy.resume()
         self._attempts.rewind(attach)
 
     def _send(self, message: Message, body: bytes = b"") -> None:
@@ -154,7 +154,7 @@ class Agent:
     # --- what the controller asks for ---
 
     def _handle(self, message: Message, body: bytes) -> None:
-        if self._closing:  # nothing new begins; a stop can still be shortened
+        if self._closing:  # nothing new is started, but the grace period can still be shortened
             if isinstance(message, orders.Stop):
                 self._attempts.stop(message.grace_s)
         elif isinstance(message, orders.Hello):
@@ -164,11 +164,11 @@ class Agent:
         elif isinstance(message, orders.Offer):
             from worker_entry.agent.program_copy import ProgramCopy
 
-            self._copy = ProgramCopy(message, self._send)
-            self._owned.callback(self._copy.abandon)
+            self._program_copy = ProgramCopy(message, self._send)
+            self._owned.callback(self._program_copy.abandon)
         elif isinstance(message, orders.Piece):
-            if self._copy is not None:
-                self._copy.take(message, body)
+            if self._program_copy is not None:
+                self._program_copy.take(message, body)
         elif isinstance(message, orders.Prepare):
             self._attempts.prepare(message, self._hello)
         elif isinstance(message, orders.Inspect):
@@ -206,31 +206,31 @@ class Agent:
         self._owned.callback(remove_empty_directory, hello.directory)
         self._lease.seconds = hello.lease_s
         self._tcp_timeout = TcpTimeout(hello.lease_s)
-        self._turns.limit_s = hello.lease_s
+        self._loop_counter.limit_s = hello.lease_s
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
         self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
 
-    # --- what happens by itself ---
+    # --- what happens without an order ---
 
     def _ask_to_end(self) -> None:
         self._asked_to_end = True
 
     def _lose_connection(self) -> None:
-        """The way is broken: the controller may find another one, if it knows where, until the lease is over."""
+        """Handles a broken connection: with a reattach folder, the controller may come back until the lease expires."""
         if self._reattach_folder is not None and self._hello is not None:
             self._connection.close()
         else:
             self._lose_controller()
 
     def _lose_controller(self) -> None:
-        """The controller is gone, or somebody asked us to end: nobody is left to talk to."""
+        """Stops everything, because the controller is gone or a signal asked this process to end."""
         if self._controller_gone:
             return
         self._controller_gone = True
         self._closing = True
         self._connection.close()
-        # After a sleep of this machine it may be long over, and the tasks have been started elsewhere.
+        # If this machine slept, the lease may have expired long ago and the tasks may run elsewhere by now: no grace.
         self._attempts.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)
 
     def _break(self, problem: Problem) -> None:

@@ -1,8 +1,8 @@
-"""The program's folder on a node: versions beside each other (see `versions`), and a link to the one in use.
+"""Copies the program's folder to a node: versions side by side (see `copy_versions`), and a link to the current one.
 
-A version is built apart, from what the last one has unchanged and from what is fetched; every file is checked by its
-hash; then it gets its name, and the link is switched. So a task never sees half of a version, and one that runs keeps
-its own.
+A new version is built in a folder of its own, from unchanged files of the last version and from files that are fetched.
+Every file is checked by its hash; then the version gets its name, and the link is switched. So a task never sees an
+incomplete version, and a running task keeps its own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry, Problem
 
 PIECE = 1 << 20
-"""Bytes that are hashed, or fetched, at once; between two the agent does its other work."""
+"""Bytes that are hashed or fetched at once; between two pieces the agent does its other work."""
 FETCHES_AT_ONCE = 4
 
 
 class ProgramCopy:
-    """The arrival of one version. `step` does a bit of the work; `send` is how the agent talks to its controller."""
+    """Copies one version to this node. `step` does a bit of the work; `send` sends a message to the controller."""
 
     def __init__(self, offer: Offer, send: Callable[[Message], None]) -> None:
         self.done = False
         self.directory: Optional[str] = None
-        """Where the version is, once it is there."""
+        """The version's folder, when it is complete."""
         self._offer = offer
         self._send = send
         self._versions = Versions(offer.to)
@@ -38,11 +38,11 @@ class ProgramCopy:
         self._awaited: deque[Fetch] = deque()
         self._pieces: deque[bytes] = deque()
         self._fetched = 0
-        self._work = self._arrive()
+        self._work = self._copy_version()
 
     @property
     def waits(self) -> bool:
-        """Whether there is nothing to do before another piece comes."""
+        """Whether there is nothing to do until another piece arrives."""
         return self.done or (bool(self._awaited) and not self._pieces)
 
     def step(self) -> None:
@@ -57,18 +57,18 @@ class ProgramCopy:
             self._fail(f"{error.filename or self._offer.to}: {error.strerror}")
 
     def take(self, piece: Piece, body: bytes) -> None:
-        """A piece has come; one that was not asked for, or comes twice, is left."""
+        """Takes a piece that has arrived; ignores one that was not asked for, or arrives twice."""
         expected = self._awaited[len(self._pieces)] if len(self._pieces) < len(self._awaited) else None
         if expected is not None and (expected.index, expected.offset) == (piece.index, piece.offset):
             self._pieces.append(body)
 
     def resume(self) -> None:
-        """The connection is another: what was asked for over the old one may not come."""
+        """Asks again for pieces over a new connection: those asked for over the old one may not arrive."""
         for fetch in list(self._awaited)[len(self._pieces) :]:
             self._send(fetch)
 
     def abandon(self) -> None:
-        """Leaves nothing half done."""
+        """Stops, and removes an unfinished version."""
         self.done = True
         if self._building:
             shutil.rmtree(self._building, ignore_errors=True)
@@ -77,9 +77,9 @@ class ProgramCopy:
         self.abandon()
         self._send(Refused([Problem("sync-failed", reason, "")]))
 
-    # --- the work, which yields between its bits ---
+    # --- the work; it yields after each bit ---
 
-    def _arrive(self) -> Generator[None, None, None]:
+    def _copy_version(self) -> Generator[None, None, None]:
         current = self._versions.find_current()
         missing = yield from self._compare(current)
         if current is None or missing or not self._versions.is_of(current, self._offer.digest):
@@ -91,19 +91,19 @@ class ProgramCopy:
         self._versions.switch(current)
         for kept in self._versions.clean(current):
             if kept is not None:
-                self._send(Noted(f"what tasks have written into an earlier version of {self._offer.to} is in {kept}"))
+                self._send(Noted(f"files that tasks wrote to an old version of {self._offer.to} are kept in {kept}"))
             yield
         self.directory = current
         self.done = True
         self._send(Synced(current, len(missing), self._fetched))
 
     def _compare(self, current: Optional[str]) -> Generator[None, None, set[int]]:
-        """Which files the version in use does not have as they were offered."""
+        """The indexes of offered files that the current version lacks or has with other content."""
         missing = set()
         for index, entry in enumerate(self._offer.files):
             try:
                 same = current is not None and (yield from self._is_same(entry, os.path.join(current, entry.path)))
-            except OSError:  # a task of another run works in it
+            except OSError:  # a task of another run is changing it
                 same = False
             if not same:
                 missing.add(index)
@@ -124,7 +124,7 @@ class ProgramCopy:
         return digest.hexdigest() == entry.sha256
 
     def _build(self, current: Optional[str], missing: set[int]) -> Generator[None, None, None]:
-        # Links last, so that no file is ever written through one.
+        # Links come last, so that no file is ever written through one.
         for index, entry in sorted(enumerate(self._offer.files), key=lambda item: bool(item[1].link)):
             path = _inside(self._building, entry.path)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -139,7 +139,7 @@ class ProgramCopy:
             os.chmod(path, 0o700 if entry.executable else 0o600)
 
     def _copy(self, old: str, path: str, entry: FileEntry) -> Generator[None, None, bool]:
-        """False if a task of another run has changed the old file since it was compared."""
+        """Copies an unchanged file; false if a task of another run has changed it since it was compared."""
         digest = hashlib.sha256()
         try:
             with open(old, "rb") as source, open(path, "xb") as file:
@@ -159,7 +159,7 @@ class ProgramCopy:
         with open(path, "xb") as file:
             yield from self._fetch(index, entry, file, digest.update)
         if digest.hexdigest() != entry.sha256:
-            raise _CannotSyncError(f"{entry.path!r} was changed while it was sent; start again")
+            raise _CannotSyncError(f"{entry.path!r} changed while it was sent; start again")
 
     def _fetch(
         self, index: int, entry: FileEntry, file: BinaryIO, update: Callable[[bytes], None]
@@ -175,7 +175,7 @@ class ProgramCopy:
                 yield
             piece, fetch = self._pieces.popleft(), self._awaited.popleft()
             if len(piece) != fetch.size:
-                raise _CannotSyncError(f"{entry.path!r} was changed while it was sent; start again")
+                raise _CannotSyncError(f"{entry.path!r} changed while it was sent; start again")
             file.write(piece)
             update(piece)
             got += len(piece)
@@ -183,11 +183,11 @@ class ProgramCopy:
 
 
 class _CannotSyncError(Exception):
-    """For the user."""
+    """The folder cannot be copied; the message is for the user."""
 
 
 def _inside(folder: str, path: str) -> str:
-    """The path within the folder; a controller is not believed, either."""
+    """The path within the folder. The controller's paths are checked, not trusted."""
     parts = path.split("/")
     if not path or path.startswith("/") or ".." in parts:
         raise _CannotSyncError(f"{path!r} is not within the folder")

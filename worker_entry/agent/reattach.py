@@ -1,7 +1,7 @@
-"""How a controller whose connection broke comes back to its agent: over a private folder with a lock and a socket.
+"""The reattach folder: a private folder with a lock and a socket, through which a controller comes back to its agent.
 
-A new connection starts a newcomer on the node (see there), which hands its own stdin and stdout to the agent over the
-socket. Guardian and agent hold the lock and nobody else, so it is free as soon as both are gone, however they ended.
+A new connection starts an attach process on the node (see `reattachment`), which hands its own stdin and stdout to the
+agent over the socket. Only guardian and agent hold the lock, so it is free when both are gone, however they ended.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from worker_entry.system import kernel
 
 PREFIX = "agent-"
 HAND_OVER_S = 2.0
-"""How long an agent waits for a newcomer that has called to say what it wants."""
+"""How long an agent waits for the message of an attach process that has connected."""
 WAITING_CALLS = 64
-"""Calls that wait for an agent that does not answer; more are refused at once."""
+"""Attach processes that may wait for an agent that does not answer; more are refused at once."""
 CALL_S = 1.0
 KILL_S = 5.0
-"""How long what was killed may take to be gone."""
+"""How long killed processes may take to disappear."""
 TAKEN = b"+"
-"""What a newcomer is told when its connection is the agent's from now on."""
+"""The agent's answer to an attach process: from now on the agent uses its connection."""
 NOT_NEEDED = b"."
-"""What a newcomer is told whose connection has broken, or was replaced."""
+"""The agent's answer to an attach process whose connection has broken or was replaced."""
 REFUSED = b"-"
 
 
 @dataclass(frozen=True)
 class Reattachment:
-    """A new connection's ends, and what it came with."""
+    """A new connection: its descriptors, its Attach, and the socket to its attach process."""
 
     attach: Attach
     stdin: int
@@ -49,7 +49,7 @@ class Reattachment:
     call: socket.socket
 
     def take(self) -> bool:
-        """Says that its connection is the agent's; false if it has ended meanwhile, and the connection with it."""
+        """Accepts the connection; false if the attach process has ended, and the connection with it."""
         try:
             self.call.send(TAKEN)
         except OSError:
@@ -57,13 +57,13 @@ class Reattachment:
         return True
 
     def leave(self) -> None:
-        """Does nothing with its connection; what it does next is for itself to know."""
+        """Declines the connection without an answer; the attach process then ends by itself."""
         os.close(self.stdin)
         os.close(self.stdout)
         self.call.close()
 
     def refuse(self, reason: str) -> None:
-        """Sends it away, once it was taken."""
+        """Rejects a connection that was accepted before."""
         problem = Problem("protocol-error", f"the agent was sent {reason}")
         with contextlib.suppress(OSError):
             os.write(self.stdout, MARKER + encode(Broken(problem)))
@@ -73,7 +73,7 @@ class Reattachment:
 
 
 class ReattachFolder:
-    """The place of one agent. `lock` stays open until the last process that has it ends."""
+    """One agent's folder. `lock` stays locked until the last process that holds it ends."""
 
     def __init__(self, path: str, lock: int) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class ReattachFolder:
 
     @classmethod
     def make(cls) -> Optional[ReattachFolder]:
-        """A new place, on a file system of this machine if one can be had; None if there is nowhere."""
+        """Makes a folder, on a local file system if possible; returns None if no folder can be made."""
         for folder in bases():
             try:
                 remove_abandoned(private(folder))
@@ -92,20 +92,20 @@ class ReattachFolder:
                 lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write_guardian(path)
-                os.rename(new, lock_file(path))  # nobody sees it unlocked
+                os.rename(new, lock_file(path))  # no process ever sees it unlocked
             except OSError:
                 continue
             return cls(path, lock)
         return None
 
     def listen(self) -> None:
-        """Called by the agent: the socket must not outlive it in another process."""
+        """Opens the socket; called by the agent, because no other process may keep the socket open."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(os.path.join(self.path, "socket"))
         self._socket.listen(WAITING_CALLS)
 
     def note_run(self, run_id: str) -> None:
-        """For `end_agents`: the run that this agent belongs to."""
+        """Writes down this agent's run, for `find_agents`."""
         with contextlib.suppress(OSError), open(_run_file(self.path), "w", encoding="utf-8") as stream:
             stream.write(run_id)
 
@@ -114,7 +114,7 @@ class ReattachFolder:
         return self._socket.fileno()
 
     def accept(self) -> Union[Reattachment, Goodbye, None]:
-        """Who has called, or that the agent shall end; None if it went away again, or is not one of ours."""
+        """The new connection, or Goodbye if the agent is asked to end; None if the caller is gone or not ours."""
         assert self._socket is not None
         call, _ = self._socket.accept()
         call.settimeout(HAND_OVER_S)
@@ -124,7 +124,7 @@ class ReattachFolder:
             words, descriptors, _, _ = socket.recv_fds(call, 1 << 16, 2)
             while not words.endswith(b"\n"):
                 more = call.recv(1 << 16)
-                words += more or b"\n"  # it hung up: no frame
+                words += more or b"\n"  # the caller has closed the socket: the frame is incomplete
             [(attach, _)] = Decoder().feed(words)
             if isinstance(attach, Goodbye):
                 return attach
@@ -141,14 +141,14 @@ class ReattachFolder:
         return None
 
     def close(self, status: int) -> None:
-        """Called by the guardian at its end: newcomers that wait for it end with the same status."""
+        """Called by the guardian at its end: attach processes that wait for the lock exit with the same status."""
         with contextlib.suppress(OSError):
             os.write(self.lock, str(status).encode())
         _remove(self.path)
 
 
 def release(call: socket.socket, word: bytes = b"") -> None:
-    """Ends a newcomer's wait; one that a signal has stopped goes on first, or it would be left for ever."""
+    """Ends the wait of an attach process; continues it first if a signal has stopped it, or it would stay for ever."""
     with contextlib.suppress(OSError):
         if word:
             call.send(word)
@@ -160,13 +160,13 @@ def release(call: socket.socket, word: bytes = b"") -> None:
 
 
 def bases() -> list[str]:
-    """Folders for meeting places, best first: a home is often on the network, where sockets and locks are no good."""
+    """Parents of reattach folders, best first: a home is often on a network disk, where sockets and locks may fail."""
     cache, *shared = folders()
     return [*reversed(shared), cache]
 
 
 def remove_abandoned(folder: str) -> None:
-    """Removes the places of agents that were killed with their guardians."""
+    """Removes the reattach folders of agents that were killed together with their guardians."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.startswith(PREFIX) and os.path.exists(lock_file(path)) and not is_alive(path):
@@ -181,7 +181,7 @@ def _remove(path: str) -> None:
 
 
 def is_alive(path: str) -> bool:
-    """Whether an agent or its guardian still holds the place."""
+    """Whether an agent or its guardian still holds the lock."""
     try:
         lock = os.open(lock_file(path), os.O_RDWR)
     except OSError:
@@ -196,7 +196,7 @@ def is_alive(path: str) -> bool:
 
 
 def find_agents(run_ids: Collection[str]) -> list[str]:
-    """The meeting places of the living agents of these runs on this machine."""
+    """The reattach folders of these runs' living agents on this machine."""
     found = []
     for folder in bases():
         with contextlib.suppress(OSError):
@@ -208,9 +208,9 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
 
 
 def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
-    """Asks the agents that have these places to end, and waits until they have; returns whether they did.
+    """Asks the agents of these folders to end and waits for them; returns whether all are gone.
 
-    Their guardians are asked as well, which kill an agent that does not react. What is left in the end is killed.
+    It asks their guardians as well, which kill an agent that does not react, and finally kills what is left.
     """
     for path in reattach_folders:
         _say_goodbye(path)
@@ -232,7 +232,7 @@ def _say_goodbye(path: str) -> None:
 
 
 def _kill_guardian(path: str) -> None:
-    """And what is below it first, which would be nobody's without it."""
+    """Kills the guardian, but everything below it first: without the guardian nothing would stop those processes."""
     guardian = _find_guardian(path)
     if guardian is None:
         return
@@ -257,7 +257,7 @@ def _write_guardian(path: str) -> None:
 
 
 def _find_guardian(path: str) -> Optional[kernel.Process]:
-    """The guardian that has the place, if it still lives and can be seen from here: a container has its own numbers."""
+    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers."""
     try:
         with open(_guardian_file(path), encoding="ascii") as stream:
             pid, started = map(int, stream.read().split())
@@ -284,5 +284,5 @@ def _run_file(path: str) -> str:
 
 
 def lock_file(path: str) -> str:
-    """Locked for as long as agent or guardian live; then it holds the status with which they ended."""
+    """Locked while agent or guardian live; afterwards it contains their exit status."""
     return os.path.join(path, "lock")

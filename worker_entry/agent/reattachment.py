@@ -1,8 +1,8 @@
-"""What a new connection starts on a node: it hands its stdin and stdout to an agent that runs already.
+"""The attach process, which a new connection starts on a node: it hands its stdin and stdout to a running agent.
 
-It stays until the agent needs the connection no more, since the connection ends with it. Until the agent has taken the
-connection, it says nothing, so that the controller takes no newcomer for an agent that answers; and it ends when the
-connection does, or when the agent has not taken it in time.
+It stays until the agent no longer needs the connection, because the connection ends with it. It writes nothing until
+the agent has taken the connection, so that the controller never mistakes it for an agent that answers. It ends when
+the connection ends, or when the agent does not take the connection in time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from worker_entry.protocol.orders import AGENT_GONE, Attach
 from worker_entry.protocol.values import Problem
 
 TAKEN_S = 20.0
-"""How long a newcomer waits to be taken."""
+"""How long an attach process waits until the agent takes its connection."""
 FIRST_FRAME_S = 60.0
-LOOK_S = 0.1
-"""How often a newcomer looks whether the agent's guardian has ended."""
+POLL_S = 0.1
+"""How often an attach process checks whether the agent's guardian has ended."""
 
 
 def hand_over() -> int:
-    """Reads Attach, gives stdin and stdout away, ends when the agent has; returns the agent's exit status."""
+    """Reads Attach, hands over stdin and stdout, and waits for the agent's end; returns the agent's exit status."""
     message = receive()
     if not isinstance(message, Attach):
-        return _refuse("protocol-error", "a newcomer was not sent Attach")
+        return _refuse("protocol-error", "the node expected Attach")
     deadline = time.monotonic() + TAKEN_S
-    if _has_hung_up():  # it was held up, and another may have been taken meanwhile
+    if _has_hung_up():  # this process was delayed, and the agent may use another connection by now
         return 1
     try:
         lock = os.open(lock_file(message.reattach_folder), os.O_RDWR)
@@ -46,7 +46,7 @@ def hand_over() -> int:
             call.settimeout(TAKEN_S)
             call.connect(os.path.join(message.reattach_folder, "socket"))
             socket.send_fds(call, [encode(message)], [0, 1])
-        except BlockingIOError:  # so many newcomers wait already
+        except BlockingIOError:  # too many attach processes are waiting
             return 1
         except OSError:
             return _await_end(lock, deadline)
@@ -55,14 +55,14 @@ def hand_over() -> int:
             return _await_end(lock, deadline)
         if word != TAKEN:
             return 1
-        # From here on they are the agent's: the connection has to see the agent close them.
+        # The descriptors now belong to the agent: when it closes them, the connection has to end.
         devnull = os.open(os.devnull, os.O_RDWR)
         os.dup2(devnull, 0)
         os.dup2(devnull, 1)
         call.settimeout(None)
         word = _receive_word(call)
         if word == NOT_NEEDED:
-            # Not an exit status: for whoever still listens, this is a broken connection and not the agent's end.
+            # Not an exit status: to the controller this must look like a broken connection, not like the agent's end.
             os.kill(os.getpid(), signal.SIGKILL)
         if word:
             return 1
@@ -71,7 +71,7 @@ def hand_over() -> int:
 
 
 def receive() -> Optional[Message]:
-    """The first message. Nothing follows it until it is answered, so no byte of the agent's is read."""
+    """Reads the first message. Nothing follows it before the answer, so no byte meant for the agent is read."""
     decoder = Decoder()
     deadline = time.monotonic() + FIRST_FRAME_S
     while select.select([0], [], [], max(deadline - time.monotonic(), 0.0))[0]:
@@ -87,10 +87,10 @@ def receive() -> Optional[Message]:
 
 
 def _await_word(call: socket.socket, deadline: float) -> Optional[bytes]:
-    """What the agent says: nothing if it has ended; None if it says nothing in time, or the connection ends before."""
+    """The agent's answer: empty if the agent has ended; None if it is late, or the connection ends first."""
     poll = select.poll()
     poll.register(call, select.POLLIN)
-    # Not POLLIN: what is there to read may be the agent's already.
+    # Not POLLIN: the input may be meant for the agent.
     poll.register(0, getattr(select, "POLLRDHUP", 0))
     ready = dict(poll.poll(max(deadline - time.monotonic(), 0.0) * 1000))
     if call.fileno() not in ready:
@@ -99,7 +99,7 @@ def _await_word(call: socket.socket, deadline: float) -> Optional[bytes]:
 
 
 def _receive_word(call: socket.socket) -> bytes:
-    """Empty if the agent has ended."""
+    """Reads the agent's answer; empty if the agent has ended."""
     try:
         return call.recv(1)
     except OSError:
@@ -107,21 +107,21 @@ def _receive_word(call: socket.socket) -> bytes:
 
 
 def _has_hung_up() -> bool:
-    """Whether the connection has ended, whatever there is yet to read from it."""
+    """Whether the connection has ended, even if there is input left."""
     poll = select.poll()
     poll.register(0, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
 
 
 def _await_end(lock: int, deadline: float) -> int:
-    """The agent has ended; its guardian may still have processes to end."""
+    """Waits until the guardian of an agent that has ended is gone as well: it may still have processes to kill."""
     poll = select.poll()
     poll.register(0, getattr(select, "POLLRDHUP", 0))
     while time.monotonic() < deadline:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            if poll.poll(LOOK_S * 1000):
+            if poll.poll(POLL_S * 1000):
                 return 1
         else:
             return _refuse(AGENT_GONE, "its agent has ended")

@@ -1,7 +1,8 @@
-"""The Python stacks of running tasks, also of those that are blocked in C++, without stopping them.
+"""Collects the Python stacks of running tasks without stopping them, even if they are blocked in C++.
 
-A task has faulthandler write them to a file of its own on a signal that every other process ignores, so that it can be
-sent to all that runs below a task; so have those that it forks. What they write is read when no file grows any more.
+On a signal, faulthandler writes the stacks of a task, and of processes that it has forked, to the task's own file. All
+other programs ignore that signal, so the agent can send it to every process below a task. It reads the files when none
+of them grows any more.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from worker_entry.protocol.values import Activity
 from worker_entry.system.kernel import Process
 
 WAIT_S = 0.3
-"""Without a new line for so long, a file is complete."""
+"""A file that has not grown for this long is complete."""
 NEXT_S = 0.05
-"""Within so long, a process has mostly written its stacks."""
+"""How long most processes take to write their stacks."""
 ROUNDS = 20
-"""So many processes of one task are asked one after the other; more of them have to be asked at once."""
+"""Rounds of signals to child processes; if there are more children than rounds, a round signals several at once."""
 LIMIT = 256 << 10
 
 
 class StackDump:
-    """An agent's part: asks all processes, and reads what they have written."""
+    """Signals all processes and reads what they have written."""
 
     def __init__(self) -> None:
         self._activity = ActivityWatch()
@@ -43,7 +44,7 @@ class StackDump:
         return bool(self._files)
 
     def begin(self, tasks: Mapping[str, StartedTask], processes: Iterable[Process]) -> None:
-        """Asks the processes of the tasks, then all of the others, which are below them."""
+        """Begins to signal the tasks' own processes, then all others, which are below them."""
         self._activity.begin(tasks)
         own = {task.pid for task in tasks.values() if task.running}
         children = [process.pid for process in processes if process.pid not in own]
@@ -53,21 +54,21 @@ class StackDump:
         self._begins = []
         self._due = 0.0
 
-    def look(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
-        """The answers, when all are complete; `now`: monotonic seconds."""
-        self._activity.look(tasks, now)
+    def poll(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
+        """The answers, when all are complete; `now` is in monotonic seconds."""
+        self._activity.poll(tasks, now)
         texts = dict(self._collect(now))
         activity = self._activity.report(tasks) if texts else {}
         for task, text in texts.items():
             yield Stacks(task, text, activity.get(task, Activity()))
 
     def _collect(self, now: float) -> Iterator[tuple[str, str]]:
-        """The stacks of all tasks by their names, once they are complete; of those that have written none, nothing."""
+        """Each task's name and stacks, when all are complete; a task that has written none has empty stacks."""
         if not self.pending or now < self._due:
             return
         sizes = {file: _size(file) for file in self._files.values()}
         if self._rounds:
-            # A task and those that it has forked write into one file: not at once, or it could not be read.
+            # A task and its forked processes write to one file: in turn, or their stacks would be mixed.
             self._begins.append(sizes)
             for pid in self._rounds.pop(0):
                 with contextlib.suppress(OSError):  # it has just ended
@@ -82,7 +83,7 @@ class StackDump:
 
 
 def _read(file: str, begins: list[int]) -> str:
-    """What was written since the first of these sizes; each but the first begins what a child wrote."""
+    """What was written since the first of these sizes; a child's output begins at each of the others."""
     text = b""
     with contextlib.suppress(OSError), open(file, "rb") as stream:
         stream.seek(begins[0])

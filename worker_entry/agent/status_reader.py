@@ -1,7 +1,7 @@
-"""What the processes of a task have written of themselves, read by its agent as one: status, and crash record.
+"""Reads the status files and crash records of a task's processes, and merges them into one of each.
 
-The task's own process counts. Of those that it has started, the one that trains counts where the task's own does not
-train, and the one that has failed where the task has failed because of it.
+The task's own process takes precedence. The status of a process that it has started counts if that process trains and
+the task's own does not; its crash record counts if the task has failed because of it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from worker_entry.protocol.values import CrashRecord, TaskStatus
 
 STATUS_LIMIT = 64 << 10
 FOLLOWS_S = 30.0
-"""So soon a program ends by the failure of a process that it has started; an interpreter takes its time to end."""
+"""A program that fails because of a child process ends within this time; an interpreter takes a while to exit."""
 PASSED_ON = ("CalledProcessError", "SystemExit")
-"""Exceptions by which a program says that such a process has failed."""
+"""Exceptions that a program raises when a child process has failed."""
 
 
 class StatusFiles:
-    """A task's files, as far as they have been read."""
+    """A task's files, and what was read from them last."""
 
     def __init__(self, files: AttemptFiles, task: str) -> None:
         self._files = files
         self._task = task
         self._last: tuple[bytes, bytes, bool] = (b"", b"", False)
 
-    def news(self) -> Optional[TaskStatus]:
-        """How far the program has come, if that is news."""
+    def read_changed(self) -> Optional[TaskStatus]:
+        """How far the program has come; None if that has not changed since the last call."""
         child_file = self._files.child(self._task)
         written = _read(child_file)
-        told = _read(self._files.status(self._task)), written, bool(written) and _is_locked(f"{child_file}{LOCK}")
-        if told == self._last:
+        current = _read(self._files.status(self._task)), written, bool(written) and _is_locked(f"{child_file}{LOCK}")
+        if current == self._last:
             return None
-        self._last = told
-        own, child = _parse(told[0]), _parse(written)
+        self._last = current
+        own, child = _parse(current[0]), _parse(written)
         if child is None or child.progress is None or (own is not None and own.progress is not None):
             return own or child
-        if not told[2]:  # that process has ended, whatever it was doing
+        if not current[2]:  # the child process has ended
             child = replace(child, progress=replace(child.progress, training=False))
         return child if own is None else replace(own, phase=child.phase, since=child.since, progress=child.progress)
 
     def load_crash(self, ended: float) -> Optional[CrashRecord]:
-        """What ended the task, at the time `ended`, if it raised."""
+        """The exception that ended the task at the time `ended`; None if there was none."""
         own, child = (_load_crash(file(self._task)) for file in (self._files.crash, self._files.child_crash))
         if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
             return child

@@ -1,4 +1,4 @@
-"""One task of an agent: how it is started, and its log and crash record as far as they have been read."""
+"""One task of an agent: starts its process, and reads its log, its status and its crash record."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from worker_entry.system.file_holes import end_of_hole, is_zeros
 from worker_entry.system.oom import OomWatch
 
 LOG_PIECE = 256 << 10
-"""Bytes of a log that are read at once."""
+"""Bytes of a log read at once."""
 
 HOLE = 64 << 10
-"""Bytes of a hole in a log from which on it is left out."""
+"""Bytes; a hole in a log that is at least this long is skipped."""
 
 FULL = 64 << 10
-"""Free bytes below which a disk counts as full: a log cannot be sure of its next lines."""
+"""Bytes; a disk with less free space counts as full: there may be no room for a log's next lines."""
+
+FREE_SPACE = "free some space or use another --run-dir"
 
 Cluster = dict[str, list[str]]
-"""The addresses of TF_CONFIG by types of tasks."""
+"""TF_CONFIG's addresses by task type."""
 
 
 class TaskStartError(Exception):
-    """A task could not be started: why, and what to do about it."""
+    """A task could not be started; `problem` has the reason and a hint."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -45,19 +47,19 @@ class TaskStartError(Exception):
 
 
 class StartedTask:
-    """One started task: its process, and its log as far as it has been sent."""
+    """One started task: its process, and how far its log has been sent."""
 
     def __init__(self, name: str, pid: int, log: int, files: AttemptFiles, not_forked: str = "") -> None:
         self.name = name
         self.pid = pid
         self.running = True
         self.not_forked = not_forked
-        """Why it was started by itself, if it might have been forked."""
+        """Why it was not forked from the forkserver, if it could have been."""
         self._log = log
         self._place = 0
-        """Up to where the file has been read."""
+        """The offset up to which the file has been read."""
         self._holes: list[tuple[int, int]] = []
-        """Holes that were not sent: how much had been sent before each, and how long all up to it are together."""
+        """Skipped holes: for each, the bytes sent before it, and the total length of all holes up to it."""
         self._files = files
         self._status = StatusFiles(files, name)
 
@@ -68,7 +70,7 @@ class StartedTask:
         """Starts the task in the folder `cwd`.
 
         Raises:
-            TaskStartError: it could not be started.
+            TaskStartError: the task could not be started.
         """
         try:
             return cls._start(start, _environment(start, cluster), files, cwd, forkserver)
@@ -80,7 +82,7 @@ class StartedTask:
         cls, start: TaskStart, env: dict[str, str], files: AttemptFiles, cwd: str, forkserver: ForkserverClient
     ) -> StartedTask:
         make_private_directory(files.directory)
-        # The log is handed to the process directly: a slow reader never blocks training, and both streams keep order.
+        # The process writes to the log itself: a slow reader never blocks training, and both streams keep their order.
         log = files.log(start.task)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         not_forked = ""
@@ -104,11 +106,11 @@ class StartedTask:
         return cls(start.task, pid, os.open(log, os.O_RDONLY), files, not_forked)
 
     def read_log(self) -> tuple[int, bytes, int]:
-        """The next piece of the log with its offset in all that is sent, and how long a hole was left out before it.
+        """Returns the piece's offset in the sent log, the next piece, and the length of a hole skipped before it.
 
-        The piece is empty when all of the log has been read.
+        The piece is empty when the whole log has been read.
         """
-        if self.unsent() < 0:  # the program has cut its own log: `echo … > /dev/stderr` does
+        if self.unsent() < 0:  # the program has truncated its own log, as `echo … > /dev/stderr` does
             self._place, self._holes = 0, []
         data, hole = os.pread(self._log, LOG_PIECE, self._place), 0
         if is_zeros(data):
@@ -126,14 +128,14 @@ class StartedTask:
         return self._holes[-1][1] if self._holes else 0
 
     def rewind(self, offset: int) -> None:
-        """Reads on from there: what was sent behind it has got lost."""
+        """Reads again from this offset: what was sent after it got lost."""
         if offset < self._place - self._left_out:
             while self._holes and self._holes[-1][0] > offset:
                 self._holes.pop()
             self._place = offset + self._left_out
 
     def follow(self, before: StartedTask) -> None:
-        """Reads on where an earlier process of the task has ended, which wrote to the same log."""
+        """Continues where the task's earlier process ended, which wrote to the same log."""
         self._place, self._holes = before._place, before._holes
 
     def unsent(self) -> int:
@@ -147,13 +149,13 @@ class StartedTask:
         return self._files.stacks(self.name)
 
     def new_status(self) -> Iterator[Status]:
-        """How far the program has come, if that is news."""
-        status = self._status.news()
+        """How far the program has come; nothing if that has not changed."""
+        status = self._status.read_changed()
         if status is not None:
             yield Status(self.name, status)
 
     def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
-        """The end with all that is known of it, on this node and in the task's own files."""
+        """The task's end, with everything that this node and the task's own files know about it."""
         finished = None
         with contextlib.suppress(OSError):
             finished = os.stat(self._files.finished(self.name)).st_mtime
@@ -169,7 +171,7 @@ class StartedTask:
         folder = self._files.directory
         disk = os.statvfs(folder)
         if disk.f_bavail * disk.f_frsize < FULL:
-            return Problem("disk-full", f"{os.strerror(errno.ENOSPC)}: {folder}", "free some, or use another --run-dir")
+            return Problem("disk-full", f"{os.strerror(errno.ENOSPC)}: {folder}", FREE_SPACE)
         return None
 
     def close(self) -> None:
@@ -201,24 +203,21 @@ def _start_runner(order: TaskOrder, file: str, env: dict[str, str], cwd: str, ou
 
 def _find_problem(start: TaskStart, error: Union[OSError, ValueError]) -> Problem:
     if isinstance(error, ValueError):
-        return Problem("start-failed", f"its arguments or environment cannot be passed on: {error}", "", start.task)
+        return Problem("start-failed", f"its arguments or environment are not valid: {error}", "", start.task)
     if error.errno == errno.E2BIG:
         message, hint = (
             "its arguments and environment are too long for this system",
             "shorten `env` or the arguments",
         )
     elif error.errno == errno.ENOSPC:
-        message, hint = (
-            "no space is left on the device of the run directory",
-            "free some, or use another --run-dir",
-        )
+        message, hint = "the disk of the run directory is full", FREE_SPACE
     elif error.errno == errno.EAGAIN:
         message, hint = (
             "no more processes can be started there",
-            "raise the limit (`ulimit -u`, or `pids.max` of the container), or end what is not needed",
+            "raise the limit (`ulimit -u`, or `pids.max` of the container) or stop processes that are not needed",
         )
     elif error.errno == errno.ENOEXEC:
-        message, hint = f"{start.program.target} has no #! line and is no binary", "add one"
+        message, hint = f"{start.program.target} is neither a binary nor a script with a #! line", "add a #! line"
     else:
         message, hint = f"{error.strerror}: {error.filename or start.program.target}", ""
     return Problem("start-failed", message, hint, start.task)
@@ -231,7 +230,7 @@ def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
         task_type, _, index = start.task.partition(":")
         config = {"cluster": cluster, "task": {"type": task_type, "index": int(index)}}
         env["TF_CONFIG"] = json.dumps(config, separators=(",", ":"))
-    # gRPC sends worker-to-worker traffic to a proxy unless it is told which hosts it must not.
+    # gRPC sends worker-to-worker traffic through a proxy unless `no_grpc_proxy` excludes the hosts.
     if (start.joins or "TF_CONFIG" in start.env) and any(env.get(name) for name in environment.PROXIES):
         cluster = json.loads(env["TF_CONFIG"])["cluster"]
         hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}

@@ -1,4 +1,4 @@
-"""The tasks of an agent's attempt, from their start until the controller has heard of their end."""
+"""The tasks of an agent's attempt, from their start until the controller knows that they have ended."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Send = Callable[[Message], None]
 
 
 class RunningTasks:
-    """All tasks that were started, by their names; `turns`: whose log is to be sent next."""
+    """All tasks that were started, by name; `log_queue` is the order in which their logs are sent."""
 
     def __init__(self, send: Send, ports: HeldPorts) -> None:
         self.by_name: dict[str, StartedTask] = {}
-        self.turns: deque[StartedTask] = deque()
+        self.log_queue: deque[StartedTask] = deque()
         self._send = send
         self._ports = ports
         self._oom = OomWatch()
@@ -34,37 +34,37 @@ class RunningTasks:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that have not ended."""
+        """The pids of the tasks that have not ended."""
         return [task.pid for task in self.by_name.values() if task.running]
 
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running
 
     def start(self, order: Start, files: AttemptFiles, cwd: str, tree: Tree, forkserver: ForkserverClient) -> None:
-        """Starts them all; one that has ended may be started again.
+        """Starts the tasks in order; a task that has ended may be started again.
 
         Raises:
-            TaskStartError: one could not be started, nor was any after it.
+            TaskStartError: a task could not be started; those after it were not tried.
         """
         reasons = set()
         for start in order.tasks:
             before = self.by_name.get(start.task)
-            if before is not None:  # it is started again alone
+            if before is not None:  # restarted individually
                 files.forget(start.task)
             task = StartedTask.start(start, order.cluster, files, cwd, forkserver)
-            if before is not None:  # and writes on
-                self.turns.remove(before)
+            if before is not None:  # it appends to the same log
+                self.log_queue.remove(before)
                 task.follow(before)
                 before.close()
             self.by_name[start.task] = task
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
-            self.turns.append(task)
+            self.log_queue.append(task)
             tree.add(task.pid)
             self._send(Started(start.task, task.pid, clock.now()))
             reasons.add(task.not_forked)
         for reason in sorted(filter(None, reasons)):
-            self._send(Noted(f"tasks are started one by one, without an import done ahead: {reason}"))
-        forkserver.rest()
+            self._send(Noted(f"tasks are not forked from a preloaded TensorFlow: {reason}"))
+        forkserver.release_unless_kept()
 
     def note_exit(self, pid: int, status: int) -> None:
         ended = clock.now()
@@ -72,12 +72,12 @@ class RunningTasks:
             if task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
-                for told in task.new_status():  # the last word of one that was killed
-                    self._send(told)
+                for last in task.new_status():  # what a killed task has written
+                    self._send(last)
                 self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
 
     def rewind(self, attach: Attach, attempt: int) -> None:
-        """Logs go on where the controller has them until."""
+        """Sends the logs again from the offsets that the controller has reached."""
         for task in self.by_name.values():
             task.rewind(attach.offsets.get(task.name, 0) if attach.attempt == attempt else 0)
 
@@ -85,4 +85,4 @@ class RunningTasks:
         for task in self.by_name.values():
             task.close()
         self.by_name = {}
-        self.turns.clear()
+        self.log_queue.clear()

@@ -1,4 +1,4 @@
-"""What is to be seen of running tasks from outside: ports that they open, signals that stop them, what they tell."""
+"""What running tasks show from outside: ports they open, signals that stop them, their status files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from worker_entry.system.ports import HeldPorts
 from worker_entry.system.processes import Tree
 
 STATUS_S = 0.5
-"""How often it is looked at what tasks tell, once the cluster is up."""
+"""How often status files are read once the cluster is up."""
 
 
 class TaskWatch:
-    """Looks at the tasks of an agent, again and again."""
+    """Polls the tasks of an agent."""
 
     def __init__(self) -> None:
         self._due = 0.0
 
-    def look(
+    def poll(
         self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
     ) -> Iterator[Union[Listening, Halted, Status]]:
-        """What has changed since it was called last; `now`: monotonic seconds."""
+        """What has changed since the last call; `now` is in monotonic seconds."""
         halts, tree.halts = tree.halts, []
         names = {task.pid: task.name for task in tasks.values()}
         for pid, signum in halts:

@@ -1,6 +1,6 @@
 """Waits, in a Python that a task has started, for the import of TensorFlow or Keras; then calls `task.child_python`.
 
-A Python that imports neither starts as fast as ever: nothing is imported here that Python has not imported by itself.
+A Python that imports neither starts as fast as before: this module only imports what Python imports by itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Optional
 
-VARIABLE = "DISTLAUNCH_CHILDREN"  # `worker_entry.protocol.environment` has it, too
+VARIABLE = "DISTLAUNCH_CHILDREN"  # same as CHILDREN in `worker_entry.protocol.environment`, which is not imported here
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIBRARIES = ("tensorflow", "keras", "tf_keras")
 PROGRESS = "worker_entry.progress"
 
 
 def begin() -> Optional[Callable[[], None]]:
-    """Returns what is left to be done after the user's sitecustomize, if something is."""
+    """Installs the finder; returns a function to call after the user's sitecustomize, or None."""
     starter, _, order = os.environ.get(VARIABLE, "").partition(" ")
     if not order:
         return None
@@ -31,7 +31,7 @@ def begin() -> Optional[Callable[[], None]]:
 
 
 class Finder:
-    """Waits for the first import of what `worker_entry.task.child_python` knows of, and finds `worker_entry` itself."""
+    """Waits for the first import of one of the libraries or of `PROGRESS`, and finds `worker_entry` itself."""
 
     def __init__(self, order: str) -> None:
         self._order = order
@@ -40,7 +40,7 @@ class Finder:
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
     ) -> Optional[ModuleSpec]:
-        if name == "worker_entry":  # as in the task itself: this one, whatever is installed
+        if name == "worker_entry":  # this package, even if another version is installed, as in the task itself
             from importlib.machinery import PathFinder
 
             return PathFinder.find_spec(name, [os.path.dirname(PACKAGE)])
@@ -52,7 +52,7 @@ class Finder:
         if name != PROGRESS:
             self._install()
             return self._find_elsewhere(name, path, target)
-        # A loop that tells of its steps by itself, perhaps without TensorFlow.
+        # A program that reports its own steps, perhaps without TensorFlow.
         spec = self._find_elsewhere(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -68,7 +68,7 @@ class Finder:
         self, name: str, path: Optional[Sequence[str]], target: Optional[ModuleType]
     ) -> Optional[ModuleSpec]:
         for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)  # which finders once did without
+            find = getattr(finder, "find_spec", None)  # old finders do not have it
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 return spec  # type: ignore[no-any-return]
@@ -79,12 +79,12 @@ class Finder:
             from worker_entry.task import child_python
 
             child_python.install(self._order)
-        except Exception:  # noqa: BLE001, S110 - the program can do without
+        except Exception:  # noqa: BLE001, S110 - the program runs without it
             pass
 
 
 def watch_end(order: str) -> None:
-    """In the task's own process: what ends it gets into the task's crash record."""
+    """Called in the task's own process: writes the exception that ends it to the task's crash record."""
     show, process = sys.excepthook, os.getpid()
 
     def record_and_show(kind: type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
@@ -93,7 +93,7 @@ def watch_end(order: str) -> None:
                 from worker_entry.task import child_python
 
                 child_python.record(order, error)
-        except Exception:  # noqa: BLE001, S110 - the program's own error is to be shown
+        except Exception:  # noqa: BLE001, S110 - the program's own error must still be shown
             pass
         show(kind, error, trace)
 
@@ -101,6 +101,6 @@ def watch_end(order: str) -> None:
 
 
 def is_ours() -> bool:
-    """Whether this is a process of a launcher's that runs within the task, which does by itself what it needs."""
+    """Whether this process runs worker_entry itself, of a launcher within the task: it needs no help."""
     file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     return os.path.dirname(os.path.abspath(file)) == PACKAGE

@@ -1,7 +1,7 @@
-"""What every Python runs first that a task has started: this folder is the first of its PYTHONPATH.
+"""Runs first in every Python that a task has started, because this folder is the first of its PYTHONPATH.
 
-The work is done by `distlaunch_children`. The user's own `sitecustomize`, which this one hides, is run as well.
-Any Python reads this, Python 2 included: it has to be understood by all, and to fail nowhere.
+`distlaunch_children` does the work. The user's own `sitecustomize`, which this one hides, runs as well.
+Any Python may run this file, even Python 2: its syntax has to be valid in all versions, and it must never fail.
 """
 
 import os
@@ -10,16 +10,16 @@ import sys
 finish = None
 if __name__ == "sitecustomize":
     try:
-        if sys.version_info >= (3, 9):  # noqa: UP036 - the task's Python is, which need not be this one
+        if sys.version_info >= (3, 9):  # noqa: UP036 - the program may start any Python
             finish = __import__("distlaunch_children").begin()
-    except Exception:  # noqa: BLE001, S110 - the program can do without
+    except Exception:  # noqa: BLE001, S110 - the program runs without it
         pass
-    # The program finds nothing of ours; PYTHONPATH keeps it for those that it starts itself.
+    # The folder is removed from sys.path but stays in PYTHONPATH, for processes that the program starts.
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     ours = sys.modules.pop(__name__)
     try:
-        __import__("sitecustomize")  # which Python looks for again, and keeps instead of this one
+        __import__("sitecustomize")  # Python now finds the user's, and keeps it instead of this one
     except ImportError:
         error = sys.exc_info()[1]
         if "sitecustomize" not in (getattr(error, "name", None), str(error).split(" ")[-1]):

@@ -1,1 +1,1 @@
-"""The built-in demo: a small Keras program for several workers, and its data."""
+"""The built-in demo: a small Keras program for several workers, with its data."""

@@ -1,9 +1,9 @@
-"""Teaches a small convolutional network to read handwritten digits, under any strategy of tf.distribute.
+"""Trains a small convolutional network to read handwritten digits, under any strategy of tf.distribute.
 
-An example to copy. `python train.py` trains in one process. On several workers, every worker runs the same command,
-with `TF_CONFIG` telling it who the others are, and `from_environment` giving it the strategy that was asked for. The
-last line of each worker has the accuracy on images that were not trained on, and how many images per second all
-workers together went through: all epochs but the first, which builds the graph; their validation counts as time.
+An example to copy. `python train.py` trains in one process. On several workers, every worker runs the same command:
+`TF_CONFIG` names the other workers, and `from_environment` returns the strategy that was asked for. Each worker's last
+line shows the accuracy on images that were not used for training, and how many images per second all workers together
+processed. The rate leaves out the first epoch, which builds the graph, and includes the time for validation.
 """
 
 import argparse
@@ -25,15 +25,15 @@ from worker_entry import progress, strategies
 Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]
 
 VALIDATION = 360  # of the 1,797 images
-SEED = 1  # the same on all workers: they must agree on what is held out, on the order of the rest, and where to begin
-FILES = 8  # into so many the images are written where workers share out files
-REFERENCE_BATCH = 32  # the learning rate is right for it
+SEED = 1  # the same on all workers: they must agree on the held-out images, the order of the others, and the weights
+FILES = 8  # number of files when workers share the data by file
+REFERENCE_BATCH = 32  # the batch size for which the learning rate was chosen
 
 
 def load_data() -> tuple[Examples, Examples]:
-    """Returns the images with their labels to train on, and those to validate with."""
+    """Returns the images and labels for training, and those for validation."""
     with np.load(Path(__file__).with_name("digits.npz")) as data:
-        # Mixed, so that those held out are like the others.
+        # Shuffled, so that the held-out images are like the others.
         order = np.random.default_rng(SEED).permutation(len(data["labels"]))
         images = data["images"][order, :, :, np.newaxis].astype(np.float32) / 16
         labels = data["labels"][order]
@@ -47,9 +47,9 @@ def read_together(examples: Examples, batch: int) -> tf.data.Dataset:
 
 
 def read_own_files(examples: Examples, batch: int, folder: Path) -> tf.data.Dataset:
-    """FILE: every worker opens its own share of the files, and reads nothing of the others'.
+    """FILE: every worker opens its own share of the files, and reads none of the others.
 
-    Data on a shared disk is there already; here each worker writes all of it for itself.
+    Real data would be on a shared disk; here each worker first writes all files for itself.
     """
     names = []
     for number, chosen in enumerate(np.array_split(np.arange(len(examples[0])), FILES)):
@@ -63,12 +63,12 @@ def read_own_files(examples: Examples, batch: int, folder: Path) -> tf.data.Data
         return tf.reshape(tf.io.decode_raw(image, tf.float32), (8, 8, 1)), tf.io.decode_raw(label, tf.uint8)[0]
 
     data = tf.data.TFRecordDataset(names).map(parse).shuffle(len(examples[0]), seed=SEED)
-    # Shares of files differ in size: repeated, nobody runs out of data while others still have some.
+    # Shares of files differ in size: the data repeat, so that no worker runs out while others still have some.
     return share_out(data.repeat().batch(batch, drop_remainder=True), "FILE")
 
 
 def share_out(data: tf.data.Dataset, policy: str) -> tf.data.Dataset:
-    """Among the workers, by a policy of tf.data's auto-sharding."""
+    """Shards the data among the workers, by a policy of tf.data's auto-sharding."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
     return data.with_options(options)
@@ -86,7 +86,7 @@ def build_model(batch: int) -> keras.Model:
         ]
     )
     model.compile(
-        # More replicas make larger batches, so fewer steps: the square root makes up for it with longer ones.
+        # More replicas make larger batches, so fewer steps: a higher rate, by the square root, compensates for that.
         optimizer=keras.optimizers.Adam(0.003 * (batch / REFERENCE_BATCH) ** 0.5),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -95,7 +95,7 @@ def build_model(batch: int) -> keras.Model:
 
 
 def find_newest(checkpoints: Optional[Path]) -> tuple[int, Optional[Path]]:
-    """The last epoch that was saved, and its file; 0 if there is none."""
+    """The last saved epoch and its file; 0 and None if there is none."""
     saved = sorted(checkpoints.glob("epoch-*.keras")) if checkpoints is not None else []
     return (int(saved[-1].stem.partition("-")[2]), saved[-1]) if saved else (0, None)
 
@@ -105,21 +105,21 @@ def load_or_build(checkpoint: Optional[Path], batch: int) -> keras.Model:
 
 
 def save_epoch(model: keras.Model, folder: Path, epoch: int) -> None:
-    """Whole or not at all: somebody may be waiting for it."""
+    """Saves the model atomically: an evaluator may be waiting for the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "part.keras"  # always the same: what a killed process leaves is written over by the next
+    part = folder / "part.keras"  # always the same name: a restart overwrites what a killed process has left
     model.save(part)
     part.rename(folder / f"epoch-{epoch:04}.keras")
 
 
 def score(model: keras.Model, examples: Examples) -> float:
-    """The accuracy, by hand: by itself, Keras counts its metrics wrongly under CentralStorageStrategy."""
+    """Computes the accuracy without Keras, which counts its metrics wrongly under CentralStorageStrategy."""
     images, labels = examples
     return float(np.mean(np.argmax(model(images), axis=1) == labels))
 
 
 def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
-    """`model.fit`, which all workers call alike."""
+    """Trains with `model.fit`, which all workers call in the same way."""
     resolver = strategy.cluster_resolver
     cluster = resolver.cluster_spec().as_dict() if resolver is not None else {}  # {} without TF_CONFIG, too
     name = f"{resolver.task_type}:{resolver.task_id}" if cluster else "worker:0"
@@ -131,7 +131,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
     training, validation = load_data()
     steps = len(training[0]) // batch
     if steps == 0:
-        raise SystemExit(f"a step would need {batch} images; there are {len(training[0])}")
+        raise SystemExit(f"a step needs {batch} images, but there are only {len(training[0])}")
     if is_chief:
         print(f"{replicas} replicas in sync, {batch} images per step", flush=True)
     epoch, checkpoint = find_newest(args.checkpoints)
@@ -144,7 +144,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
             model = load_or_build(checkpoint, batch)
         callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: epoch_ends.append(time.perf_counter()))]
         if args.checkpoints is not None:
-            # Saving may need all workers, so all of them save; but only one of them may write to the real place.
+            # Saving may need all workers, so all of them save, but only the chief to the real folder.
             kept = args.checkpoints if is_chief else own / "checkpoints"
             saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda number, _: save_epoch(model, kept, number + 1))
             callbacks.append(saving)
@@ -156,7 +156,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
             initial_epoch=epoch,
             epochs=args.epochs,
             steps_per_epoch=steps if args.shard_by == "file" else None,
-            shuffle=False,  # the data set does it
+            shuffle=False,  # the data set is shuffled already
             verbose=2 if is_chief else 0,  # a line per epoch; all workers would print the same
             callbacks=callbacks,
         )
@@ -164,7 +164,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
             directory = args.model_dir if is_chief else own
             directory.mkdir(parents=True, exist_ok=True)
             model.save(directory / "digits.keras")
-        # After the save, not before it: the workers evaluate in step, so none leaves while another still saves.
+        # After the save and not before it: the workers evaluate in step, so none exits while another still saves.
         model.evaluate(validation_data, verbose=0)
 
     line = f"{name} of {sum(map(len, cluster.values())) or 1}: validation accuracy {score(model, validation):.3f}"
@@ -175,13 +175,13 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
 
 
 def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
-    """ParameterServerStrategy: the chief hands out steps, and each worker takes the next as soon as it can.
+    """ParameterServerStrategy: the chief schedules steps, and each worker takes the next one when it is free.
 
-    A step of a worker that dies is taken by another.
+    If a worker dies, another one takes its step.
     """
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     training, validation = load_data()
-    batch = args.global_batch or args.batch_per_replica  # of one worker's step, which waits for no other
+    batch = args.global_batch or args.batch_per_replica  # images per step of a worker, which waits for no other worker
     steps = len(training[0]) // batch
     epoch, checkpoint = find_newest(args.checkpoints)
     with strategy.scope():  # the variables made here live on the parameter servers
@@ -199,7 +199,7 @@ def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> No
         strategy.run(train, args=next(batches))
         done.assign_add(1)
 
-    def read() -> tf.data.Dataset:  # called for each worker, which reads all images, in an order of its own
+    def read() -> tf.data.Dataset:  # called for each worker, which reads all images in its own order
         return tf.data.Dataset.from_tensor_slices(training).shuffle(len(training[0])).repeat().batch(batch)
 
     batches = iter(coordinator.create_per_worker_dataset(read))
@@ -218,7 +218,7 @@ def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> No
 
 
 def follow(args: argparse.Namespace) -> None:
-    """The evaluator: scores every checkpoint as it comes, up to that of the last epoch."""
+    """The evaluator: evaluates each new checkpoint, up to that of the last epoch."""
     if args.checkpoints is None:
         raise SystemExit("an evaluator needs --checkpoints")
     _, (images, labels) = load_data()
@@ -237,22 +237,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12, help="default: 12")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--batch-per-replica", type=int, default=REFERENCE_BATCH, help="images; default: 32")
+    size.add_argument("--batch-per-replica", type=int, default=REFERENCE_BATCH, help="images per replica; default: 32")
     size.add_argument("--global-batch", type=int, help="images of all replicas together")
-    parser.add_argument("--shard-by", choices=["data", "file"], default="data", help="default: data")
-    parser.add_argument("--model-dir", type=Path, help="where digits.keras is saved; default: nowhere")
     parser.add_argument(
-        "--checkpoints", type=Path, help="where each epoch is saved, and gone on from; default: nowhere"
+        "--shard-by", choices=["data", "file"], default="data", help="how workers share the images; default: data"
     )
-    # Without TensorBoard installed, TensorFlow cannot write for it.
+    parser.add_argument("--model-dir", type=Path, help="save the trained model here, as digits.keras")
+    parser.add_argument("--checkpoints", type=Path, help="save each epoch here, and resume from the last one")
+    # Without TensorBoard installed, TensorFlow cannot write its files.
     logs = os.environ.get("DISTLAUNCH_LOG_DIR") if importlib.util.find_spec("tensorboard") is not None else None
-    parser.add_argument("--log-dir", type=Path, default=logs, help="where this worker writes what TensorBoard shows")
+    parser.add_argument("--log-dir", type=Path, default=logs, help="write this worker's files for TensorBoard here")
     args = parser.parse_args()
 
     if os.environ.get("DISTLAUNCH_TASK", "").startswith("evaluator"):
         follow(args)
         return
-    # First of all: the strategy connects the workers, which TensorFlow refuses once it has run any operation.
+    # This comes first: the strategy connects the workers, which TensorFlow refuses after it has run any operation.
     strategy = strategies.from_environment()
     keras.utils.set_random_seed(SEED)
     train = coordinate if isinstance(strategy, tf.distribute.ParameterServerStrategy) else fit

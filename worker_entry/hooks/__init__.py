@@ -1,1 +1,1 @@
-"""What is done to TensorFlow and JAX from outside, at the moment when a program imports them."""
+"""Hooks that patch or watch TensorFlow and JAX when a program imports them."""

@@ -1,4 +1,4 @@
-"""The tf.distribute strategies that a program builds: some need patches, some are of a process that meets no other."""
+"""Watches which tf.distribute strategies a program builds: some need patches, some do not use the cluster at all."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from worker_entry.hooks.import_hooks import after_import
 JAX = "jax"
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 DEFAULT = "_DefaultDistributionStrategy"
-"""How the names of those begin that are there without the program's doing."""
+"""Prefix of the class names of strategies that TensorFlow makes by itself."""
 
 
-def watch_jax(tell: Callable[[str], None]) -> None:
-    """From now on, `tell` hears of a program that imports JAX, and has not imported TensorFlow before."""
-    after_import(JAX, lambda _: None if "tensorflow" in sys.modules else tell(JAX))
+def watch_jax(report: Callable[[str], None]) -> None:
+    """Calls `report` if the program imports JAX and has not imported TensorFlow before."""
+    after_import(JAX, lambda _: None if "tensorflow" in sys.modules else report(JAX))
 
 
 def watch_strategies(then: Callable[[Any], None]) -> None:
-    """From now on, `then` is called with each strategy that the program has built; it must not raise."""
+    """Calls `then` with each strategy that the program builds; `then` must not raise."""
 
     def watch(module: ModuleType) -> None:
         base = getattr(module, "StrategyBase", None)

@@ -1,10 +1,10 @@
-"""How long this worker has waited for the others, which no clock around a step can tell.
+"""Measures how long this worker waits for the others, which cannot be seen from the duration of a step.
 
-In synchronous training all workers take the same time for a step, since each waits in its collectives for the slowest.
-So the time within these is measured, by two operations more in each: what is left of a step is a worker's own.
+In synchronous training all workers take the same time for a step, because each waits in its collectives for the
+slowest. So each collective gets two more operations that measure its time; the rest of a step is the worker's own.
 
-On a GPU a collective is queued long before its input is there, and its time would say nothing; it is not measured.
-Nor is it in a program that asks TensorFlow for deterministic operations, which a clock is not: TensorFlow refuses it.
+On a GPU a collective is queued long before its input is ready, so its time means nothing and is not measured. It is
+not measured either in a program that asks for deterministic operations: TensorFlow then refuses a clock.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ CONFIG = "tensorflow.python.framework.config"
 
 
 class CollectiveClock:
-    """Measures the collectives of this process, from when TensorFlow is imported."""
+    """Measures this process's collectives, beginning when TensorFlow is imported."""
 
     def __init__(self) -> None:
         self._waits: list[_Wait] = []
         after_import(UTILS, self._watch)
 
     def waited_s(self) -> Optional[float]:
-        """Seconds so far, by the replica that has waited longest; None where nothing is known."""
+        """Seconds that the replica that has waited longest has waited so far; None if that is not known."""
         try:
             if _is_deterministic():
                 return None
             return max((wait.seconds() for wait in self._waits), default=None)
-        except Exception:  # noqa: BLE001 - asked for where a graph is built, say
+        except Exception:  # noqa: BLE001 - a variable cannot be read while a graph is built, for example
             return None
 
     def _watch(self, module: ModuleType) -> None:
@@ -66,13 +66,13 @@ class CollectiveClock:
 
 
 class _Wait:
-    """What one replica has waited: in graphs, by a variable of theirs; outside, by the clock here."""
+    """How long one replica has waited: a variable sums up the time in graphs, this object the time outside."""
 
     def __init__(self, tf: Any) -> None:
         self._tf = tf
         self._eager = 0.0
         with tf.init_scope(), tf.device("CPU:0"):
-            # Not tf.Variable, of which a strategy would make its own kind.
+            # Not tf.Variable: a strategy would replace it by its own kind of variable.
             variable = sys.modules["tensorflow.python.ops.resource_variable_ops"].ResourceVariable
             self._variable = variable(0.0, dtype=tf.float64, trainable=False)
 
@@ -105,5 +105,5 @@ def _is_deterministic() -> bool:
 
 
 def _is_compiled(graph: Any) -> bool:
-    """Whether XLA compiles it, which knows no clock."""
+    """Whether XLA compiles the graph: XLA has no clock."""
     return bool(sys.modules["tensorflow.python.ops.control_flow_util"].GraphOrParentsInXlaContext(graph))

@@ -1,7 +1,7 @@
-"""Makes TensorFlow's workers as patient with each other as the launcher is with their nodes.
+"""Makes TensorFlow's workers wait as long for each other as the launcher waits for their nodes.
 
-MultiWorkerMirroredStrategy ends a run when a peer has not been heard of for 10 s, and offers nobody to say otherwise. A
-peer that dies is seen by its own node, at once; what is left is a network that was away for a moment.
+MultiWorkerMirroredStrategy ends a run when a peer has sent no heartbeat for 10 s, and offers no option to change that.
+The node's own agent notices at once when a peer dies; the only other cause is a short network outage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "heartbeat_timeout_in_ms"
 
 
 def lengthen(seconds: float) -> None:
-    """From now on, a heartbeat that nobody has set may take so long; a TensorFlow without one is left alone."""
+    """Sets TensorFlow's heartbeat timeout unless the program sets one; ignores a TensorFlow that has none."""
 
     def patch(module: ModuleType) -> None:
         context = getattr(module, "Context", None)
@@ -27,11 +27,11 @@ def lengthen(seconds: float) -> None:
             return
 
         @functools.wraps(configure)
-        def configure_patiently(self: Any, *args: Any, **settings: Any) -> Any:
+        def configure_with_timeout(self: Any, *args: Any, **settings: Any) -> Any:
             if len(args) < code.co_varnames.index(NAME) and not settings.get(NAME):
                 settings[NAME] = int(seconds * 1000)
             return configure(self, *args, **settings)
 
-        context.configure_coordination_service = configure_patiently
+        context.configure_coordination_service = configure_with_timeout
 
     after_import(CONTEXT, patch)

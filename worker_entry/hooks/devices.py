@@ -1,4 +1,4 @@
-"""Divides the CPU into several devices, so that a machine without GPUs does what one with several would."""
+"""Divides the CPU into several devices, so that a machine without GPUs behaves like one with several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker_entry.hooks.import_hooks import after_import
 
 
 def install(count: int) -> None:
-    """As soon as TensorFlow has been imported: before it looks at its devices it can be told of others."""
+    """Divides the CPU right after TensorFlow's import: only before it uses its devices can they be configured."""
 
     def divide(tensorflow: ModuleType) -> None:
         config = tensorflow.config

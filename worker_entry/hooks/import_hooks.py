@@ -1,4 +1,4 @@
-"""Does something to a module as soon as the program has imported it, and not before."""
+"""Runs a callback when the program has imported a module, without importing it earlier."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Optional
 
 
 def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optional[Callable[[], None]] = None) -> None:
-    """Calls `then` with the module when it has been imported, or now if it has been; it must not raise.
+    """Calls `then` with the module after its import, or now if it is imported already; `then` must not raise.
 
-    `before` is called when the import begins, if it has not yet.
+    `before` is called when the import begins, if it has not begun yet.
     """
     if name in sys.modules:
         then(sys.modules[name])
@@ -21,7 +21,7 @@ def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optio
 
 
 def run_hooks(names: Collection[str]) -> None:
-    """Does what waits for these modules, which were imported without the finders of this module."""
+    """Runs the callbacks for these modules, which were imported without this module's finders."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder) and finder.name in names]:
         sys.meta_path.remove(finder)
         finder.run(sys.modules[finder.name])
@@ -36,7 +36,7 @@ class _Finder:
         self._then = then
 
     def run(self, module: ModuleType) -> None:
-        """The module has been imported already."""
+        """Runs the callbacks for a module that is imported already."""
         if self._before is not None:
             self._before()
         self._then(module)
@@ -54,7 +54,7 @@ class _Finder:
         execute = spec.loader.exec_module
 
         def execute_and_go_on(module: ModuleType) -> None:
-            # Not before: a program may ask for the spec only to see whether there is such a module.
+            # Not earlier: a program may ask for the spec only to check whether the module exists.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             if self._before is not None:
@@ -62,6 +62,6 @@ class _Finder:
             execute(module)
             self._then(module)
 
-        # The loader was made for this one spec, so that the change ends with it.
+        # The loader was made for this spec only, so the change affects no other import.
         spec.loader.exec_module = execute_and_go_on  # type: ignore[method-assign]
         return spec

@@ -1,7 +1,7 @@
-"""A program that sets or removes TF_CONFIG by itself: it is noticed, and has no effect unless the user wants it to.
+"""Reports a program that sets or removes TF_CONFIG, and ignores the change unless the user wants it.
 
-Tutorials set one for a cluster of their own, with the same task everywhere, or remove it first. Under a launcher every
-task would then train by itself, or all would be the same one.
+Tutorials set TF_CONFIG for a cluster of their own, with the same task everywhere, or remove it first. Under a launcher
+every task would then train alone, or all would be the same task.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 NAME = "TF_CONFIG"
 
 
-def install(tell: Callable[[str, bool], None], *, keep: bool) -> None:
-    """From now on, a line of the program that sets another TF_CONFIG, or removes it, is reported.
+def install(report: Callable[[str, bool], None], *, keep: bool) -> None:
+    """Begins to watch `os.environ` for a TF_CONFIG of the program's own.
 
     Args:
-        tell: called with the first such line, as `train.py:12`, and with `keep`.
+        report: called with the first line that sets or removes TF_CONFIG, such as `train.py:12`, and with `keep`.
         keep: whether the program's own TF_CONFIG takes effect.
     """
     environ: type[Any] = type(os.environ)
-    told: list[str] = []
+    reported: list[str] = []
 
     def refuses(name: object, value: object) -> bool:
         if name != NAME or value == os.environ.get(NAME):
             return False
-        if not told:
-            told.append(_line())
-            tell(told[0], keep)
+        if not reported:
+            reported.append(_line())
+            report(reported[0], keep)
         return not keep
 
-    class Watched(environ):  # type: ignore[misc]  # its base is known at run time only
+    class Watched(environ):  # type: ignore[misc]  # its base is only known at run time
         def __setitem__(self, name: Any, value: Any) -> None:
             if not refuses(name, value):
                 super().__setitem__(name, value)

@@ -1,7 +1,7 @@
-"""Results that a worker of ParameterServerStrategy computes while the coordinator's program goes on.
+"""Inspects remote values: results that a worker of ParameterServerStrategy computes while the coordinator goes on.
 
-`ClusterCoordinator.schedule` returns a remote value at once. To read it waits until a worker has done the step, maybe
-much later. So it is asked first how far it is, by what TensorFlow's own implementation keeps of it.
+`ClusterCoordinator.schedule` returns a remote value at once. Reading it blocks until a worker has done the step, maybe
+much later. So these functions first check its state in the private fields of TensorFlow's implementation.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ COPY_S = 0.001
 
 
 def is_remote(value: Any) -> bool:
-    """Whether it is a remote value."""
-    if type(value) is dict:  # what nearly every step has; asked for each of them
+    """Whether the value is remote."""
+    if type(value) is dict:  # by far the most frequent case
         return False
     kind = getattr(sys.modules.get(MODULE), "RemoteValue", None)
     return kind is not None and isinstance(value, kind)
 
 
 def has_ended(value: Any) -> bool:
-    """Whether a worker has done the step, or the step has failed or was cancelled."""
+    """Whether the step is done, has failed, or was cancelled."""
     event = getattr(value, "_status_available_event", None)
     return event is not None and bool(event.is_set())
 
@@ -35,18 +35,18 @@ def is_done(value: Any) -> bool:
 
 
 def is_here(value: Any) -> bool:
-    """Whether the result has been copied to this process: to read it asks no worker, which may be gone meanwhile."""
+    """Whether the result is in this process: reading it then needs no worker, which may be gone by now."""
     return is_done(value) and bool(getattr(value, "_has_fetched_to_local", True))
 
 
 def wait_for(value: Any, timeout_s: float) -> None:
-    """Waits until the step has ended and its result is here, but no longer than that."""
+    """Waits until the step has ended and its result is here, at most `timeout_s`."""
     if value._status_available_event.wait(timeout_s) and is_done(value) and not is_here(value):
         time.sleep(COPY_S)
 
 
-class ScheduledLogs(dict):  # type: ignore[type-arg]  # Python 3.9 cannot say it of a base class
-    """The logs of a step that has been scheduled: what is known so far, and where it shows that the step is done."""
+class ScheduledLogs(dict):  # type: ignore[type-arg]  # Python 3.9 cannot subscript a base class
+    """The logs of a scheduled step: what is known so far, and the remote value that shows when the step is done."""
 
     def __init__(self, known: dict[str, Any], result: Any) -> None:
         super().__init__(known)
@@ -54,7 +54,7 @@ class ScheduledLogs(dict):  # type: ignore[type-arg]  # Python 3.9 cannot say it
 
 
 def result_of(logs: Any) -> Any:
-    """The remote value that is there when the step of these logs is done; None if it is done already."""
+    """The remote value that becomes available when the step of these logs is done; None if it is done already."""
     if isinstance(logs, ScheduledLogs):
         return logs.result
     return logs if is_remote(logs) and hasattr(logs, "_status_available_event") else None

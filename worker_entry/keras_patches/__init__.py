@@ -1,1 +1,1 @@
-"""Keras 3 made to work under `tf.distribute`, from outside. `patching` lists the faults and loads the patches."""
+"""Patches that make Keras 3 work under `tf.distribute`. `patching` lists the faults and applies the patches."""

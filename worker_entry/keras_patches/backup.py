@@ -1,12 +1,12 @@
-"""Makes Keras 3's `BackupAndRestore` right with several workers: the chief's backup counts, and all get it.
+"""Makes Keras 3's `BackupAndRestore` correct with several workers: the chief's backup counts, and all workers get it.
 
-Keras has all workers write the same files at once, if they share a path, and each read what it finds. Workers that do
-not share one, or were killed between each other's backups, go on from different epochs; and a worker that is killed
-while it writes leaves half a file, which nobody can read.
+In Keras, workers that share a path all write the same files at once, and each reads what it finds. Workers that do
+not share a path, or were killed between each other's backups, go on from different epochs; and a worker that is killed
+while it writes leaves an unreadable file.
 
-Here the chief alone writes, by renaming what is whole. Before training it reads, and tells the others its epoch and all
-variables, over the network. So the path may be shared, be each worker's own, or lie on disks that are apart; only the
-chief's has to be there still when the cluster is started again.
+With this patch only the chief writes, and renames complete files. Before training it reads the backup, and sends its
+epoch and all variables to the others over the network. So workers may share the path, or have paths or disks of their
+own; only the chief's backup has to exist when the cluster is started again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from worker_entry.keras_patches.source import is_multi_worker
+
 BACKUP = "keras.src.callbacks.backup_and_restore"
 PART = ".backup-"
-"""How folders begin that hold what is not whole yet."""
+"""Prefix of folders with incomplete files."""
 
 
 def patch_backup(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in the callback; returns the names of what it replaced."""
+    """Replaces faulty methods of the callback; returns its name."""
     callback = module.BackupAndRestore
     if not all(hasattr(callback, name) for name in ("_save_model", "on_train_begin", "on_train_end")):
         return []
@@ -44,14 +46,14 @@ def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., 
             return
         if chief:
             os.makedirs(folder, exist_ok=True)
-        # The others only take part: to read a variable may need all workers.
-        with tempfile.TemporaryDirectory(prefix=PART, dir=folder if chief else None) as whole:
-            with _directed_to(self, whole):
+        # The others take part without writing: reading a variable may need all workers.
+        with tempfile.TemporaryDirectory(prefix=PART, dir=folder if chief else None) as staging:
+            with _directed_to(self, staging):
                 original(self, *args, **kwargs)
             if chief:
-                # The epoch last: weights that are newer than it says are trained a little longer, and no less.
-                for name in sorted(os.listdir(whole), key=lambda name: (name.endswith(".json"), name)):
-                    os.replace(os.path.join(whole, name), os.path.join(folder, name))
+                # The epoch comes last: weights that are newer than the epoch are only trained a little longer.
+                for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
+                    os.replace(os.path.join(staging, name), os.path.join(folder, name))
 
     return _save_model
 
@@ -63,17 +65,17 @@ def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[...,
             original(self, logs)
             return
         model = self.model
-        tell = functools.partial(_tell, trainer, model.distribute_strategy)
-        with tempfile.TemporaryDirectory() as nothing:
-            with contextlib.nullcontext() if _is_chief(self) else _directed_to(self, nothing):
-                original(self, logs)  # which refuses a model that is not built yet, on every worker
-        if not int(tell(int(_has_backup(self)))):
+        broadcast = functools.partial(_broadcast, trainer, model.distribute_strategy)
+        with tempfile.TemporaryDirectory() as empty:
+            with contextlib.nullcontext() if _is_chief(self) else _directed_to(self, empty):
+                original(self, logs)  # refuses a model that is not built yet, on every worker
+        if not int(broadcast(int(_has_backup(self)))):
             return
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        model._initial_epoch = int(tell(int(getattr(model, "_initial_epoch", 0) or 0)))
+        model._initial_epoch = int(broadcast(int(getattr(model, "_initial_epoch", 0) or 0)))
         for variable in [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]:
-            variable.assign(tell(variable.value))
+            variable.assign(broadcast(variable.value))
 
     return on_train_begin
 
@@ -87,11 +89,11 @@ def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., N
     return on_train_end
 
 
-def _tell(trainer: Any, strategy: Any, value: Any) -> Any:
-    """Called by all workers with a number, or a variable's value; returns the chief's."""
+def _broadcast(trainer: Any, strategy: Any, value: Any) -> Any:
+    """Called by all workers with a number or a variable's value; returns the chief's value."""
     tf = trainer.tf
     own = tf.convert_to_tensor(strategy.experimental_local_results(value)[0])
-    # What can be reduced on every device.
+    # Types that can be reduced on every device.
     wide = tf.cast(own, tf.float64 if own.dtype.is_floating else tf.int64)
 
     def share() -> Any:
@@ -104,7 +106,7 @@ def _tell(trainer: Any, strategy: Any, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _directed_to(callback: Any, folder: str) -> Iterator[None]:
-    """Within it, the callback's paths are below another folder."""
+    """Temporarily moves the callback's paths below another folder."""
     before = str(callback.backup_dir)
     paths = {
         name: value
@@ -121,13 +123,13 @@ def _directed_to(callback: Any, folder: str) -> Iterator[None]:
 def _has_backup(callback: Any) -> bool:
     folder = str(callback.backup_dir)
     if "://" in folder:
-        return True  # then the epoch and the variables are told, whatever they are
+        return True  # without a check: the epoch and the variables are broadcast in any case
     return os.path.isdir(folder) and any(not name.startswith(PART) for name in os.listdir(folder))
 
 
 def _is_multi_worker(trainer: Any, callback: Any) -> bool:
     strategy = callback.model.distribute_strategy
-    return strategy is not None and bool(trainer._collective_all_reduce_multi_worker(strategy))
+    return strategy is not None and is_multi_worker(trainer, strategy)
 
 
 def _is_chief(callback: Any) -> bool:

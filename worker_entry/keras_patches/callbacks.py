@@ -1,15 +1,15 @@
-"""Makes Keras 3's callbacks that write files right with several workers: of those that share a path, one writes.
+"""Makes Keras 3's callbacks write each file only once: of the workers that share a path, one writes.
 
-A tutorial's script gives the same `ModelCheckpoint`, `TensorBoard` and `CSVLogger` to `fit` on every worker. In Keras
+A tutorial's script passes the same `ModelCheckpoint`, `TensorBoard` and `CSVLogger` to `fit` on every worker. In Keras
 all workers then write the same files at once, and fail on each other's locks.
 
-The rule: a path is shared by workers that give it alike and find the same folder there. When `fit` begins, they find
-out by small files, which each leaves there for a moment. Of the workers that share a path, the chief writes, or, if it
-is not among them, the first; the others take part in the same moments, since to read a variable may need all workers,
-and write to a temporary folder of their own, which is removed. So each worker's own path stays its own, and of nodes
-without a shared disk each gets the file. `fit` returns when all of it is written, so that any worker can read it.
+The rule: workers share a path if they are given the same path and it leads to the same folder. When `fit` begins, they
+find that out with small marker files, which exist for a moment only. Of the workers that share a path, the chief
+writes, or, if it is not among them, the first one. The others go through the same steps, because reading a variable may
+need all workers, but they write to temporary folders. So a worker whose path is its own keeps it, and without a shared
+disk each node gets the file. `fit` returns when everything is written, so that every worker can read it.
 
-A path of an object store (`gs://…`) is shared if it is the chief's.
+A path in an object store (`gs://…`) is shared if the chief has the same path.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worker_entry.keras_patches.source import is_multi_worker
+
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
 WRITERS = {
     (MODEL_CHECKPOINT, "ModelCheckpoint"): "filepath",
     ("keras.src.callbacks.tensorboard", "TensorBoard"): "log_dir",
     ("keras.src.callbacks.csv_logger", "CSVLogger"): "filename",
 }
-"""The callbacks that write, and their attributes that say where."""
+"""The callbacks that write files, each with its attribute for the path."""
 REMOTE_LIMIT = 16
-"""Paths of object stores that are compared with the chief's."""
+"""Maximum number of object store paths that are compared with the chief's."""
 WIDTH = 2 + REMOTE_LIMIT
-"""Numbers that workers tell each other at once."""
+"""Numbers that workers exchange at once."""
 
-_aside: set[int] = set()
-"""The ids of the callbacks of a running `fit` that leave it to another worker to write."""
+_suppressed: set[int] = set()
+"""The ids of callbacks of a running `fit` whose files another worker writes."""
 
 
 def patch_callbacks(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in `fit` and the callbacks; returns the names of what it replaced."""
+    """Replaces `fit` and the callbacks' faulty methods; returns the callbacks' names."""
     checkpoint = module.ModelCheckpoint
     fit = getattr(trainer.TensorFlowTrainer, "fit", None)
     if fit is None or not all(hasattr(checkpoint, name) for name in ("_save_model", "_get_file_path")):
@@ -54,7 +56,7 @@ def patch_callbacks(trainer: Any, module: Any) -> list[str]:
 
 
 def _writers() -> dict[Any, tuple[str, str]]:
-    """The classes that this Keras has, with the attribute and the name of each."""
+    """The classes of `WRITERS` that this Keras has, each with its attribute and name."""
     found = {}
     for (module, name), attribute in WRITERS.items():
         writer = getattr(sys.modules.get(module), name, None)
@@ -78,7 +80,7 @@ class _Output:
 
     @property
     def digest(self) -> int:
-        """Of what this worker was given, whatever folder that is."""
+        """A hash of the path as it was given to this worker."""
         return int(hashlib.sha256(f"{self.kind}\0{self.path}".encode()).hexdigest()[:12], 16)
 
 
@@ -88,20 +90,20 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = self.distribute_strategy
-        if strategy is None or not trainer._collective_all_reduce_multi_worker(strategy):
+        if strategy is None or not is_multi_worker(trainer, strategy):
             return original(self, *args, **kwargs)
         try:
             callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        except TypeError:  # of which Keras tells better
+        except TypeError:  # Keras reports it better
             return original(self, *args, **kwargs)
         outputs = list(_outputs(trainer, callbacks))
-        shared, others_wait = _agree(trainer, strategy, outputs)
+        shared, others_wait = _find_shared(trainer, strategy, outputs)
         with contextlib.ExitStack() as during:
             for output in shared:
-                during.enter_context(_written_aside(output))
+                during.enter_context(_redirected(output))
             result = original(self, *args, **kwargs)
         if others_wait:
-            _sum(trainer, strategy, [0])  # nobody goes on before everything is written
+            _sum(trainer, strategy, [0])  # no worker goes on before everything is written
         return result
 
     return fit
@@ -116,46 +118,46 @@ def _outputs(trainer: Any, callbacks: Any) -> Iterator[_Output]:
                 yield _Output(callback, kind, attribute, os.fspath(path))
 
 
-def _agree(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
-    """Called by all workers: this one's outputs that another writes, and whether any worker has such."""
+def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
+    """Called by all workers: the outputs that another worker writes, and whether any worker has such outputs."""
     number = _number(strategy)
     remote = [output.digest for output in outputs if output.is_remote] if number == 0 else []
-    nonce = secrets.randbits(48) if number == 0 else 0  # an earlier run's files may have been left
+    nonce = secrets.randbits(48) if number == 0 else 0  # marker files of an earlier run may still exist
     remote = [*remote, *[0] * REMOTE_LIMIT][:REMOTE_LIMIT]
     count, nonce, *of_chief = _sum(trainer, strategy, [len(outputs), nonce, *remote])
     if not count:
         return [], False
-    signs = [None if output.is_remote else _sign(output.path, nonce) for output in outputs]
-    left = [path for sign in signs if sign is not None for path in _leave(f"{sign}-{number}")]
+    markers = [None if output.is_remote else _marker(output.path, nonce) for output in outputs]
+    written = [path for marker in markers if marker is not None for path in _write_marker(f"{marker}-{number}")]
     _sum(trainer, strategy, [0])
     shared = [
         output
-        for output, sign in zip(outputs, signs)  # noqa: B905 - Python 3.9 has no strict
+        for output, marker in zip(outputs, markers)  # noqa: B905 - Python 3.9 has no strict
         if (
             number > 0 and output.digest in of_chief
-            if sign is None
-            else any(os.path.exists(f"{sign}-{other}") for other in range(number))
+            if marker is None
+            else any(os.path.exists(f"{marker}-{other}") for other in range(number))
         )
     ]
     (anywhere,) = _sum(trainer, strategy, [len(shared)])
-    for path in left:
+    for path in written:
         with contextlib.suppress(OSError):
             os.unlink(path)
     return shared, bool(anywhere)
 
 
 def _number(strategy: Any) -> int:
-    """This worker's, with the chief as 0."""
+    """This worker's number; the chief is 0."""
     resolver = strategy.cluster_resolver
     if resolver.task_type == "worker":
         return int(resolver.task_id) + ("chief" in resolver.cluster_spec().jobs)
     return 0
 
 
-def _sign(path: str, nonce: int) -> str:
-    """With a worker's number behind it, the file by which that worker shows that it has the path.
+def _marker(path: str, nonce: int) -> str:
+    """The marker file for a path, without the worker's number, which is appended.
 
-    Others see it if it is the same folder for them.
+    Other workers see the file if the path leads to the same folder for them.
     """
     folder = os.path.realpath(path)
     if "{" in folder:  # filled in later
@@ -166,15 +168,15 @@ def _sign(path: str, nonce: int) -> str:
     return os.path.join(folder, f".distlaunch-{nonce:x}-{hashlib.sha256(rest.encode()).hexdigest()[:16]}")
 
 
-def _leave(sign: str) -> Iterator[str]:
-    # A folder to which nothing can be written is nobody's to share.
+def _write_marker(marker: str) -> Iterator[str]:
+    # A folder that is not writable does not count as shared.
     with contextlib.suppress(OSError):
-        os.close(os.open(sign, os.O_WRONLY | os.O_CREAT, 0o600))
-        yield sign
+        os.close(os.open(marker, os.O_WRONLY | os.O_CREAT, 0o600))
+        yield marker
 
 
 def _sum(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
-    """Called by all workers with as many numbers; returns their sums."""
+    """Called by all workers with the same count of numbers; returns their sums."""
     sums = _make_sum(trainer, strategy)(trainer.tf.constant([*numbers, *[0] * (WIDTH - len(numbers))], "int64"))
     local = strategy.experimental_local_results(sums)
     # Each replica of a worker has added its own.
@@ -196,14 +198,14 @@ def _make_sum(trainer: Any, strategy: Any) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _written_aside(output: _Output) -> Iterator[None]:
-    """Within it, the callback does not write to its path, which another worker does."""
-    if output.kind == "ModelCheckpoint":  # which may write a great many
-        _aside.add(id(output.callback))
+def _redirected(output: _Output) -> Iterator[None]:
+    """Keeps the callback from writing to its path, because another worker writes there."""
+    if output.kind == "ModelCheckpoint":  # it may write many files: each goes to a temporary folder of its own
+        _suppressed.add(id(output.callback))
         try:
             yield
         finally:
-            _aside.discard(id(output.callback))
+            _suppressed.discard(id(output.callback))
         return
     with tempfile.TemporaryDirectory() as own, _directed_to(output.callback, output.attribute, own):
         yield
@@ -212,8 +214,8 @@ def _written_aside(output: _Output) -> Iterator[None]:
 def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def _save_model(self: Any, epoch: Any, batch: Any, logs: Any) -> None:
-        if id(self) not in _aside:
-            with contextlib.suppress(Exception):  # which Keras meets again, and tells of
+        if id(self) not in _suppressed:
+            with contextlib.suppress(Exception):  # Keras fails again, and reports it
                 folder = os.path.dirname(self._get_file_path(epoch, batch, logs))
                 if folder and "://" not in folder:
                     os.makedirs(folder, exist_ok=True)  # Keras fails if another worker makes it at the same time
@@ -221,7 +223,7 @@ def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
             return
         verbose, self.verbose = self.verbose, 0
         try:
-            # What cannot be written, on a full disk, say, nobody will miss.
+            # A failure to write, on a full disk for example, does no harm: the file is temporary.
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as own:
                 with _directed_to(self, "filepath", own):
                     original(self, epoch, batch, logs)
@@ -233,7 +235,7 @@ def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _directed_to(callback: Any, attribute: str, folder: str) -> Iterator[None]:
-    """Within it, the callback writes into another folder, under the same name."""
+    """Temporarily makes the callback write to another folder, under the same name."""
     before = getattr(callback, attribute)
     setattr(callback, attribute, os.path.join(folder, os.path.basename(os.path.normpath(before))))
     try:

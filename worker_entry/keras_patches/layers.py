@@ -1,4 +1,4 @@
-"""Patches of Keras 3's BatchNormalization: see `keras_support` for the faults."""
+"""Patches Keras 3's BatchNormalization: `patching` describes the faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH_NORMALIZATION = "keras.src.layers.normalization.batch_normalization"
 
 
 def patch_batch_normalization(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in the layer; returns the names of what it replaced."""
+    """Replaces faulty methods of the layer; returns their names."""
     patched = []
     layer = module.BatchNormalization
     if _leaves_statistics_apart(layer):
@@ -44,7 +44,7 @@ def _patched_moments(trainer: Any, original: Callable[..., Any]) -> Callable[...
         mean, variance = original(self, inputs, mask)
         if self.synchronized or find_shared_context(trainer) is None:
             return mean, variance
-        # No sample has no moments; with the moving ones in their place, these stay what they are.
+        # An empty batch has no moments; with the moving statistics in their place, these do not change.
         empty = tf.equal(tf.size(inputs), 0)
         return (
             tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
@@ -55,7 +55,7 @@ def _patched_moments(trainer: Any, original: Callable[..., Any]) -> Callable[...
 
 
 def _leaves_statistics_apart(layer: Any) -> bool:
-    """Whether the layer's moving statistics are weights of no aggregation, neither named nor by default."""
+    """Whether the layer's moving statistics are weights without an aggregation, explicit or by default."""
     default = inspect.signature(layer.add_weight).parameters["aggregation"].default
     return default in (None, "none") and any(
         any(word.arg == "name" and is_constant(word.value, "moving_mean") for word in call.keywords)

@@ -1,8 +1,9 @@
-"""Patches of Keras 3's optimizers: see `keras_support` for the faults.
+"""Patches Keras 3's optimizers: `patching` describes the faults.
 
-On several replicas the gradients are reduced first, as tf_keras does. What is clipped, accumulated and checked is then
-the same on all replicas, and the same as in one process. TensorFlow does not let replicas meet within a condition. So
-the replicas meet first, the condition is evaluated once for all of them, and its branches call each replica again.
+On several replicas the gradients are reduced first, as in tf_keras. The values that are clipped, accumulated and
+checked are then the same on all replicas, and the same as in one process. TensorFlow does not allow a merge call inside
+a condition. So the merge call comes first, the condition is evaluated once for all replicas, and its branches call each
+replica again.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _PARTS = (
     "_overwrite_model_variables_with_average_value",
     "_update_model_variables_moving_average",
 )
-"""The methods that `_backend_apply_gradients` consists of."""
+"""The methods that `_backend_apply_gradients` uses."""
 
 _thread = threading.local()
-"""`_thread.reduced`: whether the gradients at hand have been reduced. Each replica has a thread of its own."""
+"""`_thread.reduced`: whether the gradients have been reduced already. Each replica has its own thread."""
 
 
 def patch_optimizer(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in the base class of TensorFlow's optimizers; returns the names of what it replaced."""
+    """Replaces faulty methods in the base class of TensorFlow's optimizers; returns their names."""
     optimizer = module.TFOptimizer
     patched = _patch_apply(trainer, optimizer)
     update = getattr(optimizer, "_backend_apply_gradients", None)
     if (
         update is not None
         and all(hasattr(optimizer, name) for name in _PARTS)
-        and (_reduces_after_clipping(optimizer) or _meets_in_condition(update))
+        and (_reduces_after_clipping(optimizer) or _merges_in_condition(update))
     ):
         optimizer._backend_apply_gradients = _patched_update(trainer, update)
         optimizer._all_reduce_sum_gradients = _patched_reduce(optimizer._all_reduce_sum_gradients)
@@ -54,7 +55,7 @@ def patch_optimizer(trainer: Any, module: Any) -> list[str]:
 
 
 def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
-    """Replaces `apply` if it makes variables wherever it is called first; returns the name of what it replaced."""
+    """Replaces `apply` if it creates variables wherever it is called first; returns its name."""
     if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
         return []
     optimizer.apply = _patched_apply(trainer, optimizer.apply)
@@ -62,7 +63,7 @@ def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
 
 
 def patch_loss_scale_optimizer(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in the optimizer; returns the names of what it replaced."""
+    """Replaces faulty methods of the optimizer; returns their names."""
     optimizer = module.LossScaleOptimizer
     patched = _patch_apply(trainer, optimizer)
     check = getattr(optimizer, "check_finite", None)
@@ -94,7 +95,7 @@ def _patched_apply(trainer: Any, original: Callable[..., None]) -> Callable[...,
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built and tf.inside_function() and find_shared_context(trainer) is not None:
-                # Variables that are made in a graph are initialized within a condition, and so is the first step taken.
+                # Variables created in a graph are initialized inside a condition, so the first step would run there.
                 with tf.init_scope(), sys.modules[BACKEND].name_scope(self.name, caller=self):
                     self.build(trainable_variables)
                 self.built = True
@@ -121,40 +122,40 @@ def _patched_update(trainer: Any, original: Callable[..., None]) -> Callable[...
         if context is None or not (clips or self.gradient_accumulation_steps or self.use_ema):
             original(self, grads, trainable_variables)
             return
-        # Python 3.9, which a node may have, has no strict=.
+        # No strict=, which Python 3.9 lacks.
         pairs = self._all_reduce_sum_gradients(list(zip(grads, trainable_variables)))  # noqa: B905
         gradients = [gradient for gradient, _ in pairs]
         if self.gradient_accumulation_steps:
-            _meet(tf, context, functools.partial(_accumulate, tf, self, trainable_variables), gradients)
+            _merge_replicas(tf, context, functools.partial(_accumulate, tf, self, trainable_variables), gradients)
         else:
             _update(self, trainable_variables, gradients)
         if self.use_ema:
             self._update_model_variables_moving_average(self._trainable_variables)
             if self.ema_overwrite_frequency:
-                _meet(tf, context, functools.partial(_overwrite, tf, self), [])
+                _merge_replicas(tf, context, functools.partial(_overwrite, tf, self), [])
 
     return _backend_apply_gradients
 
 
 CallEach = Callable[[Callable[..., None]], Any]
-"""Calls a function in every replica, with the gradients that this replica has."""
+"""Calls a function in every replica, with the replica's gradients."""
 
 
-def _meet(tf: Any, context: Any, do: Callable[[CallEach], None], gradients: list[Any]) -> None:
-    """Calls `do` once for all replicas."""
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # XLA on GPUs; there each replica is by itself
-        do(lambda step: step(gradients))
+def _merge_replicas(tf: Any, context: Any, work: Callable[[CallEach], None], gradients: list[Any]) -> None:
+    """Calls `work` once for all replicas, in a merge call."""
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # XLA on GPUs, where each replica runs by itself
+        work(lambda step: step(gradients))
         return
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def merge(strategy: Any, gradients: Any) -> None:
-        do(lambda step: strategy.extended.call_for_each_replica(step, args=(gradients,)))
+        work(lambda step: strategy.extended.call_for_each_replica(step, args=(gradients,)))
 
     context.merge_call(merge, args=(gradients,))
 
 
 def _update(optimizer: Any, variables: Any, gradients: list[Any]) -> None:
-    """Updates the variables by gradients that have been reduced."""
+    """Updates the variables with reduced gradients."""
     gradients = optimizer._clip_gradients(gradients)
     optimizer._apply_weight_decay(variables)
     _thread.reduced = True
@@ -165,7 +166,7 @@ def _update(optimizer: Any, variables: Any, gradients: list[Any]) -> None:
 
 
 def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) -> None:
-    """Adds the gradients to what has been accumulated, or updates the variables by the mean of it."""
+    """Accumulates the gradients, or updates the variables with the mean of the accumulated ones."""
     steps = optimizer.gradient_accumulation_steps
     accumulators = [optimizer._accumulated_gradients[optimizer._get_variable_index(v)] for v in variables]
 
@@ -189,17 +190,17 @@ def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) ->
 
 
 def _overwrite(tf: Any, optimizer: Any, _: CallEach) -> None:
-    """Replaces the variables by their moving averages, if it is time to."""
+    """Replaces the variables by their moving averages, if that is due."""
 
     def overwrite() -> None:
         optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)
 
-    is_time = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
-    tf.cond(is_time, overwrite, lambda: None)
+    is_due = tf.equal((optimizer.iterations + 1) % optimizer.ema_overwrite_frequency, 0)
+    tf.cond(is_due, overwrite, lambda: None)
 
 
 def _reduces_after_clipping(optimizer: Any) -> bool:
-    """Whether each replica clips its own gradients, and reduces what is left of them."""
+    """Whether each replica clips its own gradients before they are reduced."""
     return bool(
         calls_of(optimizer._backend_apply_gradients, "_clip_gradients")
         and not calls_of(optimizer._backend_apply_gradients, "_all_reduce_sum_gradients")
@@ -207,7 +208,7 @@ def _reduces_after_clipping(optimizer: Any) -> bool:
     )
 
 
-def _meets_in_condition(apply: Callable[..., None]) -> bool:
+def _merges_in_condition(apply: Callable[..., None]) -> bool:
     """Whether the source has `….cond(is_update_step, …)` or `….cond(should_overwrite_model_vars, …)`."""
     conditions = ("is_update_step", "should_overwrite_model_vars")
     return any(

@@ -1,17 +1,17 @@
-"""Makes Keras 3's `fit` and `evaluate` work under ParameterServerStrategy, from outside, as tf_keras does.
+"""Makes Keras 3's `fit` and `evaluate` work under ParameterServerStrategy, as in tf_keras.
 
-Keras 3 knows nothing of the cluster coordinator that this strategy needs: it iterates over the data in the chief, which
-TensorFlow refuses ("create_per_worker_dataset"), and would run every step there. Here, its trainer gets
+Keras 3 does not support the cluster coordinator that this strategy needs: it iterates over the data in the chief, which
+TensorFlow refuses ("create_per_worker_dataset"), and would run every step there. With this patch, its trainer gets
 
 - data that each worker reads itself (`parameter_server_data`),
 - train and test functions that schedule steps on workers, and metrics that no worker loses (`parameter_server_steps`),
-- the shapes to build a model from by what the data say of themselves, because there is no batch in the chief,
-- `predict` in the chief, by the variables as they are on the parameter servers,
+- the shapes for building a model from the dataset's element_spec, because the chief has no batch,
+- `predict` in the chief, with the variables that are on the parameter servers,
 
 and variables get
 
-- `assign_add` and `assign_sub` that the server does by itself: Keras reads, computes and assigns, which loses steps of
-  `optimizer.iterations` when two workers do it at once,
+- `assign_add` and `assign_sub` that the server carries out: Keras reads, computes and assigns, which loses steps of
+  `optimizer.iterations` when two workers do that at once,
 - one server each: Keras 3 cannot train a variable that a `variable_partitioner` has divided.
 """
 
@@ -38,7 +38,7 @@ _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 
 
 def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
-    """Replaces what the trainer lacks; returns the names of what it can do now."""
+    """Replaces the parts of the trainer that fail; returns the name of what works then."""
     core = sys.modules.get(CORE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):
         return []
@@ -55,14 +55,14 @@ def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
 
 
 def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
-    """A class still, for what asks whether something is an instance."""
+    """A class and not a function, because it is used with isinstance."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = kwargs.get("distribute_strategy")
         if args or not _is_parameter_server(strategy):
             return object.__new__(cls)
         if strategy.num_replicas_in_sync > 1:
-            raise ValueError("Keras 3 can use one GPU of a worker only under ParameterServerStrategy")
+            raise ValueError("under ParameterServerStrategy, Keras 3 can use only one GPU per worker")
         del kwargs["distribute_strategy"]
         return WorkerData(
             trainer.tf,
@@ -94,12 +94,12 @@ def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callab
         if not _is_parameter_server(strategy):
             return function
         if self.run_eagerly:
-            raise ValueError("run_eagerly cannot be used under ParameterServerStrategy: workers run graphs")
+            raise ValueError("run_eagerly cannot be used under ParameterServerStrategy: workers only run graphs")
         if getattr(self.optimizer, "gradient_accumulation_steps", None):
             raise ValueError(
                 "gradient_accumulation_steps cannot be used under ParameterServerStrategy: workers do not take turns"
             )
-        convert = getattr(self, "_autoconvert_optionals", None)  # Keras 3.11 has none
+        convert = getattr(self, "_autoconvert_optionals", None)  # missing in Keras 3.11
         step = step_function if convert is None else convert(step_function)
         return StepFunction(trainer.tf, self, step, _workers_of(trainer.tf, strategy), function)
 
@@ -128,7 +128,7 @@ def _at_server(core: Any, original: Callable[..., Any], name: str) -> Callable[.
     def assign(self: Any, value: Any) -> Any:
         on_server = self._value
         kind = type(on_server)
-        # Of central storage, whose replicas update together, is the other class there.
+        # The module's other class, AggregatingVariable, belongs to central storage, whose replicas update together.
         is_on_server = kind.__module__.endswith(".ps_values") and kind.__name__ != "AggregatingVariable"
         if not is_on_server or core.in_stateless_scope():
             return original(self, value)
@@ -171,7 +171,7 @@ def _lacks_coordinator(trainer: Any) -> bool:
 
 
 def _is_known(trainer: Any, core: Any) -> bool:
-    """Whether the trainer and TensorFlow's remote values are made as this module expects."""
+    """Whether the trainer and TensorFlow's remote values have the methods that this module uses."""
     trainer_class = trainer.TensorFlowTrainer
     names = ("_maybe_symbolic_build", "_make_function", "_get_metrics_result_or_logs")
     remote: Any = sys.modules.get(REMOTE_VALUES)
@@ -187,7 +187,7 @@ def _is_known(trainer: Any, core: Any) -> bool:
 
 
 def _passes_class_weight(function: Callable[..., Any]) -> bool:
-    """Whether some `TFEpochIterator(…)` of its source has class weights: that of training data does."""
+    """Whether a `TFEpochIterator(…)` in the function's source has class weights, as only training data have."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

@@ -1,11 +1,11 @@
-"""The data of Keras 3's `fit` and `evaluate` under ParameterServerStrategy, where every worker reads its own.
+"""The data of Keras 3's `fit` and `evaluate` under ParameterServerStrategy, where every worker reads its own data.
 
-Keras asks its epoch iterator for `(first step, last step, what a step function is called with)`. For this strategy,
-the last is an `Execution`: some steps, which any worker may do, with the data that the worker has itself.
+Keras's epoch iterator yields `(first step, last step, argument of the step function)`. For this strategy, the argument
+is an `Execution`: some steps that any worker may do, with data that the worker reads itself.
 
-- To train, each worker iterates over all of the data, again and again; whichever worker is free does the next steps.
-- To evaluate, the data are divided into parts, each of which is evaluated once, by whichever worker is free: every
-  batch counts once, even if a worker is lost meanwhile.
+- In training, each worker iterates over all data, again and again; the next free worker does the next steps.
+- In evaluation, the data are divided into parts, and the next free worker evaluates the next part: every batch counts
+  once, even if a worker is lost.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 PARTS_PER_WORKER = 5
-"""Of an evaluation. More share the work more evenly, but each reads the data from the beginning, and skips the rest."""
+"""Parts of an evaluation. More parts share the work more evenly, but each reads and skips the data before it."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What a worker is asked to do at once.
+    """Steps that a worker does at once.
 
-    Either `iterator` is what a worker trains on, or `dataset` is evaluated: every `parts`-th batch of its first `total`
-    batches, from the batch `part` on. Both are per-worker values of the coordinator.
+    Either it trains on `iterator`, or it evaluates `dataset`: every `parts`-th of the first `total` batches, beginning
+    with batch `part`. Both are per-worker values of the coordinator.
     """
 
     steps: int
@@ -38,19 +38,19 @@ class Execution:
 
 
 class WorkerData:
-    """Stands in for Keras' epoch iterator.
+    """Replaces Keras's epoch iterator.
 
     Args:
         tf: the module.
-        get_adapter: Keras' `get_data_adapter`.
-        workers: who does the steps, as `parameter_server_steps` has it.
-        trains: whether the data are to train on.
-        x: a `tf.data.Dataset`, a function of a `tf.distribute.InputContext` that returns one (which is called for each
-            worker), what `create_per_worker_dataset` of a coordinator returns, or arrays.
-        steps: of an epoch, or of an evaluation; may be None if the data say how many batches they have.
-        steps_per_execution: how many steps of training a worker does at once.
+        get_adapter: Keras's `get_data_adapter`.
+        workers: the `parameter_server_steps.Workers` that do the steps.
+        trains: whether these are training data.
+        x: a `tf.data.Dataset`, a function of a `tf.distribute.InputContext` that returns one (called for each worker),
+            the result of a coordinator's `create_per_worker_dataset`, or arrays.
+        steps: of an epoch, or of an evaluation; may be None if the data's number of batches is known.
+        steps_per_execution: how many training steps a worker does at once.
         class_weight: by class.
-        arrays: Keras' other arguments.
+        arrays: Keras's other arguments.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class WorkerData:
         if steps is None and batches is None:
             argument = "steps_per_epoch" if trains else "validation_steps, or the steps of evaluate,"
             raise ValueError(
-                f"{argument} must be given under ParameterServerStrategy, because these data do not say how many "
-                "batches they have"
+                f"{argument} must be given under ParameterServerStrategy, because the number of batches of these data "
+                "is unknown"
             )
         if not trains and steps is not None and batches is not None and steps > batches:
             _warn_of_end()
@@ -89,11 +89,11 @@ class WorkerData:
 
     @property
     def element_spec(self) -> Any:
-        """What a batch is."""
+        """The spec of a batch."""
         return self._per_worker_dataset().element_spec
 
     def reset(self) -> None:
-        """Begins anew, at the first step; called before training, and before each evaluation."""
+        """Starts again at the first step; called before training, and before each evaluation."""
         self._out_of_data = False
 
     def __iter__(self) -> WorkerData:
@@ -105,12 +105,12 @@ class WorkerData:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """Within it, steps are scheduled; all of them are done when it ends."""
+        """Surrounds the scheduling of steps; waits at its end until all of them are done."""
         try:
             yield
             self._workers.join()
         except (StopIteration, self._end):
-            with contextlib.suppress(self._end):  # of the other workers, too
+            with contextlib.suppress(self._end):  # other workers may be out of data, too
                 self._workers.coordinator.join()
             self._workers.join()
             self._out_of_data = True
@@ -125,7 +125,7 @@ class WorkerData:
             captured = getattr(getattr(self._dataset, "_dataset_fn", None), "captured_inputs", ())
             if any(tensor.dtype == "variant" for tensor in captured):
                 raise ValueError(
-                    "a function that returns a tf.data.Dataset must make it all itself: it uses one of the chief"
+                    "a function that returns a tf.data.Dataset must create all of it: this one uses the chief's dataset"
                 )
         return self._dataset
 
@@ -158,18 +158,18 @@ def _make_source(
     class_weight: Any,
     arrays: dict[str, Any],
 ) -> tuple[Any, Optional[int]]:
-    """What each worker's data are made from, and how many batches they have, if that is known."""
+    """The source of each worker's data, and the number of batches if it is known."""
     options = {"class_weight": class_weight} if class_weight is not None else {}
     if _is_per_worker(x):
         if class_weight is not None:
-            raise ValueError("class_weight cannot be given for data that a coordinator has distributed already")
+            raise ValueError("class_weight cannot be given for data that a coordinator has distributed")
         return x, None
-    # What a strategy has made of a data set, or of a function, adds nothing where a worker is one replica.
+    # A dataset that a strategy has distributed is unwrapped: with one replica per worker, distribution adds nothing.
     x = getattr(x, "_original_dataset", x) if _is_distributed(x) else x
     x = getattr(x, "_dataset_fn", x) if _is_distributed(x) else x
     if callable(x) and not isinstance(x, tf.data.Dataset):
         if arrays.get("y") is not None or arrays.get("sample_weight") is not None:
-            raise ValueError("y and sample_weight cannot be given beside a function: its dataset has to contain them")
+            raise ValueError("y and sample_weight cannot be given with a function: its dataset has to contain them")
 
         def read() -> Any:
             data = x(tf.distribute.InputContext(1, 0, 1))
@@ -189,7 +189,7 @@ def _make_source(
     if workers > 1 and type(adapter).__name__ == "ArrayDataAdapter" and batches:
 
         def read_arrays() -> Any:
-            # Each worker begins elsewhere: with a seed, they would all read in the same order.
+            # Each worker begins at another batch: with a seed, they would all read in the same order.
             begin = tf.cast(tf.timestamp() * 1e6, tf.int64) % batches
             return adapter.get_tf_dataset().repeat().skip(begin)
 
@@ -208,7 +208,7 @@ def _is_distributed(x: Any) -> bool:
 
 
 def _needs_python(adapter: Any) -> bool:
-    """Whether the batches are made by Python code, which is in this process only."""
+    """Whether Python code makes the batches: it only runs in this process."""
     return type(adapter).__name__ not in ("ArrayDataAdapter", "TFDatasetAdapter")
 
 

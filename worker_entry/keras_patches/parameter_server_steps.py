@@ -1,9 +1,9 @@
-"""The steps of Keras 3's `fit` and `evaluate` under ParameterServerStrategy, scheduled on workers by the coordinator.
+"""Schedules the steps of Keras 3's `fit` and `evaluate` on workers, under ParameterServerStrategy.
 
 Variables of the model and the optimizer are on the parameter servers, where all workers read and update them. Metrics
-are not: Keras updates a metric by reading its variable and assigning a new value, so two workers at once would lose
-updates. So a step begins with metrics of its own, all zero, and returns them; the chief adds up what all steps return.
-A step that is done again, because its worker was lost, therefore counts once.
+cannot be: Keras updates a metric by reading its variable and assigning a new value, so two workers at once would lose
+updates. Therefore each step begins with its own metrics, all zero, and returns them; the chief sums them up. So a step
+that is repeated because its worker was lost counts once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from worker_entry.hooks.remote_values import ScheduledLogs, has_ended, is_done, 
 from worker_entry.keras_patches.parameter_server_data import Execution
 
 AHEAD = 8
-"""Executions that are scheduled for each worker before the chief waits: enough that a worker always finds its next."""
+"""Executions per worker that are scheduled before the chief waits: enough that a worker never idles."""
 WAIT_S = 0.01
-"""How long the chief waits for the oldest execution before it looks at the others, too."""
+"""How long the chief waits for the oldest execution before it checks the others, too."""
 LIVE_S = 1.0
-"""How old the metrics may be that callbacks get within an epoch: to compute them takes some calls to the servers."""
+"""Maximum age of the metrics that callbacks get during an epoch: computing them takes some calls to the servers."""
 
 
 class Workers:
-    """The workers of a strategy, and what they have been asked to do."""
+    """The workers of a strategy, and the steps that are scheduled on them."""
 
     def __init__(self, coordinator: Any, count: int) -> None:
         self.coordinator = coordinator
@@ -37,7 +37,7 @@ class Workers:
         self._owners: dict[int, StepFunction] = {}
 
     def schedule(self, owner: StepFunction, function: Any, *args: Any) -> Any:
-        """Has some worker call the function; returns the remote value. `owner` is given what it returns."""
+        """Schedules a call of the function on any worker; returns the remote value. `owner` gets the result."""
         self._collect()
         while len(self._scheduled) >= AHEAD * self.count:
             wait_for(self._scheduled[0][1], WAIT_S)
@@ -50,13 +50,13 @@ class Workers:
         return result
 
     def wait_for(self, result: Any) -> None:
-        """Waits until this one is done, or has failed."""
+        """Waits until this step is done or has failed."""
         while not _is_over(result):
             wait_for(result, WAIT_S)
         self._collect()
 
     def join(self) -> None:
-        """Waits until all is done; raises what a step has raised."""
+        """Waits until all steps are done; raises what a step has raised."""
         self.coordinator.join()
         self._collect()
         owners = self._owners
@@ -65,7 +65,7 @@ class Workers:
             owner.finish()
 
     def forget(self) -> None:
-        """Takes no more notice of what has been scheduled so far."""
+        """Ignores everything that has been scheduled so far."""
         self._scheduled.clear()
         self._owners = {}
 
@@ -84,14 +84,14 @@ def _is_over(result: Any) -> bool:
 
 
 class StepFunction:
-    """What Keras calls its train function, or test function.
+    """Replaces Keras's train function or test function.
 
     Args:
         tf: the module.
         model: the Keras model.
         step: its `train_step` or `test_step`, with a batch as the argument.
-        workers: who does it.
-        local: what Keras has made of the step, for batches that are no `Execution`; it runs in this process.
+        workers: do the steps.
+        local: Keras's own function, for batches that are not an `Execution`; it runs in this process.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class StepFunction:
         self._evaluate = function(tf.autograph.experimental.do_not_convert(self._trace_evaluation))
 
     def __call__(self, what: Any) -> Any:
-        """Has it done by some worker, and returns at once; by the end of the epoch, what it returns is complete."""
+        """Schedules the execution and returns its logs at once; the logs are complete at the end of the epoch."""
         if not isinstance(what, Execution):
             return self._local(what)
         numbers = functools.partial(self._tf.constant, dtype=self._tf.int64)
@@ -128,7 +128,7 @@ class StepFunction:
         else:
             result = self._workers.schedule(self, self._train_several, what.iterator, numbers(what.steps))
         if what.iterator is not None and not self._live:
-            self._workers.wait_for(result)  # once in an epoch, so that callbacks find each metric by its name
+            self._workers.wait_for(result)  # once per epoch, so that callbacks find all metrics' names
         if (self._newest and not self._live) or time.monotonic() - self._looked >= LIVE_S:
             self._live = self._update_metrics()
             self._looked = time.monotonic()
@@ -136,18 +136,18 @@ class StepFunction:
         return self._last
 
     def add(self, metrics: dict[str, Any], logs: Any) -> None:
-        """Some steps are done, and returned this."""
+        """Adds what an execution has returned."""
         for dtype, values in metrics.items():
             self._sums[dtype] = self._sums[dtype] + values if dtype in self._sums else values
         self._newest = logs if isinstance(logs, dict) and logs else dict.fromkeys(self._names, 0.0)
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Resets the metrics; called when an epoch begins."""
         self._sums, self._newest, self._live, self._last = {}, {}, {}, None
         self._looked = time.monotonic()
 
     def finish(self) -> None:
-        """All steps of an epoch are done."""
+        """Completes the logs; called when all steps of an epoch are done."""
         logs = self._update_metrics()
         if self._last is not None:
             self._last.update(logs)
@@ -160,7 +160,7 @@ class StepFunction:
             value = sums[dtype][first[dtype] : first[dtype] + size].reshape(tuple(variable.shape))
             variable.assign(variable + self._tf.constant(value))
             first[dtype] += size
-        # The metrics, unless the step returns something else: then that.
+        # The metrics, unless the step returns its own logs.
         return dict(self._model._get_metrics_result_or_logs(self._newest)) if self._newest else {}
 
     def _trace_one(self, iterator: Any) -> tuple[dict[str, Any], Any]:
@@ -168,7 +168,7 @@ class StepFunction:
 
     def _trace_several(self, iterator: Any, steps: Any) -> tuple[dict[str, Any], Any]:
         tf = self._tf
-        # The first step, which tells what the logs are, is not part of the loop.
+        # The first step is outside of the loop, because its result shows the structure of the logs.
         metrics, logs = self._run(next(iterator), self._zeros())
 
         def body(done: Any, metrics: list[Any], _: Any) -> tuple[Any, list[Any], Any]:
@@ -183,13 +183,13 @@ class StepFunction:
     ) -> tuple[dict[str, Any], Any]:
         if not hasattr(dataset, "shard"):
             raise ValueError(
-                "to evaluate, give the coordinator a function that returns a tf.data.Dataset, not what a strategy has "
-                "made of one"
+                "to evaluate, give the coordinator a function that returns a tf.data.Dataset, not a dataset that a "
+                "strategy has distributed"
             )
         return self._trace_several(iter(dataset.take(total).shard(parts, part)), steps)
 
     def _pack(self, metrics: list[Any], logs: Any) -> tuple[dict[str, Any], Any]:
-        """All metrics of a type in one tensor: each tensor that a step returns is fetched from the worker by itself."""
+        """Packs all metrics of a type in one tensor, because each tensor that a step returns is fetched separately."""
         tf = self._tf
         packed: dict[str, Any] = {}
         for variable, value in zip(self._variables, metrics):  # noqa: B905 - Python 3.9 has no strict
@@ -197,7 +197,7 @@ class StepFunction:
         return {dtype: tf.concat(values, 0) for dtype, values in packed.items()}, logs
 
     def _zeros(self) -> list[Any]:
-        # Now, and not before: Keras makes some metrics when it has seen the first batch.
+        # Not earlier: Keras creates some metrics only when it has seen the first batch.
         self._variables = [v for v in self._model.metrics_variables if v.aggregation == "sum"]
         return [self._tf.zeros(variable.shape, variable.dtype) for variable in self._variables]
 
@@ -205,7 +205,7 @@ class StepFunction:
         def run(batch: Any, metrics: list[Any]) -> tuple[list[Any], Any]:
             with _values_in_graph(self._tf, self._variables, metrics):
                 logs = self._step(batch)
-                if self._model._get_metrics_result_or_logs(logs) is not logs:  # nothing but the metrics
+                if self._model._get_metrics_result_or_logs(logs) is not logs:  # the logs are the metrics
                     self._names, logs = tuple(logs), {}
                 return [variable._value for variable in self._variables], logs
 
@@ -215,7 +215,7 @@ class StepFunction:
 
 @contextlib.contextmanager
 def _values_in_graph(tf: Any, variables: list[Any], values: list[Any]) -> Iterator[None]:
-    """Within it, these Keras variables are values of the graph that is being traced: assign reaches no server."""
+    """Temporarily replaces these Keras variables by values of the traced graph, so that assign reaches no server."""
     servers = [variable._value for variable in variables]
 
     def assign(variable: Any, value: Any) -> None:

@@ -1,38 +1,38 @@
-"""Makes Keras 3 work under tf.distribute's synchronous strategies, from outside: loads the patches, and logs them.
+"""Makes Keras 3 work under tf.distribute's synchronous strategies: applies the patches, and logs them.
 
 With more than one worker, Keras 3 fails in its trainer (tensorflow#72388, keras#20585, keras#21172), before
-the first step (`keras_trainer`):
+the first step (`trainer`):
 
-- `TensorFlowTrainer._maybe_symbolic_build` hands a *tuple* of distributed values to `strategy.reduce`,
-  which takes one value, to get a sample batch. One replica's part of the batch is all it needs. And it calls the model,
-  also one that has no `call`, such as a GAN, whose parts are built when its train_step is traced.
-- `reduce_per_replica` asks for the mean over axis 0 of every log value. The values are scalars, which
-  have no axis 0: what is meant is the mean across the replicas.
+- To get a sample batch, `TensorFlowTrainer._maybe_symbolic_build` passes a *tuple* of distributed values to
+  `strategy.reduce`, which takes one value. One replica's part of the batch is enough. It also calls the model even if
+  the model has no `call`, such as a GAN, whose parts are built when its train_step is traced.
+- `reduce_per_replica` computes the mean over axis 0 of every log value. The values are scalars, which have no axis 0;
+  the mean across the replicas is what it needs.
 - `TensorFlowTrainer._make_function` calls a tf.function inside a tf.while_loop if `steps_per_execution` is
   more than 1. A collective inside gets its key as an input of that function, and TensorFlow does not feed
   such inputs through control flow. The step has to be traced in the loop itself.
 
-Its optimizers fail or train wrongly (`keras_optimizers`):
+Its optimizers fail or train wrongly (`optimizers`):
 
-- `_backend_apply_gradients` clips the gradients of each replica before they are reduced. One process clips those of the
+- `_backend_apply_gradients` clips each replica's gradients before they are reduced. A single process clips those of the
   whole batch.
-- It updates variables within a condition if `gradient_accumulation_steps` or `ema_overwrite_frequency` is given.
-  Replicas have to meet for that, and TensorFlow refuses it there.
-- `apply` makes the optimizer's variables in the graph of the step that uses it first. TensorFlow then runs this step
-  within a condition, where a collective gets no key. tf_keras makes them outside of the graph.
-- `LossScaleOptimizer` (mixed_float16) looks for infinite gradients before they are reduced. So one worker skips a step
-  whose collectives the others wait for, for ever.
+- It updates variables inside a condition if `gradient_accumulation_steps` or `ema_overwrite_frequency` is given.
+  The update needs a merge call of all replicas, which TensorFlow does not allow inside a condition.
+- `apply` creates the optimizer's variables in the graph of the first step. TensorFlow then runs this step inside a
+  condition, where a collective gets no key. tf_keras creates them outside of the graph.
+- `LossScaleOptimizer` (mixed_float16) checks for infinite gradients before they are reduced. So one worker skips a step
+  while the others wait for ever for its part in the step's collectives.
 
-It trains wrongly at two more places, `keras_backup` and `BatchNormalization` (`keras_layers`). This layer no longer
-averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every worker
-evaluates and saves another model. And a replica that gets no sample of an uneven last batch turns the model into NaN,
-by its moments of nothing.
+It trains wrongly in two more places, `BackupAndRestore` (`backup`) and `BatchNormalization` (`layers`). The layer no
+longer averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every
+worker evaluates and saves a different model. And a replica that gets no sample of an uneven last batch computes the
+moments of an empty tensor, which turn the model into NaN.
 
-Under CentralStorageStrategy it counts its metrics wrongly, and cannot assign to some variables (`keras_variables`).
+Under CentralStorageStrategy it counts its metrics wrongly, and cannot assign to some variables (`variables`).
 
-Keras is patched once it has been imported, and only where the faulty code is found, so that nothing happens
-where Keras has fixed it itself. A Keras that fails in some new way is left as it is. So is one before 3.10,
-which would only go from failing to training wrongly: up to 3.7 it adds the workers' gradients up where it should
+Keras is patched after its import, and only where the faulty code is found, so that a version of Keras that has fixed
+a fault is not patched there. A Keras that fails in some new way is left as it is. So is Keras before 3.10, for which
+the patches would only replace a failure by wrong training: up to 3.7 it sums the workers' gradients where it should
 average them, and up to 3.9 its metrics are not those of the whole batch.
 """
 
@@ -66,26 +66,26 @@ LOSS = "keras.src.losses.loss"
 METRIC = "keras.src.metrics.metric"
 
 Log = Callable[[str], None]
-Tell = Callable[[KerasPatch], None]
+Report = Callable[[KerasPatch], None]
 
 
-def install(log: Log, tell: Tell = lambda _: None, *, cluster: bool = True) -> None:
+def install(log: Log, report: Report = lambda _: None, *, cluster: bool = True) -> None:
     """Patches Keras when it is imported, or now if it has been.
 
     Args:
-        log: takes one line that says what was done.
-        tell: takes what was done, if anything was.
-        cluster: whether this process is one of several. Else Keras is left as it is until the program makes a strategy
-            of several replicas.
+        log: called with one line that says what was done.
+        report: called with what was patched, if anything was.
+        cluster: whether this process is one of several. If not, Keras is only patched when the program makes a strategy
+            with several replicas.
     """
 
     def patch_when_imported() -> None:
-        after_import(KERAS, lambda _: _patch_and_log(log, tell))
+        after_import(KERAS, lambda _: _patch_and_log(log, report))
 
     seen: list[bool] = []
 
-    def look(strategy: Any) -> None:
-        with contextlib.suppress(Exception):  # a strategy of another making, which may not know yet
+    def watch_strategy(strategy: Any) -> None:
+        with contextlib.suppress(Exception):  # a third-party strategy may not know yet
             if not seen and strategy.num_replicas_in_sync > 1:
                 seen.append(True)
                 patch_when_imported()
@@ -93,10 +93,10 @@ def install(log: Log, tell: Tell = lambda _: None, *, cluster: bool = True) -> N
     if cluster:
         patch_when_imported()
     else:
-        watch_strategies(look)
+        watch_strategies(watch_strategy)
 
 
-def _patch_and_log(log: Log, tell: Tell) -> None:
+def _patch_and_log(log: Log, report: Report) -> None:
     trainer = sys.modules.get(TRAINER)
     if trainer is None:  # Keras 2, or Keras 3 on another backend
         return
@@ -105,10 +105,10 @@ def _patch_and_log(log: Log, tell: Tell) -> None:
     try:
         sound = _averages_over_workers()
     except Exception as error:  # noqa: BLE001 - a patch that fails must not fail the user's import of Keras
-        log(f"could not look at {keras} to patch it ({error!r}); it runs as it is")
+        log(f"could not inspect {keras}, which runs unpatched ({error!r})")
         return
     if not sound:
-        log(f"{keras} is not patched, for it would train wrongly on several workers; 3.10 or later would not")
+        log(f"{keras} is not patched: even with patches it would train wrongly on several workers; use 3.10 or later")
         return
     patched: list[str] = []
     unclear = False
@@ -120,16 +120,16 @@ def _patch_and_log(log: Log, tell: Tell) -> None:
             patched += patch(trainer, module)
         except Exception as error:  # noqa: BLE001 - as above
             unclear = True
-            log(f"could not look at {keras} to patch {name} ({error!r}); it runs as it is")
+            log(f"could not inspect {name} of {keras}, which runs unpatched ({error!r})")
     if patched:
-        tell(KerasPatch(version, len(patched)))
+        report(KerasPatch(version, len(patched)))
         log(f"patched {keras} for distributed training: {', '.join(patched)} (--no-keras-patch turns this off)")
     elif not unclear:
         log(f"{keras} needs no patch for distributed training")
 
 
 def _averages_over_workers() -> bool:
-    """Whether Keras divides the loss by the number of replicas, and sums its metrics over them when it reads them."""
+    """Whether Keras divides the loss by the number of replicas, and sums metrics over replicas when it reads them."""
     metric: Any = getattr(sys.modules.get(METRIC), "Metric", None)
     return hasattr(sys.modules.get(LOSS), "scale_loss_for_distribution") and any(
         keyword.arg == "synchronization" and is_constant(keyword.value, "on_read")
@@ -149,4 +149,4 @@ PATCHES = {
     SAVING: patch_saving,
     EPOCH_ITERATOR: patch_parameter_server,
 }
-"""What looks at which module of Keras."""
+"""Modules of Keras, each with the function that inspects and patches it."""

@@ -1,13 +1,13 @@
-"""Makes Keras 3 write whole files, so that workers may save to the same path.
+"""Makes Keras 3 save atomically, so that several workers may save to the same path.
 
 With several workers, a script calls `model.save(path)`, `save_weights` or `export` on each of them. Keras writes to
-the path directly: workers that share it fail on each other's locks and folders, or read half a file.
+the path directly: workers that share it fail on each other's locks and folders, or read incomplete files.
 
-Here each worker writes beside the destination, in a folder of its own, and renames what is whole. The last one's file
-stays; all have the same content. No worker has to wait for another, so a script may as well save on one worker only,
-or on each to a path of its own; and every worker can read the path as soon as its own call has returned.
+With this patch each worker writes to a folder of its own beside the destination, and renames the complete files. The
+last worker's file stays; all have the same content. No worker waits for another, so a script may also save on one
+worker only, or on each to its own path; and every worker can read the path as soon as its own call has returned.
 
-A process that is killed meanwhile leaves its folder behind; the next save of that worker to that path removes it.
+A process that is killed while it saves leaves its folder behind; that worker's next save to the path removes it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LEGACY = "keras.src.legacy.saving.legacy_h5_format"
 EXPORT = "keras.src.export.saved_model"
 MESSAGES = "keras.src.utils.io_utils"
 PART = ".saving-"
-"""How folders begin that hold what is not whole yet."""
+"""Prefix of folders with incomplete files."""
 LAST = (".json", ".pb")
-"""How files end by which readers find the others."""
+"""Suffixes of files through which readers find the others; these are renamed last."""
 
 
 def patch_saving(trainer: Any, module: Any) -> list[str]:
-    """Replaces the functions that write models; returns the names of what it replaced."""
+    """Replaces the functions that write models; returns their names."""
     patched = []
     if hasattr(module, "save_model") and hasattr(module, "save_weights_only"):
-        # `keras.saving.saving_api`, of which programs have the functions by several names, calls these by their module.
+        # `keras.saving.saving_api`, whose functions have several public names, calls these through their module.
         module.save_model = _patched_save(module.save_model, lambda options: not options.get("zipped", True))
         module.save_weights_only = _patched_save(module.save_weights_only, lambda _: False)
         patched.append("Model.save")
@@ -49,7 +49,7 @@ def patch_saving(trainer: Any, module: Any) -> list[str]:
 
 
 def _archives(module: Any) -> list[Any]:
-    """The classes that write a SavedModel: those of the module, and their bases."""
+    """The classes that write a SavedModel: the module's classes and their bases."""
     classes = [value for value in vars(module).values() if isinstance(value, type)] if module is not None else []
     bases = dict.fromkeys(base for each in classes for base in each.__mro__)
     return [base for base in bases if "write_out" in vars(base)]
@@ -75,10 +75,10 @@ def _patched_write(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
-    """Gives the path to write to; what is there at the end gets the name that was asked for, at once and whole.
+    """Yields a temporary path to write to; afterwards renames what was written to `path`.
 
-    That is the path itself where it cannot be so (an object store, a device, a folder that others may not write to), or
-    need not, since this is no cluster.
+    Yields `path` itself if renaming is not possible (an object store, a device, a folder that is not writable) or not
+    necessary, because this is not a cluster.
     """
     part = ""
     if _own_name() and isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
@@ -100,7 +100,7 @@ def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
 
 def _make_part(folder: str, name: str) -> str:
     part = os.path.join(folder, f"{PART}{_own_name()}-{name}")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
     try:
         os.mkdir(part)
     except OSError:
@@ -109,7 +109,7 @@ def _make_part(folder: str, name: str) -> str:
 
 
 def _own_name() -> str:
-    """Not another worker's, and the same after a restart; empty outside of a cluster."""
+    """A name that no other worker has and that survives a restart; empty outside of a cluster."""
     try:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         return f"{task['type']}-{task['index']}"
@@ -119,7 +119,7 @@ def _own_name() -> str:
 
 def _move(source: str, target: str) -> None:
     with os.scandir(source) as entries:
-        # Readers find nothing yet, or all of it.
+        # In this order, readers find either nothing or everything.
         ordered = sorted(entries, key=lambda entry: (not entry.is_dir(), entry.name.endswith(LAST), entry.name))
     for entry in ordered:
         path = os.path.join(target, entry.name)
@@ -132,7 +132,7 @@ def _move(source: str, target: str) -> None:
 
 @contextlib.contextmanager
 def _shown_as(path: Any, shown: Any) -> Iterator[None]:
-    """Within it, what Keras says of the one path names the other."""
+    """Makes Keras's messages name the path `shown` instead of `path`."""
     messages = sys.modules.get(MESSAGES)
     show = getattr(messages, "print_msg", None)
     if messages is None or show is None:

@@ -1,4 +1,4 @@
-"""What the patches of Keras ask of its source code, and of the strategy that it trains under."""
+"""Inspects Keras's source code and its strategy, for the patches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_multi_worker(trainer: Any, strategy: Any) -> bool:
 
 
 def find_shared_context(trainer: Any) -> Any:
-    """The current replica context, if there are several replicas; else None. A TPU's replicas are left as they are."""
+    """The current replica context if there are several replicas, else None; also None on TPUs."""
     distribute = trainer.tf.distribute
     context = distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1 or isinstance(context.strategy, distribute.TPUStrategy):

@@ -1,4 +1,4 @@
-"""Patches of Keras 3's TensorFlow trainer: see `keras_support` for the faults."""
+"""Patches Keras 3's TensorFlow trainer: `patching` describes the faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
 def patch_trainer(trainer: Any, module: Any) -> list[str]:
-    """Replaces what is faulty in the trainer's module (both arguments); returns the names of what it replaced."""
+    """Replaces faulty functions of the trainer's module (both arguments); returns their names."""
     patched = []
     trainer_class = module.TensorFlowTrainer
     build = getattr(trainer_class, "_maybe_symbolic_build", None)
@@ -37,7 +37,7 @@ def _patched_build(trainer: Any, original: Callable[..., None]) -> Callable[...,
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if _has_no_call(self):
-            return  # as without a strategy: what the train_step needs is built when it is traced
+            return  # as without a strategy: the train_step's parts are built when it is traced
         strategy = self._distribute_strategy
         if iterator is not None and strategy is not None and is_multi_worker(trainer, strategy):
             iterator = _LocalBatches(trainer, strategy, iterator)
@@ -47,13 +47,13 @@ def _patched_build(trainer: Any, original: Callable[..., None]) -> Callable[...,
 
 
 def _has_no_call(model: Any) -> bool:
-    """Whether it is a model that cannot be called as a whole, such as a GAN with a train_step of its own."""
+    """Whether the model cannot be called, such as a GAN with its own train_step."""
     base = getattr(sys.modules.get(MODEL), "Model", None)
     return base is not None and getattr(type(model), "call", None) is base.call
 
 
 class _LocalBatches:
-    """An epoch iterator of Keras that gives the first local replica's part of each batch."""
+    """Wraps a Keras epoch iterator; yields the first local replica's part of each batch."""
 
     def __init__(self, trainer: Any, strategy: Any, iterator: Any) -> None:
         self._trainer = trainer
@@ -74,7 +74,7 @@ class _LocalBatches:
 def _patched_reduce(trainer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        # "auto" means "mean" here: Keras chooses otherwise for TPUs only.
+        # "auto" means "mean" here: Keras chooses something else only for TPUs.
         if reduction in ("auto", "mean") and is_multi_worker(trainer, strategy):
             return trainer.tree.map_structure(lambda v: strategy.reduce("MEAN", v, axis=None), values)
         return original(values, strategy, reduction)
@@ -88,7 +88,7 @@ def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callab
         in_loop = self.steps_per_execution > 1 and not (self.run_eagerly or self.jit_compile)
         if not in_loop or self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, step_function)
-        # Keras leaves out all its tf.functions, and the outer one, around the loop, is put back.
+        # With run_eagerly, Keras leaves out all its tf.functions; the outer one, around the loop, is added again.
         self.run_eagerly = True
         try:
             function = original(self, step_function)

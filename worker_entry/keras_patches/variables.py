@@ -1,7 +1,7 @@
-"""Patches of Keras 3's variables under CentralStorageStrategy: see `keras_support` for the faults.
+"""Patches Keras 3's variables under CentralStorageStrategy: `patching` describes the faults.
 
-This strategy has one copy of each variable, and updates it in a meeting of the replicas. Keras expects each replica to
-have a copy of its own, and assigns to it at any time, also within a condition.
+This strategy has one copy of each variable, and updates it in a merge call of all replicas. Keras expects each replica
+to have its own copy, and assigns to it at any time, even inside a condition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SYNC_ON_READ_VARIABLE = "tensorflow.python.distribute.values", "SyncOnReadVaria
 
 
 def patch_variable(trainer: Any, module: Any) -> list[str]:
-    """Replaces what central storage cannot do with variables; returns the names of what it replaced."""
+    """Replaces methods of variables that fail under central storage; returns their names."""
     patched = []
     variable = module.Variable
     initialize = getattr(variable, "_initialize", None)
@@ -49,7 +49,7 @@ def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable
             if self.synchronization == "on_read":
                 value = _make_copies(tf, strategy, self, value)
             elif tf.inside_function():
-                # Here the strategy looks for the new variable by ==, which gives a tensor, not an answer.
+                # Inside a function the strategy searches this list with ==, which returns a tensor, not a bool.
                 tf.compat.v1.get_default_graph().get_collection_ref("trainable_variables").clear()
         original(self, value)
 
@@ -57,12 +57,12 @@ def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable
 
 
 def _make_copies(tf: Any, strategy: Any, variable: Any, value: Any) -> Any:
-    """A variable with a copy for each replica, and reduced when it is read, as it would be under MirroredStrategy."""
+    """A variable with a copy for each replica, which is reduced when it is read, as under MirroredStrategy."""
     copies: list[Any] = []
     for device in strategy.extended.worker_devices:
         with tf.device(device):
             copies.append(
-                _get(_RESOURCE_VARIABLE)(  # tf.Variable would be the strategy's kind
+                _get(_RESOURCE_VARIABLE)(  # tf.Variable would make the strategy's own kind of variable
                     value if not copies else copies[0].read_value(),
                     dtype=variable.dtype,
                     trainable=False,
@@ -86,21 +86,21 @@ def _patched_assign(trainer: Any, original: Callable[..., None]) -> Callable[...
         ):
             original(self, value)
             return
-        # The first replica's value counts. It is what is saved of a variable with a copy for each replica.
+        # The first replica's value counts, as when a variable with a copy for each replica is saved.
         value = tf.cast(value, variable.dtype)
         if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
             context.merge_call(
                 lambda strategy, value: strategy.extended.update(variable, lambda v, new: v.assign(new), args=(value,)),
                 args=(value,),
             )
-        elif context._replica_id == 0:  # within a condition, where replicas cannot meet
+        elif context._replica_id == 0:  # inside a condition, where a merge call is not possible
             variable.get().assign(value)
 
     return _direct_assign
 
 
 def _get(name: tuple[str, str]) -> Any:
-    """A class of TensorFlow's that has no public name; one that nothing is an instance of, where it has gone."""
+    """A private class of TensorFlow; if it no longer exists, a class without instances."""
     module, attribute = name
     return getattr(sys.modules.get(module), attribute, _Gone)
 

@@ -1,8 +1,8 @@
-"""Which variables a program sets before it imports TensorFlow, as far as its text says so.
+"""Finds the variables that a program sets before it imports TensorFlow, as far as its source shows.
 
-An early import has to find the variables that the program's own import would find. Most programs that set some do it
-with constants, in plain statements above the import: these can be known before the program runs. Where a program does
-it in another way, it is better not to import anything early.
+An early import has to find the variables that the program's own import would find. Most programs set variables to
+constants, in plain statements above the import: these are known before the program runs. If a program sets them in
+another way, nothing is imported early.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from typing import Optional, Union
 from worker_entry.protocol.values import Program
 
 LATE = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "no_grpc_proxy", "GRPC_FAIL_FAST")
-"""Variables that no import reads."""
+"""Variables that no library reads when it is imported."""
 READ = re.compile(
     r"(TF|XLA|TPU|KERAS|AUTOGRAPH|ONEDNN|DNNL|CUDA|ROCM|HIP|GRPC|ABSL|GLOG|OMP|KMP|MKL|OPENBLAS|NPY|NUMPY|LD|MPL)"
     r"(_|$)|MPLBACKEND$|PROTOCOL_BUFFERS_"
 )
-"""Variables that imports read, or may; of the others a program may set what it likes."""
+"""Variables that an import may read; a program may set all others as it likes."""
 SOURCE_LIMIT = 1 << 20
 MODULES_LIMIT = 100
 
 
 @dataclass
 class ProgramEnv:
-    """What the program's text says.
+    """What the program's source shows.
 
-    `changes`: the values of variables when TensorFlow is imported, None for one that is not there. `unclear`: the
-    variables that an import reads and whose value only the program can tell, with the line that sets them.
+    `changes`: the values of variables when TensorFlow is imported, None for one that is removed. `unclear`: variables
+    that an import reads and whose value is only known when the program runs, with the line that sets them.
     """
 
     changes: dict[str, Optional[str]] = field(default_factory=dict)
     unclear: dict[str, str] = field(default_factory=dict)
 
     def over(self, env: dict[str, str]) -> dict[str, str]:
-        """The environment `env` as the program's import finds it."""
+        """The environment `env` with the program's changes."""
         merged = {**env, **{name: value for name, value in self.changes.items() if value is not None}}
         return {name: value for name, value in merged.items() if self.changes.get(name, "") is not None}
 
 
 def find_program_env(program: Program, cwd: str, env: dict[str, str], packages: tuple[str, ...]) -> ProgramEnv:
-    """What a Python program in the folder `cwd` does with its environment before it imports one of the packages.
+    """What a Python program does with its environment before it imports one of the packages.
 
     Args:
         program: a script or a module.
         cwd: where it runs.
-        env: what it is started with.
-        packages: the import of one of them ends the look.
+        env: the environment with which it is started.
+        packages: the search ends at the import of one of them.
     """
     try:
         folder, file = _find_file(program, cwd)
-    except ValueError:  # no file can have such a name
+    except ValueError:  # not a valid file name
         return ProgramEnv()
     reader = _Reader(folder, cwd, env, packages)
     with contextlib.suppress(_Reached):
@@ -65,7 +65,7 @@ def find_program_env(program: Program, cwd: str, env: dict[str, str], packages: 
 
 
 def _find_file(program: Program, cwd: str) -> tuple[str, str]:
-    """Where the program looks for its modules first, and the file that runs first."""
+    """The folder where the program looks for its modules first, and the file that runs first."""
     if program.kind == "module":
         file = os.path.join(cwd, *program.target.split("."))
         return cwd, os.path.join(file, "__main__.py") if os.path.isdir(file) else f"{file}.py"
@@ -75,12 +75,12 @@ def _find_file(program: Program, cwd: str) -> tuple[str, str]:
     return os.path.dirname(file), file
 
 
-class _Reached(Exception):  # noqa: N818 - it is no error: the import has been found
+class _Reached(Exception):  # noqa: N818 - not an error: the import has been found
     """The program imports TensorFlow here."""
 
 
 class _Reader:
-    """Goes through statements in the order in which they run."""
+    """Reads statements in the order in which they run."""
 
     def __init__(self, folder: str, cwd: str, env: dict[str, str], packages: tuple[str, ...]) -> None:
         self.found = ProgramEnv()
@@ -98,14 +98,14 @@ class _Reader:
             with open(file, "rb") as stream:
                 tree = ast.parse(stream.read(SOURCE_LIMIT))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return  # the task tells
+            return  # the task reports it
         self._run(tree.body, os.path.basename(file), sure=True)
 
     def _run(self, statements: Iterable[ast.stmt], file: str, *, sure: bool) -> None:
-        """`sure`: whether they run in any case."""
+        """`sure`: whether the statements run in any case."""
         for statement in statements:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                continue  # what a function does, the first import finds out
+                continue  # what a function sets is compared when the program imports TensorFlow
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self._follow(statement)
             elif isinstance(statement, ast.If):
@@ -159,7 +159,7 @@ class _Reader:
         return self.found.over(self._env)
 
     def _names_of_dotenv(self) -> Iterator[str]:
-        """The names in the file that python-dotenv would take: the first one from the program's folder upwards."""
+        """The names in the file that python-dotenv reads: the first `.env` from the program's folder upwards."""
         for folder in (self._folder, self._cwd):
             while True:
                 with contextlib.suppress(OSError), open(os.path.join(folder, ".env"), encoding="utf-8") as stream:
@@ -173,7 +173,7 @@ class _Reader:
 
 
 class _Unknown:
-    """A value that only the program can tell."""
+    """A value that is only known when the program runs."""
 
 
 _UNKNOWN = _Unknown()
@@ -183,7 +183,7 @@ _Value = Union[str, None, _Unknown]
 
 
 def _changes(statement: ast.stmt, now: dict[str, str]) -> Iterator[tuple[str, _Value]]:
-    """What the statement sets, by names; `now`: the variables before it."""
+    """The names and values that the statement sets; `now`: the variables before it."""
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
@@ -234,13 +234,13 @@ def _items(mapping: Optional[ast.expr]) -> Iterator[tuple[str, _Value]]:
 
 
 def _name(node: ast.expr) -> str:
-    """The variable's name; empty for one that only the program can tell."""
+    """The variable's name; empty if it is only known when the program runs."""
     value = _text(node)
     return value if isinstance(value, str) else ""
 
 
 def _text(node: Optional[ast.expr]) -> _Value:
-    """A constant's text."""
+    """The text, if the expression is constant."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if (

@@ -1,4 +1,4 @@
-"""Whether a program can be started on this node, found out before anything is started."""
+"""Checks whether a program can be started on this node, before anything is started."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from worker_entry.protocol.values import Problem, Program, TaskRequest
 MODULES_LIMIT = 1000
 SOURCE_LIMIT = 1 << 20
 WORDS_LIMIT = 4
-"""Words of a command line that a hint repeats."""
+"""Words of a command line that a hint quotes."""
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)", re.MULTILINE | re.ASCII)
 
 
 def find_problems(requests: list[TaskRequest], cwd: str) -> list[Problem]:
-    """Why tasks cannot be started in the folder `cwd`: one problem for each that cannot."""
+    """The problems of tasks that cannot be started in the folder `cwd`, one for each."""
     found = ((request.task, find_problem(request.program, cwd)) for request in requests)
     return [replace(problem, task=task) for task, problem in found if problem is not None]
 
 
 def find_problem(program: Program, cwd: str) -> Optional[Problem]:
-    """Why the program cannot be started in the folder `cwd`, as far as can be seen before; None if nothing is wrong."""
+    """Why the program cannot be started in the folder `cwd`; None if no problem is found in advance."""
     if not os.path.isdir(cwd):
         return Problem("no-working-directory", f"the working directory {cwd} does not exist", "")
     if program.kind == "command":
@@ -40,7 +40,7 @@ def find_problem(program: Program, cwd: str) -> Optional[Problem]:
         return Problem(
             "no-tensorflow",
             f"TensorFlow is not installed for {sys.executable}",
-            "python -m pip install 'distlaunch[tensorflow]', or name the Python that has it: --python PATH",
+            "run `python -m pip install 'distlaunch[tensorflow]'` or name a Python that has it with --python PATH",
         )
     return None
 
@@ -54,7 +54,7 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
     try:
         with open(path, "rb") as stream:
             source = stream.read()
-    except (OSError, ValueError) as error:  # ValueError: a null character in its name
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
         hint = _hint_at_command(program, cwd) if isinstance(error, FileNotFoundError) else ""
         return Problem("no-program", f"cannot read the script {path}: {getattr(error, 'strerror', error)}", hint)
     import zipfile
@@ -65,7 +65,7 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the task shows them
             compile(source, path, "exec", dont_inherit=True)
-    except (RecursionError, MemoryError):  # a depth that only the task can tell whether it is too deep
+    except (RecursionError, MemoryError):  # nested deeply: only the task itself can tell whether too deeply
         return None
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, up to Python 3.11.3
         line = getattr(error, "lineno", None)
@@ -76,10 +76,10 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
 
 
 def _hint_at_command(program: Program, cwd: str) -> str:
-    """How to run what was taken for a script, if it is a command: `distlaunch local python train.py`."""
+    """How to run a command that was taken for a script, as in `distlaunch local python train.py`."""
     if os.sep in program.target or find_command(program.target, dict(os.environ), cwd) is None:
         return ""
-    hint = f"{program.target} is a command and not a script: {_render_command([program.target, *program.args])}"
+    hint = f"{program.target} is a command, not a script: {_render_command([program.target, *program.args])}"
     is_python = re.match(r"python[\d.]*$", program.target) is not None
     if is_python and program.args and (program.args[0] == "-m" or not program.args[0].startswith("-")):
         return f"{hint}, or simply `distlaunch local {_render_words(program.args)}`"
@@ -118,9 +118,9 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
 
 
 def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
-    """Whether a Python program may import one of these packages: itself, or by modules in its own folder.
+    """Whether a Python program, or a module in its folder that it imports, may import one of these packages.
 
-    Only what can be read is judged, and only by its words: True where nothing is known.
+    It only searches the source for the packages' names; True if the source cannot be read.
     """
     words = re.compile(rb"\b(?:" + "|".join(packages).encode() + rb")\b")
     if program.kind == "module":
@@ -156,7 +156,7 @@ def folder_of(program: Program, cwd: str) -> str:
 
 
 def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
-    """The executable file that the command's name stands for, in `cwd` and on the environment's PATH."""
+    """The executable file of the command, relative to `cwd` or on the environment's PATH; None if there is none."""
     if os.sep in name:
         path = os.path.join(cwd, name)
         return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
@@ -169,7 +169,7 @@ def installed_version(package: str) -> Optional[str]:
     """The version of an installed package, without importing it."""
     if importlib.util.find_spec(package) is None:
         return None
-    # What `importlib.metadata` would say, which takes longer to import than all else that an agent does first.
+    # Not `importlib.metadata`: its import takes longer than everything else that an agent does at its start.
     versions: dict[str, str] = {}
     for folder in sys.path:
         with contextlib.suppress(OSError):  # not every entry is a folder

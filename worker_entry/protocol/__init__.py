@@ -1,1 +1,1 @@
-"""What controller, agent and tasks say to each other, as frozen values, bytes and file names."""
+"""The contract between controller, agent and tasks: messages as frozen values, their bytes, and file names."""

@@ -1,7 +1,7 @@
-"""What the Pythons are told that a task starts, through its environment: `children` has those read it.
+"""The order for Python processes that a task starts: it travels in the environment, and `children` reads it.
 
-A task may be a command, or start its training as a process of its own. PYTHONPATH begins with a folder of ours, whose
-`sitecustomize` every Python below the task runs, unless it was asked not to (`-S`, `-E`, `-I`).
+A task may be a command, or may train in a process that it starts. So PYTHONPATH begins with a folder of ours whose
+`sitecustomize` every Python below the task runs, unless its options prevent that (`-S`, `-E`, `-I`).
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from worker_entry.protocol.values import Program, TaskOrder
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "children")
 PYTHONPATH = "PYTHONPATH"
 OF_THE_TASK = ("crash_file", "status_file")
-"""What the task's own process writes, and no other."""
+"""Fields that apply to the task's own process only."""
 OF_ALL = ("child_file", "child_crash_file", "stacks_file", "patch_keras", "coordination_timeout_s", "progress")
+"""Fields that apply to all its Python processes."""
 
 
 def make_child_env(order: TaskOrder, env: Mapping[str, str], *, starter: int = 0) -> dict[str, str]:
-    """The environment that has all Pythons do what the order says.
+    """The environment through which all Python processes of the task get the order.
 
     Args:
-        order: the task's.
-        env: without that.
-        starter: of a command, the process that starts it, whose child is the task itself; 0 where the task is run by
-            us, so that those which it starts are something else.
+        order: the task's order.
+        env: the environment to extend.
+        starter: for a command, the pid of the process that starts it: its child is the task's own process. 0 if our
+            runner is the task's own process, so that any other Python is a child of the task.
     """
-    told = dict(env)
-    told.pop(environment.CHILDREN, None)  # of a task in which this one is started
+    child_env = dict(env)
+    child_env.pop(environment.CHILDREN, None)  # set if this task is started within another one
     if not (order.patch_keras or order.progress or order.coordination_timeout_s):
-        return told
+        return child_env
     names = (*OF_ALL, *(OF_THE_TASK if starter else ()))
-    told[environment.CHILDREN] = f"{starter} {json.dumps({name: getattr(order, name) for name in names})}"
-    rest = told.get(PYTHONPATH) or None
-    told[PYTHONPATH] = os.pathsep.join(
+    child_env[environment.CHILDREN] = f"{starter} {json.dumps({name: getattr(order, name) for name in names})}"
+    rest = child_env.get(PYTHONPATH) or None
+    child_env[PYTHONPATH] = os.pathsep.join(
         [FOLDER, *(() if rest is None else (entry for entry in rest.split(os.pathsep) if entry != FOLDER))]
     )
-    return told
+    return child_env
 
 
 def parse_order(text: str) -> TaskOrder:
-    """What a Python is told, as an order that has no program."""
+    """The order for a child process; it has no program."""
     return TaskOrder(Program("command", ""), **json.loads(text))

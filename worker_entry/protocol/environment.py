@@ -1,10 +1,10 @@
-"""The names of all environment variables that distlaunch sets or reads, once."""
+"""The names of all environment variables that distlaunch sets or reads."""
 
 from __future__ import annotations
 
 TF_CONFIG = "TF_CONFIG"
 OWN_PREFIX = "DISTLAUNCH_"
-"""How the names of our own variables begin; no import of a library reads one."""
+"""Prefix of our own variables; no library reads one when it is imported."""
 
 RUN_ID = "DISTLAUNCH_RUN_ID"
 TASK = "DISTLAUNCH_TASK"
@@ -16,14 +16,14 @@ CROSS_DEVICE = "DISTLAUNCH_CROSS_DEVICE"
 LOG_DIR = "DISTLAUNCH_LOG_DIR"
 CHECKPOINT_DIR = "DISTLAUNCH_CHECKPOINT_DIR"
 OF_TASKS = (RUN_ID, TASK, ATTEMPT, STRATEGY, DEVICES, COMMUNICATION, CROSS_DEVICE, LOG_DIR, CHECKPOINT_DIR)
-"""What programs may read."""
+"""Variables that users' programs may read."""
 
 CHILDREN = "DISTLAUNCH_CHILDREN"
-"""What the Pythons do that a task starts; `children` reads it."""
+"""The order for Python processes that a task starts; `children` reads it."""
 CLOCK = "DISTLAUNCH_CLOCK"
 """The machine's clock when the run began; our own processes inherit it."""
 PORTABLE = "DISTLAUNCH_PORTABLE"
-"""Set, Linux is used like any other system: for tests of the portable fall-backs."""
+"""If set, Linux is used like any other system: for tests of the portable fall-backs."""
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""What gRPC takes a proxy from."""
+"""Variables from which gRPC takes a proxy, the strongest first."""

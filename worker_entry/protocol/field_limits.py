@@ -1,7 +1,7 @@
-"""What a field of a message may hold: declared with the field, checked where a frame is decoded (`protocol.parse`).
+"""Limits of message fields: declared with the field, checked when a frame is decoded (`framing.parse`).
 
-A number, a name or a list that is out of its limits is an error of the sender. Free text is not: it may come from a
-user's program, so it is made well-formed and cut.
+A number, a name or a list out of its limits is the sender's error. Free text is not: it may come from a user's
+program, so it is made well-formed and cut.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 LARGEST = 1 << 53
-"""Of whole numbers; each of them is exact as a float, too."""
+"""The largest integer; all integers up to it are exact as floats, too."""
 FLOAT_LIMIT = 1e15
-"""No time in seconds is as long."""
+"""No time in seconds is this large."""
 BODY_LIMIT = 1 << 20
-"""Bytes of a frame's body at the most; longer content is sent in pieces."""
+"""Maximum bytes of a frame's body; longer content is sent in pieces."""
 
 
 class Limit:
-    """Stands in the annotation of a field; `take` returns the value as the field will hold it."""
+    """Part of a field's annotation; `take` checks a value and returns it as the field will hold it."""
 
     def take(self, value: Any) -> Any:
-        """Raises ValueError if the field cannot hold it."""
+        """Raises ValueError if the field cannot hold the value."""
         return value
 
 
@@ -34,13 +34,13 @@ class Within(Limit):
 
     def take(self, value: int) -> int:
         if not self.least <= value <= self.most:
-            raise ValueError(f"{value} is not within {self.least} and {self.most}")
+            raise ValueError(f"{value} is not between {self.least} and {self.most}")
         return value
 
 
 @dataclass(frozen=True)
 class Text(Limit):
-    """Free text, which may have several `lines`; half characters, which stand for bytes, are written as escapes."""
+    """Free text, of several lines if `lines` is set; lone surrogates, which stand for bytes, are escaped."""
 
     most: int
     lines: bool = True
@@ -55,7 +55,7 @@ class Text(Limit):
 
 @dataclass(frozen=True)
 class Matches(Limit):
-    """A name with a syntax; `what` says which. No name has more than 256 characters."""
+    """A name with a syntax, called `what` in errors; at most 256 characters."""
 
     pattern: str
     what: str
@@ -63,13 +63,13 @@ class Matches(Limit):
 
     def take(self, value: str) -> str:
         if len(value) > 256 or value in self.barred or re.fullmatch(self.pattern, value) is None:
-            raise ValueError(f"{value[:80]!r} is no {self.what}")
+            raise ValueError(f"{value[:80]!r} is not a {self.what}")
         return value
 
 
 @dataclass(frozen=True)
 class Path(Limit):
-    """What the system takes as a path, or as a part of one: file names are bytes, so half characters stay."""
+    """A valid path, or part of one; file names are bytes, so lone surrogates are kept."""
 
     most: int = 4096
 
@@ -77,38 +77,38 @@ class Path(Limit):
         try:
             value.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise ValueError(f"{value[:80]!r} is no path") from None
+            raise ValueError(f"{value[:80]!r} is not a path") from None
         if len(value) > self.most or "\0" in value:
-            raise ValueError(f"{value[:80]!r} is no path")
+            raise ValueError(f"{value[:80]!r} is not a path")
         return value
 
 
 @dataclass(frozen=True)
 class Items(Limit):
-    """A list or an object with so many items at the most."""
+    """A list or an object with a maximum number of items."""
 
     most: int
 
     def take(self, value: Collection[Any]) -> Collection[Any]:
         if len(value) > self.most:
-            raise ValueError(f"{len(value)} items, of which {self.most} are allowed")
+            raise ValueError(f"{len(value)} items; at most {self.most} are allowed")
         return value
 
 
 @dataclass(frozen=True)
 class ExactlyOne(Limit):
-    """An object of whose fields one is given, and the others are null."""
+    """An object with exactly one field that is not null."""
 
     names: tuple[str, ...]
 
     def take(self, value: Any) -> Any:
         if sum(getattr(value, name) is not None for name in self.names) != 1:
-            raise ValueError(f"one of {' and '.join(self.names)} is needed, and one alone")
+            raise ValueError(f"exactly one of {' and '.join(self.names)} must be given")
         return value
 
 
 class OfSender(Limit):
-    """Marks the name of a task for which only the node may speak that the task was placed on."""
+    """Marks a task's name; only the node on which the task was placed may send it."""
 
 
 class OfAttempt(Limit):
@@ -117,16 +117,16 @@ class OfAttempt(Limit):
 
 Count = Annotated[int, Within(0, LARGEST)]
 Number = Annotated[int, Within(-LARGEST, LARGEST)]
-"""What a user's program counts."""
+"""A number from a user's program."""
 Pid = Annotated[int, Within(1, 1 << 31)]
 Port = Annotated[int, Within(1, 65535)]
 
 Name = Annotated[str, Text(256)]
 Line = Annotated[str, Text(8192)]
 Prose = Annotated[str, Text(32_768)]
-"""Several lines, such as the message of an exception."""
+"""Text of several lines, such as the message of an exception."""
 
 TaskName = Annotated[str, Matches(r"(?:chief|worker|ps|evaluator|tensorboard):(?:0|[1-9][0-9]{0,5})", "task")]
 OwnTask = Annotated[TaskName, OfSender()]
 Attempt = Annotated[int, Within(0, 1 << 31), OfAttempt()]
-"""0 before the first."""
+"""0 before the first attempt."""

@@ -1,4 +1,4 @@
-"""Names of files on a node: the package itself, and what an agent writes for one attempt of a run."""
+"""Names of files on a node: the package itself, and the files of one attempt of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `worker_entry`: `python PACKAGE VERB` starts it."""
 LOCK = ".lock"
-"""The suffix of the file that the process holds locked that writes a child's status, for as long as it lives."""
+"""Suffix of a lock file: the child process that writes the status file holds the lock while it lives."""
 
 
 def make_private_directory(path: str) -> None:
-    """Makes the folder and those around it, for this user alone; one that exists is left as it is."""
+    """Makes the folder and its parents, accessible to this user only; a folder that exists is left as it is."""
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         make_private_directory(parent)
@@ -26,7 +26,7 @@ def make_private_directory(path: str) -> None:
 
 
 def remove_empty_directory(path: str) -> None:
-    """Leaves a folder that holds anything as it is."""
+    """Removes the folder if it is empty."""
     with contextlib.suppress(OSError):
         os.rmdir(path)
 
@@ -51,7 +51,7 @@ class AttemptFiles:
         return self._path(task, "crash.json")
 
     def finished(self, task: str) -> str:
-        """There once the program has come to its end without a failure; holds the moment, by `clock.now`."""
+        """Written when the program has ended without a failure; contains the time, by `clock.now`."""
         return self._path(task, "finished")
 
     def status(self, task: str) -> str:
@@ -59,25 +59,25 @@ class AttemptFiles:
         return self._path(task, "status.json")
 
     def child(self, task: str) -> str:
-        """How far a process has come that the program has started."""
+        """How far a child process of the program has come."""
         return self._path(task, "child.json")
 
     def child_crash(self, task: str) -> str:
-        """What has ended such a process, if it raised."""
+        """The crash record of such a process, if it raised."""
         return self._path(task, "child-crash.json")
 
     def stacks(self, task: str) -> str:
-        """What faulthandler writes when the agent asks for it."""
+        """The stacks that faulthandler writes when the agent asks for them."""
         return self._path(task, "stacks")
 
     def order(self, task: str) -> str:
-        """What the task runner is told, so that nothing of the user's is on its command line."""
+        """The task runner's order: a file, so that nothing of the user's is on a command line."""
         return self._path(task, "order.json")
 
     def forget(self, task: str) -> None:
-        """Removes what an earlier process of the task has told of itself, if there was one; its log goes on."""
-        told = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks)
-        for path in (file(task) for file in told):
+        """Removes the files of the task's earlier process, but not its log, which is continued."""
+        files = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks)
+        for path in (file(task) for file in files):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 

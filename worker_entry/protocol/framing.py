@@ -1,14 +1,14 @@
-"""The one contract between controller and agent: frames, their fields, and how bytes become frames.
+"""Turns messages into frames and bytes into messages: the wire format between controller and agent.
 
-An agent first writes `MARKER`, so that whatever a shell's start-up files print before it can be skipped. After
-it come frames in both directions: a header, which is one line of JSON, followed by exactly `length` raw bytes
-when the header has that key. Log bytes travel raw, never inside JSON.
+An agent first writes `MARKER`, so that the controller can skip whatever a shell's start-up files print before it. Then
+both sides send frames: a header, which is one line of JSON, followed by exactly `length` raw bytes if the header has
+that key. Log bytes travel raw, never inside JSON.
 
 Each message is a frozen dataclass; its class name is the frame's `type`. Both sides treat the other as possibly
-broken: whatever does not fit raises `ProtocolError`, which says what it was. An unknown *field* is an error, too:
-the two sides are always of one version, because the controller brings the agent along. What a field may hold is
-declared with it (`limits`), and how long a header may be with its type: the type comes first, so that a header that
-is too long for it is refused before it is kept.
+broken: input that does not fit raises `ProtocolError`, which says what is wrong. An unknown *field* is an error, too:
+both sides always have the same version, because the controller installs the agent. Each field declares its limits
+(`field_limits`), and each type the length of its header: the type comes first, so that an over-long header is refused
+before it is buffered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker_entry.protocol.messages import FRAME_LIMIT, FRAME_LIMITS, Message, T
 MARKER = b"\x1edistlaunch agent\x1e\n"
 
 HEADER_LIMIT = max(FRAME_LIMITS.values())
-"""Bytes of a header of any type at the most."""
+"""Maximum bytes of a header of any type."""
 _BEGINNING = re.compile(rb'\{"type": ?"([A-Za-z]{1,32})"')
 _BEGINNING_LENGTH = 48
 
@@ -34,13 +34,13 @@ _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(ToAgent)
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is no frame of this version: it is broken, or it is not ours."""
+    """The other side sent something that is not a frame of this version: it is broken, or not ours."""
 
 
 def encode(message: Message, body: bytes = b"") -> bytes:
-    """The frame's bytes; `body` belongs to messages with a `length`, and has that length."""
+    """The frame's bytes; a message with a `length` has a `body` of that length."""
     header = {"type": type(message).__name__, **dataclasses.asdict(message)}
-    # ASCII, so that no byte of a user's string can be a line break or break an encoding.
+    # ASCII, so that a user's string can contain neither a line break nor an encoding error.
     return json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n" + body
 
 
@@ -48,7 +48,7 @@ class Decoder:
     """Turns a stream of bytes, in pieces of any size, into messages with their bodies.
 
     Args:
-        kinds: the messages that may come, a union of types.
+        kinds: the messages that are accepted, a union of types.
     """
 
     def __init__(self, kinds: Any = Message) -> None:
@@ -58,10 +58,10 @@ class Decoder:
         self._pending: Optional[Message] = None
 
     def feed(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
-        """Yields what has become complete.
+        """Yields the messages that are complete.
 
         Raises:
-            ProtocolError: the bytes are no frame; the stream cannot be used any more.
+            ProtocolError: the bytes are not a frame; the stream cannot be used any more.
         """
         self._buffer += data
         while True:
@@ -92,7 +92,7 @@ class Decoder:
         return True
 
     def _refuse_long(self, length: int) -> None:
-        """Raises ProtocolError if a header of its type has not as many bytes."""
+        """Raises ProtocolError if the header is too long for its type."""
         begins = _BEGINNING.match(self._buffer, 0, _BEGINNING_LENGTH)
         kind = self._kinds.get(begins[1].decode()) if begins is not None else None
         limit = FRAME_LIMITS.get(kind, FRAME_LIMIT) if kind is not None else FRAME_LIMIT
@@ -117,10 +117,10 @@ def _message(line: bytes, kinds: dict[str, type[Any]]) -> Message:
 
 
 def parse(kind: Any, value: Any, where: str) -> Any:
-    """What JSON holds as the type `kind`, within the limits of its annotation: objects become dataclasses.
+    """Converts a JSON value to the type `kind` and checks its limits; objects become dataclasses.
 
     Raises:
-        ProtocolError: it is not of that type; `where` begins the path to the wrong part.
+        ProtocolError: the value does not fit; `where` begins the path to the wrong part.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -135,10 +135,10 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         places = ((key, item, f"{where}[{key[:80]!r}]") for key, item in value.items())
         return {parse(arguments[0], key, place): parse(arguments[1], item, place) for key, item, place in places}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # NaN is not, either: no deadline would ever come
+        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # also refuses NaN, with which no deadline would ever pass
             raise ProtocolError(f"{where}: {value!r:.80} is out of range")
         return float(value)
-    # bool is an int to isinstance, but not to this contract.
+    # isinstance takes a bool for an int; the protocol does not.
     if origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         if kind is int and not -LARGEST <= value <= 1 << 63:
             raise ProtocolError(f"{where}: a number of {value.bit_length()} bits is out of range")
@@ -161,7 +161,7 @@ def hints(cls: Any) -> dict[str, Any]:
     return _hints(cls)
 
 
-_hints: Callable[[Any], dict[str, Any]] = functools.cache(  # it evaluates every annotation anew
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(  # get_type_hints evaluates every annotation again
     functools.partial(get_type_hints, include_extras=True)
 )
 
@@ -187,7 +187,7 @@ def _required(cls: Any) -> frozenset[str]:
 
 
 def marked(kind: Any, value: Any, mark: Any) -> Iterator[Any]:
-    """The values in a message, or in a part of one, whose annotation has a mark of this class."""
+    """The values in a message, or in part of one, whose annotation has a mark of this class."""
     if value is None or not _has(kind, mark):
         return
     origin, arguments = get_origin(kind), get_args(kind)

@@ -1,7 +1,7 @@
-"""What an agent says to its controller, and the messages of both; `protocol` turns them into bytes and back.
+"""Messages from an agent to its controller; `framing` turns them into bytes and back.
 
-Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the clock of who saw it.
-Every field of a message to the controller has its limits in its annotation (`limits`), and every type a size.
+Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the observer's clock.
+Every field of a message to the controller has limits in its annotation (`field_limits`), and every type a maximum size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from worker_entry.protocol.values import (
 
 @dataclass(frozen=True)
 class Ready:
-    """The answer to Hello: facts of the node, measured there. `cores`: those this process may use."""
+    """The answer to Hello: facts about the node, measured there. `cores`: those that this process may use."""
 
     version: Count
     pid: Pid
@@ -65,19 +65,19 @@ class Ready:
     gpus: Annotated[list[Name], Items(1024)]
     tensorflow: Optional[Name]
     reattach_folder: Optional[Annotated[str, Path()]] = None
-    """Where a controller whose connection broke finds the agent again; None if it cannot."""
+    """Through it, a controller whose connection broke comes back to the agent; None if there is none."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """The answer to Attach; `received`: how many of the controller's counted frames the agent has."""
+    """The answer to Attach; `received`: how many of the controller's counted frames the agent has received."""
 
     received: Count
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Send this part of a file that was offered; `index` is its place in the Offer."""
+    """Asks for part of a file that was offered; `index` is the file's position in the Offer."""
 
     index: Count
     offset: Count
@@ -86,7 +86,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Synced:
-    """The version is there, every file as it was offered; tasks will run in `directory`."""
+    """The version is complete, every file as it was offered; tasks will run in `directory`."""
 
     directory: Line
     files: Count
@@ -95,7 +95,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything is there; `ports` are held until the tasks have bound them."""
+    """All tasks can be started; `ports` are held until the tasks have bound them."""
 
     attempt: Attempt
     ports: Annotated[dict[OwnTask, Port], Items(10_000)]
@@ -103,11 +103,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Inspected:
-    """Facts of the node.
+    """The answer to Inspect.
 
-    `program_hash`: SHA-256 of the program's own code, empty where there is none to compare. `free_bytes`: on the
-    disk of the run's files. `proxies`: variables by which gRPC would go through a proxy. `problem`: why the mark
-    could not be left.
+    `program_hash`: SHA-256 of the program's own code, empty if there is none to compare. `free_bytes`: on the
+    disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
+    written.
     """
 
     keras: Optional[Name]
@@ -121,7 +121,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Dialled:
-    """The answer to Dial; `marks`: those that are there."""
+    """The answer to Dial; `marks`: those that exist."""
 
     results: Annotated[list[DialResult], Items(20_000)]
     marks: Annotated[list[Name], Items(20_000)]
@@ -165,12 +165,12 @@ class Status:
 
 
 CHILD = "\n--- a child process ---\n"
-"""In Stacks, before what each process has written that the task has forked."""
+"""In Stacks, separates the output of each process that the task has forked."""
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """The answer to ShowStacks for one task: what faulthandler has written, empty if it has not, and what it does."""
+    """The answer to ShowStacks for one task: what faulthandler has written, if anything, and the task's activity."""
 
     task: OwnTask
     text: Annotated[str, Text(1 << 20)]
@@ -179,7 +179,7 @@ class Stacks:
 
 @dataclass(frozen=True)
 class Halted:
-    """A signal has stopped the task, as SIGSTOP does; 0: it goes on."""
+    """A signal such as SIGSTOP has stopped the task; 0: the task continues."""
 
     task: OwnTask
     signal: Annotated[int, Within(0, 127)]
@@ -188,7 +188,7 @@ class Halted:
 
 @dataclass(frozen=True)
 class Log:
-    """`length` bytes of the task's log file, from `offset`, follow the header."""
+    """`length` bytes of the task's log, from `offset`, follow the header."""
 
     attempt: Attempt
     task: OwnTask
@@ -198,23 +198,23 @@ class Log:
 
 @dataclass(frozen=True)
 class Exited:
-    """The task's own process has ended; processes it started may still be there."""
+    """The task's own process has ended; processes that it started may still run."""
 
     task: OwnTask
     exit: Annotated[TaskExit, ExactlyOne(("code", "signal"))]
     time: float
     crash: Optional[CrashRecord] = None
     finished: Optional[float] = None
-    """When the program came to its end, as far as that is known, whatever the interpreter did afterwards."""
+    """When the program ended without a failure, even if the interpreter failed afterwards; None if that is unknown."""
     evidence: Optional[Problem] = None
-    """What the node has to say about a failure: that its disk is full, that the kernel was out of memory."""
+    """What the node knows about a failure: a full disk, or the kernel's OOM killer."""
 
 
 @dataclass(frozen=True)
 class Empty:
-    """No process of the attempt is left on the node, and all of the logs is sent.
+    """No process of the attempt is left on the node, and its logs are sent completely.
 
-    `left_behind` counts those that outlived their task and had to be ended, `killed` those that did not heed TERM.
+    `left_behind` counts processes that outlived their task and had to be stopped, `killed` those that ignored TERM.
     """
 
     attempt: Attempt
@@ -224,7 +224,7 @@ class Empty:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The answer to Clean: how many processes were ended, agents included, and which pids could not be."""
+    """The answer to Clean: how many processes were stopped, agents included, and the pids of those that are left."""
 
     ended: Count
     left: Annotated[list[Pid], Items(100_000)]
@@ -232,7 +232,7 @@ class Cleaned:
 
 @dataclass(frozen=True)
 class Broken:
-    """The agent cannot go on (a full disk, say) and stops everything."""
+    """The agent cannot go on (because of a full disk, for example) and stops everything."""
 
     problem: Problem
 
@@ -265,7 +265,7 @@ ToController = Union[
 Message = Union[ToAgent, ToController]
 
 FRAME_LIMIT = 64 << 10
-"""Bytes of a frame's header at the most, but for those below."""
+"""Maximum bytes of a frame's header, except for the types below."""
 FRAME_LIMITS: dict[type[Any], int] = {
     # The environment of every task of a node, every file of a folder, every address of a cluster.
     **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, Start), 16 << 20),
@@ -273,7 +273,7 @@ FRAME_LIMITS: dict[type[Any], int] = {
     # A line for every task of a node, or for every address of the cluster.
     **dict.fromkeys((Prepared, Refused, Cleaned), 1 << 20),
     Dialled: 8 << 20,
-    # What a user's program makes long: its status file, its exception, its stacks.
+    # Their length depends on a user's program: its status file, its exception, its stacks.
     Status: 256 << 10,
     Exited: 1 << 20,
     Stacks: 2 << 20,

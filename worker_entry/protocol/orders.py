@@ -1,6 +1,6 @@
-"""What a controller says to an agent, and the beat that both send; `messages` has the answers.
+"""Orders from a controller to an agent, and the beat that both send; `messages` has the answers.
 
-Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the clock of who saw it.
+Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the observer's clock.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest
 VERSION = 6
 
 AGENT_GONE = "agent-gone"
-"""The reference of the Problem that answers Attach when there is no agent any more."""
+"""The reference of the Problem that answers Attach when the agent has ended."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first frame. `directory` is where the agent keeps the run's files; made if missing, private to the user.
+    """The first frame. `directory` is the folder for the run's files; made if missing, private to the user.
 
-    `lease_s`: how long the agent goes on without a word from its controller. `stream_logs`: whether log bytes are
-    sent; a controller on the same machine reads the files themselves.
+    `lease_s`: how long the agent goes on without hearing from its controller. `stream_logs`: whether the agent sends
+    log bytes; a controller on the same machine reads the files itself.
     """
 
     version: Count
@@ -35,9 +35,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Offer:
-    """The files that the program's folder shall have on the node; `to` is a link there to the version in use.
+    """The files that the program's folder has to contain on the node; `to` is a link there to the current version.
 
-    `digest` names the version: it stands for names, content and modes of all files.
+    `digest` identifies the version: it is computed from names, content and modes of all files.
     """
 
     to: Annotated[str, Path()]
@@ -56,9 +56,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Check every program and hold a port for every task, or say everything that stands in the way.
+    """Check every program and hold a port for every task, or report all problems.
 
-    With a `nonce`, every port answers who dials it with that, until the tasks are started.
+    With a `nonce`, every port answers a connection with it until the tasks are started.
     """
 
     attempt: Attempt
@@ -70,7 +70,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Tell what there is on the node; where a `mark` is given, leave an empty file of that name in `shared`."""
+    """Report facts about the node; if a `mark` is given, write an empty file of that name to `shared`."""
 
     program: Program
     shared: Annotated[str, Path()] = ""
@@ -79,7 +79,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Dial:
-    """Dial every target; one that is ours answers with the `nonce`. Look for the `marks` of all nodes in `shared`."""
+    """Dial every target; our agents answer with the `nonce`. Look for the `marks` of all nodes in `shared`."""
 
     targets: list[Target]
     nonce: Name
@@ -89,11 +89,11 @@ class Dial:
 
 @dataclass(frozen=True)
 class Preload:
-    """Import TensorFlow now, so that tasks can be forked from there; and these `modules` before the first one is.
+    """Import TensorFlow now in a process from which tasks can be forked, and these `modules` before the first fork.
 
-    `env` is laid over the agent's own environment, from which `unset` was removed: what all tasks will have in common.
-    A `program` that does not import TensorFlow, as far as can be seen, needs none of it. `keep`: whether another
-    attempt may follow, or a task come back alone.
+    `env` is merged over the agent's own environment without `unset`: what all tasks will have in common. Nothing is
+    imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may follow, or a
+    task may be restarted individually.
     """
 
     program: Program
@@ -105,7 +105,7 @@ class Preload:
 
 @dataclass(frozen=True)
 class Start:
-    """Start these tasks, all of them prepared before; `cluster` is that of TF_CONFIG, addresses by type of task."""
+    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type."""
 
     attempt: Attempt
     tasks: Annotated[list[TaskStart], Items(10_000)]
@@ -114,7 +114,7 @@ class Start:
 
 @dataclass(frozen=True)
 class ShowStacks:
-    """Have all tasks say what they are doing."""
+    """Collect the Python stacks of all tasks."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Beat:
-    """I am alive, and have `received` counted frames. A controller sends it, an agent answers each at once.
+    """The sender is alive, and has `received` counted frames. An agent answers each of a controller's beats at once.
 
-    `time` is the sender's clock in Unix seconds, `echo` in an answer the `time` of what it answers: together they
-    tell how far the two clocks are apart. `stamp`: in an answer that of the agent's `lease`, in a controller's beat the
-    one of the last answer that it has got.
+    `time` is the sender's clock in Unix seconds; `echo` in an answer is the `time` of the beat that it answers:
+    together they show how far the two clocks are apart. `stamp`: in an answer, the stamp of the agent's lease; in a
+    controller's beat, the stamp of the last answer that it has received.
     """
 
     time: float
@@ -141,9 +141,9 @@ class Beat:
 
 @dataclass(frozen=True)
 class Attach:
-    """The first frame over a new connection to an agent whose old one broke.
+    """The first frame over a new connection to an agent whose old connection broke.
 
-    `meeting` is the place that its Ready named, `received` how many counted frames the controller has, and
+    `reattach_folder` is from the agent's Ready, `received` says how many counted frames the controller has, and
     `offsets` how many bytes of each log of `attempt`.
     """
 
@@ -161,9 +161,10 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class Clean:
-    """End what is left on the node of these runs, none of which has a controller any more.
+    """Stop leftover processes of these runs on the node; their controllers are gone.
 
-    With `meeting`, only the agent that has it, and what is below it: another of the same run may be on the machine.
+    With `reattach_folder`, stop only that folder's agent and what is below it: the same run may have another agent on
+    the machine.
     """
 
     version: Count

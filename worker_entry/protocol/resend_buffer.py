@@ -1,8 +1,8 @@
-"""Frames that must arrive although the connection may break: kept until the other side says that it has them.
+"""Keeps frames that must arrive even if the connection breaks, until the other side confirms them.
 
-Both sides count these frames from 1 on, each those that it sends and those that it gets; no number is sent with
-them. Whoever comes back over a new connection says how many it has, and gets the others again. Beats are not
-counted, and neither are log bytes and pieces of files, which have offsets, nor the frames by which the two meet again.
+Each side counts, from 1 on, the frames that it sends and those that it receives; the frames carry no number. Over a new
+connection each side says how many frames it has received, and the other sends the rest again. Not counted are beats,
+log bytes and pieces of files, which have offsets, and the frames that resume the connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_counted(message: Message) -> bool:
 
 
 class Outbox:
-    """The counted frames of one side; `received` is how many came from the other."""
+    """The counted frames of one side; `received` is how many have arrived from the other."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -34,26 +34,26 @@ class Outbox:
         self._frames.append(frame)
 
     def confirm(self, count: int) -> None:
-        """The other side has the first `count` frames.
+        """Drops the first `count` frames, which the other side has received.
 
         Raises:
-            ProtocolError: it cannot have them.
+            ProtocolError: so many frames were never sent.
         """
         kept = self.last - len(self._frames)
         if count > self.last:
-            raise ProtocolError(f"a confirmation of {count} frames, of which there are {self.last}")
+            raise ProtocolError(f"a confirmation of {count} frames, but only {self.last} were sent")
         for _ in range(kept, count):
             self._frames.popleft()
 
     def after(self, count: int) -> list[bytes]:
-        """The frames behind the first `count`.
+        """The frames after the first `count`.
 
         Raises:
-            ProtocolError: some of them are gone, since it confirmed them.
+            ProtocolError: some of them are gone because they were confirmed, or so many were never sent.
         """
         kept = self.last - len(self._frames)
         if not kept <= count <= self.last:
-            raise ProtocolError(f"{count} frames received, which is not within {kept} and {self.last}")
+            raise ProtocolError(f"{count} frames received, which is not between {kept} and {self.last}")
         return list(self._frames)[count - kept :]
 
     def take_back(self) -> None:

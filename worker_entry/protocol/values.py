@@ -1,4 +1,4 @@
-"""What messages are made of: frozen dataclasses that controller and agent both know. All times are Unix seconds."""
+"""Parts of messages: frozen dataclasses that controller and agent share. All times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from worker_entry.protocol.field_limits import (
 )
 
 Reference = Annotated[
-    str, Matches(r"[a-z0-9]+(?:-[a-z0-9]+)*", "reference of a problem", barred=("succeeded", "interrupted", "checked"))
+    str, Matches(r"[a-z0-9]+(?:-[a-z0-9]+)*", "problem reference", barred=("succeeded", "interrupted", "checked"))
 ]
-"""The stable kebab-case name of a problem; outcomes that are none cannot be claimed with it."""
+"""The stable kebab-case name of a problem; the names of outcomes that are not problems are barred."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of the user's own code, and the library's function that it has called, if that has a public name."""
+    """A line of the user's own code, and the library function that it called, if that has a public name."""
 
     file: Line
     line: Number
@@ -48,10 +48,10 @@ class Place:
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """An unhandled exception, as the interpreter in which it was raised saw it; `time` in Unix seconds.
+    """An unhandled exception, recorded by the interpreter in which it was raised.
 
-    `thread`: the name of the thread that it ended, if that was not the main one; the program may have gone on.
-    `file` and `line` may be in a function that the program has made a graph of; `place`: where the program itself was.
+    `thread`: the name of the thread that it ended, if not the main thread; the program may have gone on.
+    `file` and `line` may be in a function that was traced into a graph; `place`: where the program itself was.
     """
 
     time: float
@@ -65,13 +65,13 @@ class CrashRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come in one process; the last values that its program told.
+    """How far training has come in one process: the last values that its program reported.
 
-    `epoch` and `step` count from 1: what the program itself calls them, or, from `model.fit`, the steps since the
-    program began. `batches` counts those of validation and prediction, too. `began` is when the first of the steps was
-    done, and `time` when the last batch was. Before the first step is done, all of these are 0. `training`: whether the
-    program is in the middle of it. `step_s`: seconds that a step takes of late; `own_s`: the same without the
-    time in which the task waited for the others. A metric that is no finite number is None.
+    `epoch` and `step` count from 1: the program's own numbers, or, with `model.fit`, the steps since the program
+    began. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
+    when the last batch was done. Before the first step is done, all of these are 0. `training`: whether training is
+    under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during which the task
+    waited for the others. A metric that is not a finite number is None.
     """
 
     step: Number
@@ -89,23 +89,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class KerasPatch:
-    """What was patched of the Keras that a program trains with: its version, and the number of faults."""
+    """The patched Keras with which a program trains: its version, and the number of patched faults."""
 
     version: Name
     faults: Count
 
 
 NOT_IMPORTED = "has not imported TensorFlow"
-"""The first phase of a program."""
+"""A program's first phase."""
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """How far a running program has come, as a phrase that goes on from its name, and since when.
+    """How far a running program has come: a phrase that continues a sentence after the task's name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it. `not_forked`: why it has started again as plain Python.
-    `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line by which it sets a
-    TF_CONFIG of its own, and whether that has an effect. `keras`: what was patched, once it trains with Keras.
+    `injected`: the faults of `--chaos` that were injected. `not_forked`: why the task was restarted as plain Python.
+    `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line that sets a
+    TF_CONFIG of its own, and whether that takes effect. `keras`: what was patched, when it trains with Keras.
     """
 
     phase: Name
@@ -121,10 +121,10 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a task does besides steps.
+    """What a task does besides training steps.
 
-    `idle_s`: seconds since its processes last used a tenth of a core, read or wrote files, or printed; None where that
-    is not known. `waits`: whether its main thread sleeps until a lock, another process or a child lets it go on.
+    `idle_s`: seconds since its processes last used a tenth of a core, read or wrote files, or printed; None if that is
+    not known. `waits`: whether its main thread sleeps until a lock, another process or a child lets it go on.
     """
 
     idle_s: Optional[float] = None
@@ -133,9 +133,9 @@ class Activity:
 
 @dataclass(frozen=True)
 class Injection:
-    """A fault to be done to a task, once: `what` is `kill`, `stop`, `exit` or `preempt`.
+    """A fault to inject into a task, once: `what` is `kill`, `stop`, `exit` or `preempt`.
 
-    `at` is `epoch`, `step` or `seconds`, of which `value` is the one that counts; seconds are those since its start.
+    `at` is `epoch`, `step` or `seconds` (since the task's start), and `value` its number.
     """
 
     what: str
@@ -178,7 +178,7 @@ class TaskExit:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a node cannot do what it was asked to; `reference` is the error's stable kebab-case name."""
+    """Why a node cannot carry out an order; `reference` is the error's stable kebab-case name."""
 
     reference: Reference
     message: Line
@@ -188,9 +188,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a task will need. `port`: a number to be honoured, or 0 for a free one of the range.
+    """What a task will need. `port`: the required port, or 0 for any free port of the range.
 
-    `reuse_address`: the program binds it with SO_REUSEADDR, as most do, and not with SO_REUSEPORT, as TensorFlow.
+    `reuse_address`: the program binds the port with SO_REUSEADDR, like most programs, and not with SO_REUSEPORT, like
+    TensorFlow.
     """
 
     task: TaskName
@@ -201,13 +202,13 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """A task to start; `env` is laid over the agent's own environment, from which `unset` was removed.
+    """A task to start; `env` is merged over the agent's own environment without `unset`.
 
-    `joins`: whether TF_CONFIG is made here, of the cluster that all tasks of a Start have in common: a thousand tasks
-    that know of each other are a million addresses.
-    `coordination_timeout_s`: how long TensorFlow's workers wait for a sign of each other; 0: its default.
-    `progress`: whether it is to tell how far its training has come. `injections`: faults to be done to it.
-    `keep_own_tf_config`: whether a TF_CONFIG that the program sets counts.
+    `joins`: whether the agent makes TF_CONFIG, from the cluster that all tasks of a Start share: sent with each of a
+    thousand tasks, it would be a million addresses.
+    `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: its default.
+    `progress`: whether the task reports how far its training has come. `injections`: faults to inject into it.
+    `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect.
     """
 
     task: TaskName
@@ -224,13 +225,13 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """What the task runner is told, by a file.
+    """The task runner's order, which it reads from a file.
 
-    `crash_file`: where to write the crash record, if the program fails. `finished_file`: made when the program has
-    come to its end; what fails after that is not the program. `status_file`: says how far the program has come.
-    `stacks_file`: where the stacks are written on SIGURG. `not_forked`: why a forked task has started again as plain
-    Python, if it has. `child_file` and `child_crash_file`: as `status_file` and
-    `crash_file`, for processes that the program starts. The rest is as in TaskStart.
+    `crash_file`: where to write the crash record if the program fails. `finished_file`: written when the program has
+    ended without a failure; what fails later is not the program. `status_file`: how far the program has come.
+    `stacks_file`: where the stacks are written on SIGURG. `not_forked`: why a forked task was restarted as plain
+    Python, if it was. `child_file` and `child_crash_file`: like `status_file` and `crash_file`, for processes that the
+    program starts. The other fields are as in TaskStart.
     """
 
     program: Program
@@ -250,7 +251,7 @@ class TaskOrder:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A GPU and its memory in MiB; `used_mib` is that of all processes."""
+    """A GPU and its memory in MiB; `used_mib` is used by all processes together."""
 
     name: Name
     used_mib: Count
@@ -259,7 +260,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class Target:
-    """An address to dial: one of those that `task` may be reached by."""
+    """An address to dial: one at which `task` may be reachable."""
 
     task: TaskName
     host: Name
@@ -268,10 +269,10 @@ class Target:
 
 @dataclass(frozen=True)
 class DialResult:
-    """What came of dialling a target; `failure` is empty when the task's own agent answered.
+    """The result of dialling a target; `failure` is empty when the task's own agent answered.
 
     Otherwise it is `unknown-name`, `refused`, `timed-out`, `no-route`, `other` (something else answered), or the
-    system's own words. `resolved`: the addresses that the name stands for on the node that dialled.
+    system's error text. `resolved`: the addresses to which the name resolves on the dialling node.
     """
 
     target: Target
@@ -281,7 +282,7 @@ class DialResult:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a folder that is sent: its path in there, and its content's SHA-256; or where the `link` points."""
+    """A file of a folder that is sent: its path in the folder and its content's SHA-256, or a link's target."""
 
     path: Annotated[str, Path()]
     size: Count = 0

@@ -1,1 +1,1 @@
-"""What is asked of the operating system: processes, ports, cgroups, clocks. Linux first, with portable fall-backs."""
+"""Operating system services: processes, ports, cgroups, clocks. Written for Linux, with portable fall-backs."""

@@ -1,4 +1,4 @@
-"""Our control group's files, in either version of the kernel's control groups, on a machine or in a container."""
+"""Reads our control group's files, for cgroups version 1 and 2, on a machine or in a container."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWN = "/proc/self/cgroup"
 
 
 def find_file(controller: str, first: str, second: str, *, root: str = ROOT, own: str = OWN) -> Optional[str]:
-    """The path of a controller's file in our group, which version 1 names `first` and version 2 `second`."""
+    """The path of a controller's file in our group; version 1 names the file `first`, version 2 `second`."""
     with contextlib.suppress(OSError), open(own, encoding="utf-8") as stream:
         for line in stream:
             _, controllers, path = line.rstrip("\n").split(":", 2)
@@ -23,7 +23,7 @@ def find_file(controller: str, first: str, second: str, *, root: str = ROOT, own
             else:
                 continue
             for mount in mounts:
-                # In a container the path is often that of the machine, and the mount that of the container.
+                # In a container, the path is often the machine's while the mount is the container's.
                 for place in (f"{mount}{path.rstrip('/')}/{name}", f"{mount}/{name}"):
                     if os.path.exists(place):
                         return place
@@ -31,12 +31,12 @@ def find_file(controller: str, first: str, second: str, *, root: str = ROOT, own
 
 
 def cores_limit(*, root: str = ROOT, own: str = OWN) -> float:
-    """How many cores' time our group may use, which a container's `cpus` sets; infinite without a limit."""
+    """How many cores' time our group may use, as set by a container's `cpus`; infinite without a limit."""
     quota = find_file("cpu", "cpu.cfs_quota_us", "cpu.max", root=root, own=own)
     with contextlib.suppress(OSError, ValueError):
         if quota is not None and quota.endswith("cpu.max"):
             allowed, period = _read(quota).split()
-            return int(allowed) / int(period)  # "max" is no number
+            return int(allowed) / int(period)  # "max" raises ValueError
         if quota is not None and int(_read(quota)) > 0:
             return int(_read(quota)) / int(_read(quota.replace("quota", "period")))
     return math.inf

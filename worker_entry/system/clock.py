@@ -1,7 +1,7 @@
-"""Unix seconds that never jump: a machine's clock as it was when the run began there, carried on by one nobody can set.
+"""Unix seconds that never jump: the machine's time when the run began there, plus a monotonic clock.
 
-All processes of a run on one machine have the same: the first one tells it to its children by an environment variable.
-So the difference of two such times is how long it took, also where the machine's clock was set in between.
+All processes of a run on one machine share this clock: the first one passes it to its children in an environment
+variable. So the difference of two times is a duration, even if the machine's clock was set in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from worker_entry.protocol import environment
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Goes on while the machine sleeps."""
+"""A clock that goes on while the machine sleeps, if there is one."""
 
 
 def _find_zero() -> float:
@@ -32,5 +32,5 @@ def now() -> float:
 
 
 def share() -> None:
-    """Tells it to the processes that this one starts from now on."""
+    """Passes the clock to all processes that this one starts from now on."""
     os.environ[environment.CLOCK] = repr(_zero)

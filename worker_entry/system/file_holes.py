@@ -1,4 +1,4 @@
-"""Holes of files: a program that cuts its log to a greater length leaves terabytes of zeros that nobody has written."""
+"""Finds holes in files: a program that truncates its log to a greater length leaves terabytes of zeros."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 
 
 def end_of_hole(descriptor: int, offset: int) -> int:
-    """Where data begins at the offset or behind it; the file's end if there is none, the offset if that is unknown.
+    """Where data begins, at the offset or after it: the file's end if there is no data, the offset if it is unknown.
 
-    The descriptor's own place is moved.
+    Moves the descriptor's position.
     """
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:
         return max(os.fstat(descriptor).st_size, offset) if error.errno == errno.ENXIO else offset
-    except AttributeError:  # a system that does not tell
+    except AttributeError:  # the system has no SEEK_DATA
         return offset
 
 
 def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
-    """Where the last data of a file begins and ends, as far as so many extents tell."""
+    """Where the last data of a file begins and ends; examines at most `extents` extents."""
     size = os.fstat(descriptor).st_size
     begin, end = 0, size
     try:
@@ -36,7 +36,7 @@ def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
 
 
 def is_zeros(data: bytes) -> bool:
-    """Whether there is nothing else in it; it may be of a hole."""
+    """Whether the data are all zeros, as from a hole."""
     return data[:1] == b"\0" and not data.strip(b"\0")
 
 
@@ -44,7 +44,7 @@ def render_bytes(count: int) -> str:
     """`1.0 TiB`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        if value < 1023.95:  # it is rounded
+        if value < 1023.95:  # rounds to less than 1024.0
             break
         value, unit = value / 1024, larger
     return f"{value:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What this machine has: cores, GPUs, and its name."""
+"""This machine's cores, GPUs and name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker_entry.system.cgroups import cores_limit
 
 
 def cores() -> int:
-    """Cores this process may use; those of a container may be fewer than the machine's."""
+    """Cores that this process may use; a container may have fewer than the machine."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return math.ceil(min(count, max(cores_limit(), 1.0)))
 
@@ -20,7 +20,7 @@ def gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         chosen = [name.strip() for name in visible.split(",")]
-        # CUDA ignores what follows the first invalid entry; "-1" is how people say none.
+        # CUDA ignores everything after the first invalid entry; people write "-1" for none.
         return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
     if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
         return []

@@ -1,8 +1,8 @@
-"""What we ask of the operating system beyond Python's `os`: every Linux-only call, each with a portable fall-back.
+"""System calls beyond Python's `os`: every Linux-only call, each with a portable fall-back.
 
-On Linux an agent is a *subreaper*: what its tasks leave behind becomes its child and cannot escape it. Elsewhere
-(macOS), and where DISTLAUNCH_PORTABLE is set, process groups and `ps` have to do: a process that leaves its group
-*and* loses its parent is not found, and nothing ends the tasks of an agent that is killed by SIGKILL.
+On Linux an agent is a *subreaper*: processes that its tasks leave behind become its children and cannot escape.
+Elsewhere (macOS), and if DISTLAUNCH_PORTABLE is set, process groups and `ps` take its place: a process that leaves its
+group *and* loses its parent is not found, and nothing stops the tasks of an agent that is killed by SIGKILL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment; `started` (clock ticks, 0 if unknown) tells it from a later one of the same pid."""
+    """A process at one moment; `started` (clock ticks, 0 if unknown) distinguishes it from a later one with its pid."""
 
     pid: int
     parent: int
@@ -37,13 +37,13 @@ class Process:
 
 
 def become_subreaper() -> None:
-    """From now on orphans among this process' descendants become its children."""
+    """From now on, orphans among this process's descendants become its children."""
     if _libc is not None and _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Called in a new child: it gets `signum` when `parent` dies, even if that has happened already.
+    """Called in a new child: sends it `signum` when `parent` dies, or now if the parent is dead already.
 
     The parent must be single-threaded: the kernel watches the *thread* that forked.
     """
@@ -57,14 +57,14 @@ def die_with_parent(signum: int, parent: int) -> None:
 def descendants(
     root: int, groups: Iterable[int] = (), *, spare: Collection[int] = (), unreaped: bool = False
 ) -> list[Process]:
-    """All living processes below `root`; without Linux also the members of these process groups.
+    """All living processes below `root`; on other systems than Linux also the members of these process groups.
 
     Args:
-        root: whose descendants are meant; it is not among them.
+        root: the pid whose descendants are returned; it is not among them.
         groups: the process groups.
         spare: processes that are left out, with everything below them.
-        unreaped: whether the zombies among the children of `root` are meant, too. A process that forks and exits
-            while we look can be missed, but not the zombie that it leaves: only without one is nothing there.
+        unreaped: whether zombies among the children of `root` are included. A process that forks and exits during
+            the search can be missed, but its zombie cannot: only if there is no zombie either, nothing is left.
     """
     if LINUX and root == os.getpid() and not _has_children():
         return []
@@ -88,7 +88,7 @@ def descendants(
 
 
 def look_up(pid: int) -> Optional[Process]:
-    """The process that has this number now; None if there is none, and where there is no /proc."""
+    """The process that has this pid now; None if there is none, or no /proc."""
     return _process(pid) if LINUX else None
 
 
@@ -109,16 +109,16 @@ def with_variable(name: str, values: Collection[str]) -> list[Process]:
 
 
 def send_signal(process: Process, signum: int) -> bool:
-    """Signals exactly this process, not a later one that got its pid; False if it is gone.
+    """Signals exactly this process, not a later one with its pid; False if it is gone.
 
     Raises:
-        PermissionError: it runs as another user.
+        PermissionError: the process runs as another user.
     """
     descriptor = None
     try:
         if LINUX:
             descriptor = _open_pidfd(process.pid)
-            # The descriptor pins the process: if it is the one we mean now, it stays the one.
+            # The descriptor pins the process: if it is the right one now, it cannot be replaced by another.
             current = _process(process.pid)
             if current is None or current.started != process.started:
                 return False
@@ -135,17 +135,17 @@ def send_signal(process: Process, signum: int) -> bool:
             os.close(descriptor)
 
 
-def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
-    """Kills what is below `root`, each as soon as it is seen, and so catches one that lives very briefly.
+def kill_on_sight(root: int, spare: Collection[int] = ()) -> set[int]:
+    """Kills each process below `root` as soon as it is found, and so catches processes that live very briefly.
 
-    Some may be missed, which `descendants` finds.
+    It may miss some; `descendants` finds those.
     """
     killed: set[int] = set()
     queue = [pid for pid in _children(root) if pid not in spare] if LINUX else []
     while queue:
         process = _process(queue.pop())
         if process is not None and not process.zombie:
-            # Its children are asked for first: once it is dead, they are no longer below it.
+            # Its children are listed first: once it is dead, they are no longer below it.
             queue += _children(process.pid)
             with contextlib.suppress(PermissionError):
                 if send_signal(process, signal.SIGKILL):
@@ -154,7 +154,7 @@ def kill_at_sight(root: int, spare: Collection[int] = ()) -> set[int]:
 
 
 def port_holder(port: int) -> Optional[str]:
-    """Which process holds a TCP port of this machine, as `pid 123 (python)`; None where that cannot be seen."""
+    """The process that holds a TCP port of this machine, as `pid 123 (python)`; None if it cannot be found."""
     if not LINUX:
         return None
     inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
@@ -166,18 +166,18 @@ def port_holder(port: int) -> Optional[str]:
                 if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
                     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as stream:
                         return f"pid {pid} ({stream.read().strip()})"
-        except OSError:  # not ours to look at, or gone
+        except OSError:  # not permitted, or gone
             continue
     return None
 
 
 def only_closing(port: int) -> bool:
-    """Whether nothing but connections that no process has any more, which the kernel is closing, is on a port."""
+    """Whether the only sockets on a port are closing connections that belong to no process any more."""
     return LINUX and set(_socket_inodes(port)) == {"0"}
 
 
 def _has_children() -> bool:
-    """Whether this process has children, zombies included; whatever is below it is below one of them."""
+    """Whether this process has children, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -186,7 +186,7 @@ def _has_children() -> bool:
 
 
 def _open_pidfd(pid: int) -> Optional[int]:
-    """None where there is none: Linux before 5.3, some sandboxes, a Python that was built on an old system."""
+    """None if there are no pidfds: Linux before 5.3, some sandboxes, a Python that was built on an old system."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
     try:
@@ -207,7 +207,7 @@ def _process(pid: int) -> Optional[Process]:
             text = stream.read()
     except OSError:
         return None
-    # proc(5): the second field is the command's name in parentheses, which may hold anything.
+    # proc(5): the second field is the command's name in parentheses, which may contain any character.
     fields = text[text.rindex(b")") + 2 :].split()
     return Process(
         pid=pid,
@@ -252,7 +252,7 @@ def _processes_from_ps() -> dict[int, Process]:
 
 
 def _socket_inodes(port: int) -> list[str]:
-    """The sockets on a local TCP port but for those that neither listen nor are connected; 0: no process has it."""
+    """Inodes of the sockets that listen or are connected on a local TCP port; 0 for one that no process has."""
     inodes = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

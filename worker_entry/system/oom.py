@@ -1,4 +1,4 @@
-"""Whether the kernel's out-of-memory killer ended a process: by what it counts, and by what it logs."""
+"""Detects that the kernel's out-of-memory killer killed a process: by the kernel's counters and its log."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _HINT = "lower the batch size, or give the task more memory"
 
 
 class OomWatch:
-    """Looks from its making on, until its process ends. Tasks are in our control group, unless they have left it."""
+    """Notices kills from its construction on. Tasks are in our control group, unless they have left it."""
 
     def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
         self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""
         self._before = self._count()
         self._victims: dict[int, int] = {}
         self._log = -1
-        with contextlib.suppress(OSError):  # there is none, or it is not for us
+        with contextlib.suppress(OSError):  # there is no such log, or we may not read it
             self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
     def find(self, pid: int, how: TaskExit) -> Optional[Problem]:
-        """What shows that a process that has just ended was out of memory; None if nothing does."""
+        """The evidence that a process that has just ended was out of memory; None if there is none."""
         if how.signal != signal.SIGKILL and how.code != 128 + signal.SIGKILL:
             return None
         self._read_log()
         if pid in self._victims:
             held = self._victims[pid] >> 10
-            return Problem("out-of-memory", f"the kernel's OOM killer ended it; it held {held:,} MiB", _HINT)
+            return Problem("out-of-memory", f"the kernel's OOM killer killed it; it held {held:,} MiB", _HINT)
         count = self._count() - self._before
         if count > 0:
             what = "a process" if count == 1 else f"{count} processes"
-            return Problem("out-of-memory", f"the kernel's OOM killer ended {what} of its control group", _HINT)
+            return Problem("out-of-memory", f"the kernel's OOM killer killed {what} in its control group", _HINT)
         return None
 
     def _count(self) -> int:
@@ -52,7 +52,7 @@ class OomWatch:
         while self._log >= 0:
             try:
                 record = os.read(self._log, 1 << 13).decode(errors="replace")
-            except BrokenPipeError:  # older records were overwritten before we came to them
+            except BrokenPipeError:  # records were overwritten before they were read
                 continue
             except OSError:
                 return

@@ -1,12 +1,11 @@
-"""Ports that cannot be lost between choosing them and TensorFlow's binding them.
+"""Holds ports, so that none is lost between its choice and the moment when TensorFlow binds it.
 
 A port is held by a socket that is bound but does not listen. It is bound *without* SO_REUSEPORT, so that no other
-holder can bind it, and gets the option afterwards, so that a server that sets it (gRPC under
-TF_GRPC_REUSE_PORT=true) still can. Linux and macOS look at the option of the sockets that are there when a new one
-is bound.
+launcher can hold it, and gets the option afterwards, so that a server with the option (gRPC under
+TF_GRPC_REUSE_PORT=true) can still bind it. Linux and macOS check the existing sockets' option when a new one is bound.
 
-A program that sets SO_REUSEADDR instead, as PyTorch does, is lent its port by that option. Others that set it could
-take the port as well: such a one is held against other launchers, and against ports chosen at random, only.
+For a program that uses SO_REUSEADDR instead, as PyTorch does, the held socket gets that option. Any other program with
+SO_REUSEADDR could then take the port, so it is only protected from other launchers and from ports chosen at random.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from worker_entry.protocol.values import Problem, TaskRequest
 from worker_entry.system import kernel
 
 LAST_PORT = 65535
-LOOK_S = 0.04
+POLL_S = 0.04
 
 
 class HeldPorts:
@@ -28,14 +27,14 @@ class HeldPorts:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.forming: set[str] = set()
-        """The tasks whose ports are yet to be opened."""
-        self._looked = 0.0
+        """The tasks that have not opened their ports yet."""
+        self._polled = 0.0
         self._sockets: list[socket.socket] = []
 
     def hold(self, requests: list[TaskRequest], first: int, last: int) -> list[Problem]:
-        """Holds a port for every request that wants one; returns the reasons why not, or nothing."""
+        """Holds a port for every request; returns the problems of those for which it could not."""
         problems = []
-        # Explicit ports first: a chosen one must not take them.
+        # Explicit ports first, so that no automatic choice takes them.
         for request in requests:
             if request.port:
                 problem = self._hold_explicit(request)
@@ -54,10 +53,10 @@ class HeldPorts:
         return problems
 
     def newly_open(self, now: float) -> list[str]:
-        """The tasks that were forming, and listen now; looked up 25 times a second, however often it is called."""
-        if now < self._looked + LOOK_S:
+        """The tasks that have opened their ports since the last call; checks at most 25 times a second."""
+        if now < self._polled + POLL_S:
             return []
-        self._looked = now
+        self._polled = now
         found = [task for task in self.forming if is_open(self.numbers[task])]
         self.forming.difference_update(found)
         return found
@@ -73,13 +72,13 @@ class HeldPorts:
         task, port = request.task, request.port
         error = self._try(request, port)
         if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port):
-            # The connections of a run that has just ended keep a port from being bound for a minute.
+            # Closing connections of a run that has just ended block a port for a minute.
             error = self._try(request, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
             holder = kernel.port_holder(port) or "another process (of another user, or one that does not listen yet)"
-            return Problem("port-taken", f"port {port} is held by {holder}", "end it, or choose another port", task)
+            return Problem("port-taken", f"port {port} is held by {holder}", "stop it or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
@@ -102,7 +101,7 @@ def is_port(number: int) -> bool:
 
 
 def is_open(port: int) -> bool:
-    """Whether something listens on the port of this machine."""
+    """Whether a process listens on this port of the machine."""
     with _socket() as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,7 +1,7 @@
-"""Starting tasks, and ending them with everything they have started.
+"""Starts tasks, and stops them together with every process that they have started.
 
-A task leads its own session. Stopping sends TERM to every process below the agent, waits for the grace, then sends
-KILL again and again until the tree is empty: not until the leaders are dead.
+A task leads its own session. A stop sends TERM to every process below the agent, waits for the grace period, then sends
+KILL again and again until the tree is empty; it is not enough that the tasks' own processes are dead.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Optional
 from worker_entry.system import kernel
 
 KILL_PAUSES_S = (0.005, 1.0)
-"""Between two rounds of killing; what waits for a disk that does not answer cannot be killed before it does."""
+"""Shortest and longest pause between rounds of KILL: a process that waits for a hanging disk cannot die yet."""
 KILL_ROUNDS = 50
-"""How often we kill at sight what respawns faster than we can look at all processes."""
+"""How often `kill_on_sight` is repeated for processes that respawn faster than all processes can be listed."""
 
 
 def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, stdin: Optional[int] = None) -> int:
-    """Starts a process in a session of its own, which dies with this one; stdout and stderr go to `output`.
+    """Starts a process in its own session; it dies with this process. Its stdout and stderr go to `output`.
 
-    Returns its pid; it is for the caller to wait for it.
+    Returns its pid, for which the caller has to wait.
 
     Raises:
         OSError: it could not be started (not found, not executable, arguments or environment too long).
@@ -48,9 +48,9 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
 
 
 class Tree:
-    """All processes below this one, and the end of them; it is told the leaders of the tasks' sessions.
+    """All processes below this one, and how they are stopped; `add` names the leaders of the tasks' sessions.
 
-    Children in `spare` are no part of it; one that has ended is taken out of there.
+    Children in `spare` do not belong to it; one that has ended is removed from `spare`.
     """
 
     def __init__(self, spare: Optional[set[int]] = None) -> None:
@@ -58,7 +58,7 @@ class Tree:
         self.killed: set[int] = set()
         self.left_behind: set[int] = set()
         self.halts: list[tuple[int, int]] = []
-        """Leaders that a signal has stopped, as (pid, signal), or that went on, as (pid, 0); a reader empties it."""
+        """Leaders that a signal has stopped, as (pid, signal), or that continued, as (pid, 0); readers empty it."""
         self._leaders: set[int] = set()
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
@@ -68,7 +68,7 @@ class Tree:
         self._leaders.add(leader)
 
     def reap(self) -> list[tuple[int, int]]:
-        """Collects every dead child, adopted orphans included; returns (pid, wait status) of the leaders among them."""
+        """Reaps every dead child, adopted orphans included; returns (pid, wait status) of the leaders among them."""
         dead: list[tuple[int, int]] = []
         while True:
             try:
@@ -94,7 +94,7 @@ class Tree:
         return self._deadline is not None
 
     def stop(self, grace_s: float) -> None:
-        """Sends TERM now (once), and has `sweep` send KILL from `grace_s` on; a second call can only shorten that."""
+        """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period."""
         deadline = time.monotonic() + grace_s
         if self._deadline is not None:
             self._deadline = min(deadline, self._deadline)
@@ -104,11 +104,11 @@ class Tree:
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
             if self._signal(process, signal.SIGTERM):
-                # A stopped process would get TERM only once it goes on.
+                # A stopped process gets TERM only when it continues.
                 self._signal(process, signal.SIGCONT)
 
     def sweep(self) -> int:
-        """One round of an ongoing stop; returns how many processes are left, those to be reaped included."""
+        """Does one round of an ongoing stop; returns how many processes are left, zombies included."""
         assert self._deadline is not None
         left = self._left()
         if left and time.monotonic() >= self._deadline:
@@ -132,18 +132,18 @@ class Tree:
     def _signal(self, process: kernel.Process, signum: int) -> bool:
         try:
             return kernel.send_signal(process, signum)
-        except PermissionError:  # of another user (`sudo`): we can neither end it nor wait for it
+        except PermissionError:  # another user's (`sudo`): we can neither stop it nor wait for it
             self._untouchable.add(process.pid)
             return False
 
     def _note_left_behind(self, process: kernel.Process) -> None:
-        # With a leader alive, it may still be at work for it; without any, it is part of the checks before a start.
+        # While a leader lives, the process may still work for it; without leaders, it is a check before a start.
         if self._leaders and not self._leaders - self._reaped:
             self.left_behind.add(process.pid)
 
 
 def kill_descendants(spare: Collection[int] = ()) -> None:
-    """Kills everything below this process, but for `spare` and what is below those, until nothing is left."""
+    """Kills everything below this process, except for `spare` and what is below those, until nothing is left."""
     me = os.getpid()
     untouchable: set[int] = set()
     pause_s = KILL_PAUSES_S[0]
@@ -155,7 +155,7 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
         for process in left:
             try:
                 kernel.send_signal(process, signal.SIGKILL)
-            except PermissionError:  # of another user
+            except PermissionError:  # another user's
                 untouchable.add(process.pid)
         for process in left:
             with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
@@ -166,10 +166,10 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
 
 
 def _kill_what_respawns(spare: Collection[int]) -> set[int]:
-    """Kills processes that are gone, with successors, before a look at all processes has ended."""
+    """Kills processes that respawn and exit before all processes can be listed."""
     killed: set[int] = set()
     for _ in range(KILL_ROUNDS):
-        hit = kernel.kill_at_sight(os.getpid(), spare)
+        hit = kernel.kill_on_sight(os.getpid(), spare)
         if hit and hit <= killed:  # they are only dying now
             break
         killed |= hit

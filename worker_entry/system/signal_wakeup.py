@@ -1,4 +1,4 @@
-"""How signals wake up a process that waits for descriptors."""
+"""Lets signals wake up a process that waits for descriptors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def wake_on_signals(end: Callable[[], None]) -> int:
-    """A descriptor that is readable after a child has died, or after one of `ENDING`, which calls `end` as well."""
+    """A descriptor that becomes readable when a child dies or a signal of `ENDING` arrives; the latter calls `end`."""
     wake, signalled = os.pipe()
     for descriptor in (wake, signalled):
         os.set_blocking(descriptor, False)

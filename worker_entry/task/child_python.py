@@ -1,8 +1,8 @@
-"""Gives a Python that a task has started what the task itself would have: patches, counted steps, stacks.
+"""Gives a Python process that a task has started what the task itself has: patches, counted steps, stacks.
 
-A task may have many such processes: a wrapper, the one that trains, its data loaders. The one that trains tells how far
-it is: the first that begins to, for as long as it lives. What they write goes into files of their own, never the
-task's; the agent makes something of it where the task's own process has nothing to say.
+A task may have many such processes: a wrapper, the one that trains, its data loaders. The first one that begins to
+train reports its progress, as long as it lives. These processes write to files of their own, never to the task's; the
+agent uses these files if the task's own process reports nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from worker_entry.task.meter import install as install_meter
 
 
 class _Reporter(status_file.StatusFile):
-    """Tells once there is something to tell, unless another process of the task does so already."""
+    """A status file that is opened at the first report, unless another process of the task holds its lock."""
 
     def __init__(self, file: str) -> None:
         self._path = file
-        self._speaker = 0
+        self._writer_pid = 0
 
     def _write(self, **changes: Any) -> None:
-        if self._speaker != os.getpid():
+        if self._writer_pid != os.getpid():
             if not _lock(f"{self._path}{LOCK}"):
                 return
-            self._speaker = os.getpid()
+            self._writer_pid = os.getpid()
             super().__init__(self._path)
         super()._write(**changes)
 
 
 def install(text: str) -> None:
-    """From now on, this process does what its task's order says; TensorFlow is about to be imported, or steps begin."""
+    """Carries out the task's order in this process; called when it is about to import TensorFlow or to report steps."""
     order = child_order.parse_order(text)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
@@ -50,31 +50,31 @@ def install(text: str) -> None:
         keras_progress.install(meter)
     if order.child_crash_file is not None and not _is_task():
         _watch_end(order.child_crash_file)
-    # A program may have many of these, to load its data, say, and has logged the same already.
+    # A program may have many processes of multiprocessing, as data loaders for example, and has logged this already.
     runner.patch_libraries(order, quiet=_is_of_multiprocessing())
 
 
 def record(text: str, error: BaseException) -> None:
-    """Called in the task's own process: this ends it."""
+    """Records the exception that ends the task's own process."""
     order = child_order.parse_order(text)
     if order.crash_file is not None:
         runner.write_crash(order.crash_file, error)
 
 
 def _is_task() -> bool:
-    """Whether this is the process that the agent has started, and not one that was started in there."""
+    """Whether this is the task's own process, and not a child of it."""
     starter = os.environ.get(environment.CHILDREN, "").partition(" ")[0]
     return starter.isdigit() and os.getppid() == int(starter)
 
 
 def _is_of_multiprocessing() -> bool:
     process = sys.modules.get("multiprocessing.process")
-    # Which has its name before it imports the program; its parent it knows later.
+    # A child process gets its name before it imports the program, but knows its parent only later.
     return process is not None and process.current_process().name != "MainProcess"
 
 
 def _watch_end(file: str) -> None:
-    """Records what ends this process, in case that ends the task as well: a shell script goes no further, say."""
+    """Records what ends this process, because that may end the task as well: a shell script may stop, for example."""
     show, process = sys.excepthook, os.getpid()
 
     def record_and_show(kind: Any, error: BaseException, trace: Any) -> None:
@@ -86,7 +86,7 @@ def _watch_end(file: str) -> None:
 
 
 def _lock(file: str) -> bool:
-    """Takes the lock for as long as this process lives; false if another has it. Those that it forks do not have it."""
+    """Takes the lock until this process ends; false if another process has it. Forked children do not inherit it."""
     with contextlib.suppress(OSError):
         descriptor = status_file.open_out_of_the_way(file, os.O_RDWR | os.O_CREAT)
         if descriptor is not None:

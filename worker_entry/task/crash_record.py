@@ -1,4 +1,4 @@
-"""Records the exception that ends a program: which one, where in the user's own code, and at which moment."""
+"""Records the exception that ends a program: its class and message, its line in the user's own code, and the time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from worker_entry.system import clock
 MESSAGE_LIMIT = 20_000
 """Characters of an exception's message that a crash record keeps; the log has all of it."""
 _HEAD = 4_000
-"""Those of the beginning; the rest are of the end, where TensorFlow says what went wrong."""
+"""How many of them are from the beginning; the others are from the end, where TensorFlow says what went wrong."""
 _CUT = "\n… (cut here; the log has all of it)\n"
 
 _QUOTED = re.compile(r'^ *File "(.+)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 _CYTHON = (".pyx", ".pxd", ".pxi")
 _DEMO = os.path.join(PACKAGE, "demo", "")
-"""Ours as well, but a program like a user's."""
+"""The demo is treated like a user's program."""
 _PACKAGES = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 
 
 def write(path: str, error: BaseException, thread: Optional[str]) -> None:
-    """Writes the record of an exception that was raised just now, in the named thread or, if None, in the main one.
+    """Writes the record of an exception that was just raised, in the named thread or, if None, in the main thread.
 
     Raises:
-        Exception: it could not be written; nothing of it is left.
+        Exception: the record could not be written; no partial file is left.
     """
     now = clock.now()
     temporary = f"{path}.{os.getpid()}"
@@ -65,15 +65,15 @@ def write(path: str, error: BaseException, thread: Optional[str]) -> None:
 def _message(error: BaseException) -> str:
     try:
         message = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
-    except Exception:  # noqa: BLE001 - the program's own method, which may do anything
-        return "<exception str() failed>"  # as tracebacks have it
+    except Exception:  # noqa: BLE001 - the program's own method may raise anything
+        return "<exception str() failed>"  # as in Python's tracebacks
     if len(message) <= MESSAGE_LIMIT:
         return message
     return f"{message[:_HEAD]}{_CUT}{message[_HEAD + len(_CUT) - MESSAGE_LIMIT :]}"
 
 
 def _writable(text: str) -> str:
-    """Without lone surrogates, which cannot be written as UTF-8: file names have them, and what was read from such."""
+    """Escapes lone surrogates, which UTF-8 cannot encode: they come from file names."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -90,10 +90,10 @@ def _find_place(error: BaseException) -> Optional[Place]:
 
 
 def _only_call(file: str, line: int) -> Optional[str]:
-    """What the source calls on that line, if it is one public name.
+    """The public name that the source calls on that line; None unless it is the only one.
 
-    For a traceback that does not say it: Keras and TensorFlow leave out their own frames, which in a call within a
-    call, such as `evaluate` in a callback of `fit`, are all that follow, but for frames of our patches.
+    Needed when the traceback does not show the call: Keras and TensorFlow remove their own frames, and in a nested
+    call, such as `evaluate` in a callback of `fit`, no other frames follow except those of our patches.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -109,21 +109,21 @@ def _only_call(file: str, line: int) -> Optional[str]:
 
 def _public_name(frame: types.FrameType) -> Optional[str]:
     name = frame.f_code.co_name
-    if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and leave out what it has called
+    if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and remove the frames below
         name = getattr(frame.f_locals.get("fn"), "__name__", "")
     is_ours = frame.f_code.co_filename.startswith(os.path.join(PACKAGE, ""))
     return name if name.isidentifier() and not name.startswith("_") and not is_ours else None
 
 
 def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
-    """The innermost line of the user's own code: that of the traceback, or one that the message tells of."""
+    """The innermost line of the user's own code, from the traceback or from a traceback that the message quotes."""
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and _is_theirs(error.filename):
         return error.filename, error.lineno
     under_way = {
         (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    # TensorFlow puts tracebacks into the message: that of a function that failed in its runtime, and for each failure
-    # that of the graph's construction, whose outer part is that of the first call, and not of the one that failed.
+    # TensorFlow quotes tracebacks in the message: of a function that failed in its runtime, and for each failure of the
+    # graph's construction. The outer part of the latter belongs to the first call, not to the one that failed.
     for trace in message.split("Detected at node "):
         quoted = [found for found in _QUOTED.findall(trace) if _is_theirs(found[0])]
         if quoted:
@@ -135,13 +135,13 @@ def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tu
 
 
 def _is_theirs(file: str) -> bool:
-    """Whether it is the user's own: not of the standard library, nor of an installed package, nor of ours."""
+    """Whether it is the user's own file: not the standard library's, not an installed package's, not ours."""
     return not (
         file.startswith((*_libraries(), "<"))
-        or "__autograph_generated_file" in file  # what TensorFlow made of the user's function, and removes again
+        or "__autograph_generated_file" in file  # TensorFlow generates it from the user's function, and removes it
         or (file.startswith(os.path.join(PACKAGE, "")) and not file.startswith(_DEMO))
         or any(folder in file for folder in _PACKAGES)
-        or file.endswith(_CYTHON)  # named as on the machine where the package was built
+        or file.endswith(_CYTHON)  # a path on the machine where the package was built
         or not _is_there(file)
     )
 
@@ -153,7 +153,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _is_there(file: str) -> bool:
-    """Whether the file exists, or is in an archive that does."""
+    """Whether the file exists, or is in an archive that exists."""
     while file and not os.path.exists(file):
         file = os.path.dirname(file.rstrip(os.sep))
     return os.path.isfile(file)

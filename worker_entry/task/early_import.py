@@ -1,11 +1,11 @@
-"""Modules that were imported early look as if they were not, until the program imports them itself.
+"""Hides modules that were imported early until the program imports them itself.
 
 A forked task has TensorFlow in memory before its program begins. What the program does before its first `import`
-has to count as in plain Python: a variable that it sets, an entry of `sys.path`, a logging configuration. So these
-modules are hidden from the program. When it imports one, the variables that this import reads are compared with those
-that it found, and the place that `sys.path` names now with the place that the module is from. If both are equal, the
-module and what it has imported appear at once. If not, the task starts again as plain Python, in which nothing is
-imported early; nothing of TensorFlow has run until then.
+must have the same effect as in plain Python: setting a variable, extending `sys.path`, configuring logging. So these
+modules are hidden from the program. When it imports one, the variables that the import reads are compared with their
+values at the early import, and the file that `sys.path` leads to now with the module's file. If both are equal, the
+module and everything that it has imported become visible at once. If not, the task starts again as plain Python
+without early imports; nothing of TensorFlow has run by then.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ NATIVE_READS = {
         *("GRPC_", "ABSL_", "GLOG_", "HDF5_", "TCMALLOC_", "OMP_", "KMP_", "LD_", "MALLOC_"),
     ),
 }
-"""How variables begin that the libraries of a package read without Python: their reads cannot be recorded."""
+"""Prefixes of variables that a package's native libraries read: such reads cannot be recorded."""
 _LOGGING = "tensorflow.python.platform.tf_logging"
 
 Difference = str
-"""Why an early import is not what the program's own import would be, as a clause."""
+"""How an early import differs from the program's own import, as a clause."""
 
 
 class EarlyImport:
-    """What a process has imported for the programs that are forked from it."""
+    """The modules that a process has imported for the programs that are forked from it."""
 
     def __init__(self) -> None:
         self._before = set(sys.modules)
         self._environ = dict(os.environ)
         self._imports: dict[str, set[str]] = {}
-        """Which packages a package imports."""
+        """The packages that each package imports."""
         self._reads: dict[str, set[str]] = {}
-        """Which variables a package reads while it is imported."""
+        """The variables that each package reads while it is imported."""
         self._effects: dict[str, _Effects] = {}
         self._filters = list(warnings.filters)
         self._hidden: dict[str, ModuleType] = {}
         self._packages: set[str] = set()
 
     def load(self, name: str) -> None:
-        """Imports the module, and records what its import depends on; it may raise whatever the import raises."""
+        """Imports the module and records what the import depends on; raises whatever the import raises."""
         if top_package(name) in self._effects:
             return
         filters, environ = list(warnings.filters), dict(os.environ)
@@ -69,10 +69,10 @@ class EarlyImport:
         self._effects[top_package(name)] = _Effects.since(filters, environ)
 
     def hide(self, start_again: Callable[[Difference], None]) -> None:
-        """In a task, before its program begins.
+        """Hides the modules; called in a task before its program begins.
 
         Args:
-            start_again: is called where an import would now be another one, and does not return.
+            start_again: called when the program's own import would differ; it does not return.
         """
         standard = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
         early = [name for name in sys.modules if name not in self._before and top_package(name) != OURS]
@@ -106,12 +106,12 @@ class EarlyImport:
     # --- in a task ---
 
     def spec_of(self, name: str, finder: _Finder) -> Optional[importlib.machinery.ModuleSpec]:
-        """The spec by which a hidden module is found; None for others."""
+        """The spec for a hidden module; None for others."""
         module = self._hidden.get(name)
         if module is None:
             return None
         plain = module.__spec__
-        loader: Any = _Loader(module, finder)  # importlib asks for no base class
+        loader: Any = _Loader(module, finder)  # importlib needs no base class
         spec = importlib.machinery.ModuleSpec(name, loader, origin=None if plain is None else plain.origin)
         if hasattr(module, "__path__"):
             spec.submodule_search_locations = list(module.__path__)
@@ -119,7 +119,7 @@ class EarlyImport:
         return spec
 
     def find_difference(self, name: str) -> Optional[Difference]:
-        """Why the program's import of this package would now be another one."""
+        """How the program's own import of this package would differ; None if it would not."""
         packages = self._needed(name)
         reads = {variable for package in packages for variable in self._reads.get(package, ())}
         native = tuple(start for package in packages for start in NATIVE_READS.get(package, ()))
@@ -131,11 +131,11 @@ class EarlyImport:
             there = importlib.machinery.PathFinder.find_spec(package)
             here = self._hidden[package].__spec__
             if there is not None and there.origin is not None and here is not None and there.origin != here.origin:
-                return f"sys.path now leads to another {package}: {there.origin}"
+                return f"sys.path leads to another {package} by now: {there.origin}"
         return None
 
     def show(self, name: str, *, all_needed: bool) -> None:
-        """The package appears; with `all_needed`, so does what it has imported."""
+        """Makes the package visible; with `all_needed`, also everything that it has imported."""
         packages = self._needed(name) if all_needed else {top_package(name)}
         shown = {name: module for name, module in self._hidden.items() if top_package(name) in packages}
         for module in shown:
@@ -145,15 +145,15 @@ class EarlyImport:
             self._effects[package].repeat()
             self._environ.update(self._effects[package].environ)
         if _LOGGING in shown:
-            shown[_LOGGING].__dict__["get_logger"]()  # which configures itself by what the program has configured
+            shown[_LOGGING].__dict__["get_logger"]()  # makes the logger again, with the program's logging configuration
         run_hooks(shown)
 
     def is_ours(self, name: str) -> bool:
-        """Whether the module was imported early, or is of a package that was."""
+        """Whether the module belongs to a package that was imported early."""
         return top_package(name) in self._packages
 
     def _needed(self, name: str) -> set[str]:
-        """The package of that module and all that it imports, directly or not."""
+        """The module's package and all packages that it imports, directly or indirectly."""
         needed, queue = set[str](), [top_package(name)]
         while queue:
             package = queue.pop()
@@ -165,7 +165,7 @@ class EarlyImport:
 
 @dataclass(frozen=True)
 class _Effects:
-    """What an import has done to the process: filters of warnings in front of those and behind, and variables."""
+    """What an import has changed in the process: warning filters before and after the old ones, and variables."""
 
     first: list[Any]
     last: list[Any]
@@ -173,7 +173,7 @@ class _Effects:
 
     @classmethod
     def since(cls, filters: list[Any], environ: dict[str, str]) -> _Effects:
-        """The difference between that state and now."""
+        """The difference between an earlier state and now."""
         new = [entry not in filters for entry in warnings.filters]
         split = new.index(False) if False in new else len(new)
         added = [entry for entry, is_new in zip(warnings.filters, new) if is_new]  # noqa: B905 - Python 3.9 knows no `strict`
@@ -189,7 +189,7 @@ class _Effects:
 
 
 class _Finder:
-    """The meta path finder that shows what is hidden."""
+    """The meta path finder that makes hidden modules visible."""
 
     def __init__(self, early: EarlyImport, start_again: Callable[[Difference], None]) -> None:
         self._early = early
@@ -202,7 +202,7 @@ class _Finder:
 
     def load(self, name: str) -> None:
         importer = _importer()
-        if self._early.is_ours(importer):  # in plain Python, it would have been imported with its importer
+        if self._early.is_ours(importer):  # in plain Python, its importer would have imported it
             self._early.show(name, all_needed=False)
             return
         difference = self._early.find_difference(top_package(name))
@@ -212,7 +212,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads what has been loaded."""
+    """Returns a module that is loaded already."""
 
     def __init__(self, module: ModuleType, finder: _Finder) -> None:
         self._module = module
@@ -223,12 +223,12 @@ class _Loader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has put the finder's there
+        module.__spec__ = self._spec  # importlib has replaced it by the finder's
         self._finder.load(module.__name__)
 
 
 def _is_installed(package: str, standard: tuple[str, ...]) -> bool:
-    """Whether it is a package that was installed, and not of Python's own."""
+    """Whether it is an installed package, and not part of Python."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
     if spec is None:
         return False
@@ -242,13 +242,13 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def _forget_logger(module: Optional[ModuleType]) -> None:
-    """TensorFlow's logger gets a handler when it is made, unless the program has configured logging by then."""
+    """Resets TensorFlow's logger: when made, it adds a handler unless the program has configured logging before."""
     if module is not None and getattr(module, "_logger", None) is not None and hasattr(module, "get_logger"):
         module.__dict__["_logger"] = None
         logging.getLogger("tensorflow").handlers.clear()
 
 
 def _renew_filters() -> None:
-    """Has the interpreter look at the changed filters: to leave this context does so."""
+    """Makes the interpreter notice the changed filters, as leaving this context does."""
     with warnings.catch_warnings():
         pass

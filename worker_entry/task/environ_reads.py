@@ -11,8 +11,8 @@ OURS = __name__.partition(".")[0]
 def make_recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> type[Any]:
     copied = [0]
 
-    class Recording(environ):  # type: ignore[misc]  # its base is known at run time only
-        """Notes who reads which variable; a copy of all of them reads none."""
+    class Recording(environ):  # type: ignore[misc]  # its base is only known at run time
+        """Records which package reads which variable; copying the whole environment does not count."""
 
         def __getitem__(self, name: Any) -> Any:
             if copied[0] > 0:
@@ -26,7 +26,7 @@ def make_recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> ty
                 reads.setdefault(top_package(_importing()), set()).add(name)
             return bool(super().__contains__(name))
 
-        def keys(self) -> Any:  # which `dict(os.environ)` calls first
+        def keys(self) -> Any:  # `dict(os.environ)` calls it first
             copied[0] = len(self)
             return super().keys()
 
@@ -38,7 +38,7 @@ def make_recording_environ(environ: type[Any], reads: dict[str, set[str]]) -> ty
 
 
 def _importing() -> str:
-    """The name of the module that is being imported just now."""
+    """The name of the module that is being imported."""
     frame = sys._getframe(2)
     while frame.f_back is not None and not (frame.f_code.co_name == "<module>" and "__name__" in frame.f_globals):
         frame = frame.f_back
@@ -46,7 +46,7 @@ def _importing() -> str:
 
 
 def _importer() -> str:
-    """The name of the module whose code asks for an import."""
+    """The name of the module whose code contains the import."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = str(frame.f_globals.get("__name__"))

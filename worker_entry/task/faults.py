@@ -1,4 +1,4 @@
-"""Does to its own process what `--chaos` asks for, at the moment that it names."""
+"""Injects the faults of `--chaos` into its own process, each at its moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from worker_entry.protocol.values import Injection, Progress
 from worker_entry.task.status_file import StatusFile
 
 PREEMPTION_GRACE_S = 30.0
-"""From TERM to KILL, as clouds have it."""
+"""From TERM to KILL, as on cloud providers."""
 EXIT_STATUS = 1
 
 
 def install(injections: Sequence[Injection], status: StatusFile, watchers: list[Callable[[Progress], None]]) -> None:
-    """From now on, each waits for its moment; `watchers` are called with all progress."""
+    """Schedules the faults; adds those at an epoch or a step to `watchers`, which are called with all progress."""
     for injection in injections:
         if injection.at == "seconds":
             _later(injection.value, functools.partial(_inject, injection, status))
@@ -26,7 +26,7 @@ def install(injections: Sequence[Injection], status: StatusFile, watchers: list[
 
 
 class _Moment:
-    """Waits for an epoch's or a step's end."""
+    """Waits for the end of an epoch or a step, then injects the fault."""
 
     def __init__(self, injection: Injection, status: StatusFile) -> None:
         self._injection = injection

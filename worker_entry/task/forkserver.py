@@ -1,11 +1,12 @@
-"""A process that has imported TensorFlow, and forks tasks from there: `import tensorflow` is paid for once.
+"""Imports TensorFlow once, and forks tasks that then have it in memory.
 
-It is a child of the agent, which sends it one request for each task, with one end of a pair of sockets. The forkserver
-forks twice and the process between exits, so that the task becomes the agent's own child; it says its pid, and waits
-for the agent's word. From then on it is as if it had been started by itself, with its imports done.
+The forkserver is a child of the agent, which sends it one request for each task, with one end of a socket pair. The
+forkserver forks twice and the intermediate process exits, so that the task becomes the agent's own child. The task
+sends its pid and waits for the agent's answer. From then on it behaves like a task that was started as a process of its
+own, with its imports done.
 
-A fork is safe while nothing of TensorFlow has run: then it has started no threads that a fork would lose. What the
-program does before it imports TensorFlow has its effect all the same: see `early_import`.
+A fork is safe while nothing of TensorFlow has run, because TensorFlow has then started no threads that a fork would
+lose. What the program does before it imports TensorFlow still takes effect: see `early_import`.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from worker_entry.task.early_import import NUMPY, EarlyImport
 
 MESSAGE_LIMIT = 4 << 20
 IMPORT_THREADS = 4
-"""Threads that TensorFlow's import may leave behind; it leaves two, which wait for work."""
+"""Threads that TensorFlow's import may leave behind; it leaves two idle ones."""
 
 
 def serve() -> Optional[TaskOrder]:
-    """Imports what messages name, and forks a task for each message that comes with a socket.
+    """Imports the modules that messages name, and forks a task for each message that comes with a socket.
 
-    Returns only in a task, with what it has to run, or with None when the agent is gone.
+    Returns in a forked task, with its order, or with None when the agent is gone.
     """
     agent = os.getppid()
     control = socket.socket(fileno=os.dup(0))
@@ -54,9 +55,9 @@ def serve() -> Optional[TaskOrder]:
             _answer(control, problem=problem)
             continue
         [gate] = gates
-        hindrance = problem or _find_problem(request)
-        if hindrance:
-            _answer(gate, problem=hindrance)
+        refusal = problem or _find_problem(request)
+        if refusal:
+            _answer(gate, problem=refusal)
         elif _fork_away(agent):
             control.close()
             _become_task(request, gate, agent)
@@ -66,24 +67,24 @@ def serve() -> Optional[TaskOrder]:
 
 
 def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -> str:
-    """Imports them, first of all from that folder; returns why nothing may be forked from here, if something is."""
+    """Imports the modules, with the folder first on sys.path; returns why nothing may be forked, else nothing."""
     before = sys.path[:]
-    gc.disable()  # an import makes many objects and little garbage: it takes a fifth less without a collector
+    gc.disable()  # an import makes many objects and little garbage: it is a fifth faster without the collector
     try:
         with contextlib.suppress(ImportError):
-            early.load(NUMPY)  # whose library for matrices has threads, and forks well
+            early.load(NUMPY)  # its BLAS library starts threads, but survives a fork
         threads = _count_threads()
         sys.path[:0] = [] if folder is None else [folder]
         for module in modules:
             early.load(module)
-    except BaseException as error:  # noqa: BLE001 - the import runs anything, and the tasks will tell of it themselves
+    except BaseException as error:  # noqa: BLE001 - an import may raise anything; the tasks will report it themselves
         return f"{type(error).__name__}: {error}"[:200]
     finally:
         sys.path[:] = before
-        gc.freeze()  # what a collector never looks at stays shared with the tasks
+        gc.freeze()  # memory that the collector never touches stays shared with the tasks
         gc.enable()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else each task would say it again
+            stream.flush()  # otherwise each task would print it again
     if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
         return "an import has started threads, which a fork would lose"
     if any(name.startswith("/dev/nvidia") for name in _open_files()):
@@ -99,9 +100,9 @@ def _make_order(request: dict[str, Any]) -> TaskOrder:
 
 
 def _start_again(request: dict[str, Any], why: str) -> NoReturn:
-    """In a task: the same process becomes a plain Python, whose program begins anew."""
+    """Called in a task: replaces the process by a plain Python that runs the program from its beginning."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the program may have put anything there
+        with contextlib.suppress(Exception):  # the program may have replaced the stream
             stream.flush()
     order = {**request["order"], "not_forked": why}
     file = request["order_file"]
@@ -112,16 +113,16 @@ def _start_again(request: dict[str, Any], why: str) -> NoReturn:
 
 
 def _find_problem(request: dict[str, Any]) -> str:
-    """Why a plain start would find another module than what is imported here."""
+    """Why a plain start would import another module than this process has; empty if it would not."""
     folder = folder_of(Program(**request["order"]["program"]), request["cwd"])
-    # A plain start has this package of its own, too, before the program's folder is looked at.
+    # worker_entry itself does not count: a plain start also imports it before the program's folder is searched.
     ours = {name.partition(".")[0] for name in sys.modules} - {"__main__", __name__.partition(".")[0]}
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):
             name = entry.name.partition(".")[0]
             is_module = entry.name.endswith((".py", ".so")) or os.path.exists(os.path.join(entry.path, "__init__.py"))
             if name in ours and is_module and not _is_at(sys.modules.get(name), entry.path):
-                return f"{entry.path} hides a module of that name, which is imported already"
+                return f"{entry.path} shadows a module that is imported already"
     return ""
 
 
@@ -131,10 +132,10 @@ def _is_at(module: Any, path: str) -> bool:
 
 
 def _fork_away(agent: int) -> bool:
-    """Whether this is the new process, now a child of the agent's; the caller goes on in both."""
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
+    """Forks a child of the agent; returns in both processes, true in the new one."""
+    intermediate = os.fork()
+    if intermediate:
+        os.waitpid(intermediate, 0)
         return False
     if os.fork():
         os._exit(0)
@@ -153,17 +154,17 @@ def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> No
         gate.sendall(b"%d\n" % os.getpid())
         if gate.recv(len(GO)) != GO:
             os._exit(1)
-    except OSError:  # nobody waits for us any more; else the agent sees that nobody answers
+    except OSError:  # the agent has given up; if not, it notices that the task does not answer
         os._exit(1)
     gate.close()
     os.environ.clear()
     os.environ.update(request["env"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # `random` does it by itself
+        sys.modules["numpy"].random.seed()  # `random` reseeds itself after a fork
 
 
 def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], list[socket.socket]]]:
-    """The next message, with the sockets that came along; None at the end."""
+    """The next message with its sockets; None at the end."""
     data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 1)
     if not data:
         return None
@@ -171,7 +172,7 @@ def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], list[sock
 
 
 def _answer(to: socket.socket, *, problem: str) -> None:
-    with contextlib.suppress(OSError):  # the agent is gone, or waits no longer
+    with contextlib.suppress(OSError):  # the agent is gone, or has given up
         to.sendall(json.dumps({"problem": problem}).encode() + b"\n")
 
 
@@ -190,6 +191,6 @@ def _count_threads() -> int:
 def _open_files() -> list[str]:
     names = []
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing itself, which is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
     return names

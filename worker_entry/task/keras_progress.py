@@ -1,4 +1,4 @@
-"""Counts what `model.fit` does, from outside: by the list of callbacks that Keras calls, whatever is in it."""
+"""Counts the steps of `model.fit` from outside: by patching the list of callbacks that Keras calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
 
 def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> None:
-    """Counts with this from when Keras is imported, or from now on; a Keras of another making is left alone.
+    """Patches Keras when it is imported, or now if it has been; leaves an unknown implementation alone.
 
     Args:
-        meter: counts.
-        begin_keras: is called when a program begins to train with Keras 3.
+        meter: counts the steps.
+        begin_keras: called when a program begins to train with Keras 3.
     """
     keras, tf_keras = CALLBACK_LISTS
     after_import(keras, lambda module: _watch(module, meter, begin_keras))
@@ -45,7 +45,7 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
         result = result_of(logs)
         if result is None:
             meter.count_step(meter.step + done, logs)
-        else:  # under ParameterServerStrategy, the step has only been scheduled
+        else:  # under ParameterServerStrategy, the step is only scheduled
             meter.schedule(done, result)
 
     def end_batch(batch: Any, logs: Any = None) -> None:
@@ -76,11 +76,11 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
 
 
 def _followed(original: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
-    # Afterwards, so that what the program's own callbacks save of a step is saved when it counts as done.
+    # Called afterwards: when a step counts as done, the program's own callbacks have saved it.
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        with contextlib.suppress(Exception):  # to count must not fail what is counted
+        with contextlib.suppress(Exception):  # a failure to count must not fail the training
             then(*args, **kwargs)
         return result
 

@@ -1,6 +1,6 @@
-"""How far training has come: counted here, told through the task's status file.
+"""Counts training steps and reports them through the task's status file.
 
-`model.fit` is counted by itself (`keras_progress`); a loop of the program's own calls `worker_entry.progress.report`.
+`keras_progress` counts the steps of `model.fit`; a program's own loop calls `worker_entry.progress.report`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from worker_entry.system import clock
 from worker_entry.task.metrics import MetricReader
 from worker_entry.task.status_file import StatusFile
 
-TELL_S = 0.5
-"""How often it is told."""
+REPORT_S = 0.5
+"""How often progress is reported."""
 MEASURE_S = 1.0
-"""How often step times are measured and metrics read: to read a value may have to wait for its device."""
-PATIENCE_S = 0.2
-"""How long a program is held up at most by one who tells already, or by a metric that is being read."""
+"""How often step times are measured and metrics read: reading a value may have to wait for its device."""
+BLOCK_LIMIT_S = 0.2
+"""How long a report may block the program: for another report that is under way, or for a metric."""
 IN_FLIGHT = 1000
-"""Scheduled steps that are looked at beyond the last one that is done: workers do them nearly in their order."""
+"""Unfinished scheduled steps that are checked at once: workers do the steps nearly in order."""
 
 Watcher = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts the steps of this process, and tells them from a thread of its own.
+    """Counts the steps of this process, and reports them from a thread of its own.
 
-    A step only counts up: to write a file would hand Python's lock to whoever waits for it, a tenth of a short step.
+    A step only increments counters: writing a file would release the GIL, which costs a tenth of a short step.
 
-    `waited`: seconds that this process has waited for the others so far, None where that is not known.
+    `waited` returns the seconds that this process has waited for the others so far, None if that is not known.
     """
 
     def __init__(self, status: StatusFile, waited: Callable[[], Optional[float]]) -> None:
@@ -53,7 +53,7 @@ class Meter:
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._collecting = threading.Lock()
         self._mark: tuple[float, int, Optional[float]] = (0.0, 0, None)
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._thread: Optional[threading.Thread] = None
         self.watchers: list[Watcher] = []
 
@@ -62,31 +62,31 @@ class Meter:
         return self._step
 
     def begin(self) -> None:
-        """Training begins: from now on steps are expected."""
+        """Notes that training begins: from now on steps are expected."""
         if self._training:
             return
         self._training = True
         self._status.report_phase("is training")
-        self.tell()
+        self.report()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._tell_on, name="distlaunch progress", daemon=True)
+            self._thread = threading.Thread(target=self._report_forever, name="distlaunch progress", daemon=True)
             self._thread.start()
-            atexit.register(self.tell)
+            atexit.register(self.report)
 
     def end(self) -> None:
-        """Training is over; the program may have other things to do."""
+        """Notes that training is over; the program may go on with other work."""
         self._training = False
         self._status.report_phase("has trained")
-        self.tell()
+        self.report()
 
     def begin_epoch(self, epoch: int) -> None:
-        """`epoch` counts from 1."""
+        """Notes the epoch, which counts from 1."""
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch
 
     def count_step(self, step: int, metrics: Any = None) -> None:
-        """All steps up to this one are done."""
+        """Notes that all steps up to this one are done."""
         self._batches += 1
         self._step, self._time = step, clock.now()
         self._metrics.note(metrics)
@@ -96,44 +96,44 @@ class Meter:
             watch(self._progress())
 
     def count_batch(self) -> None:
-        """A batch of something else than training is done."""
+        """Notes that a batch of validation or prediction is done."""
         self._batches += 1
         self._time = clock.now()
 
     def schedule(self, steps: int, result: Any) -> None:
-        """Some worker will do so many steps (none, for a batch of something else); they count once it has done them.
+        """Notes steps that a worker will do (0 for a batch of validation); they count when it has done them.
 
-        `result`: a remote value that can be asked how far it is.
+        `result` is the remote value that shows when they are done.
         """
         self._scheduled.append((steps, result))
 
     def end_epoch(self, metrics: Any) -> None:
-        self._collect()  # the program has waited for them
+        self._collect()  # the program has waited for all steps
         self._metrics.note(metrics)
         self._metrics.read(wait_s=0.0)
 
-    def tell(self) -> None:
-        """Tells now what has been counted."""
-        if not self._telling.acquire(timeout=PATIENCE_S):
+    def report(self) -> None:
+        """Writes the current progress to the status file."""
+        if not self._reporting.acquire(timeout=BLOCK_LIMIT_S):
             return
         try:
             self._collect()
             self._status.report_progress(self._progress())
             if self._began and clock.now() - self._mark[0] >= MEASURE_S:
                 self._measure()
-                self._metrics.read(wait_s=PATIENCE_S)
+                self._metrics.read(wait_s=BLOCK_LIMIT_S)
                 self._status.report_progress(self._progress())
         finally:
-            self._telling.release()
+            self._reporting.release()
 
-    def _tell_on(self) -> None:
-        told = -1
+    def _report_forever(self) -> None:
+        reported = -1
         while True:
-            time.sleep(TELL_S)
-            with contextlib.suppress(Exception):  # a thread that ended would leave the task to be stopped as stalled
-                if self._scheduled or self._metrics.has_unread or told != self._batches:
-                    told = self._batches
-                    self.tell()
+            time.sleep(REPORT_S)
+            with contextlib.suppress(Exception):  # without this thread, the task would be stopped as stalled
+                if self._scheduled or self._metrics.has_unread or reported != self._batches:
+                    reported = self._batches
+                    self.report()
 
     def _collect(self) -> None:
         """Counts the scheduled steps that are done."""
@@ -163,17 +163,17 @@ class Meter:
 
     def _progress(self) -> Progress:
         return Progress(
-            self._step,
-            self._first_step,
-            self._batches,
-            self._began,
-            self._time,
-            self._training,
-            self._epoch,
-            self._first_epoch,
-            self._step_s,
-            self._own_s,
-            self._metrics.numbers,
+            step=self._step,
+            first_step=self._first_step,
+            batches=self._batches,
+            began=self._began,
+            time=self._time,
+            training=self._training,
+            epoch=self._epoch,
+            first_epoch=self._first_epoch,
+            step_s=self._step_s,
+            own_s=self._own_s,
+            metrics=self._metrics.numbers,
         )
 
 
@@ -181,18 +181,18 @@ _meter: Optional[Meter] = None
 
 
 def install(meter: Meter) -> None:
-    """From now on, `report` counts with it."""
+    """Makes `report` count with this meter."""
     global _meter
     _meter = meter
 
 
 def report(step: Optional[int] = None, epoch: Optional[int] = None, **metrics: Any) -> None:
-    """Says that training has come so far. It costs about 2 µs, and nothing where no launcher listens.
+    """Reports training progress. A call costs about 2 µs, and nothing without a launcher.
 
     Args:
-        step: how many steps are done, as the program counts them; without it, one more than before.
-        epoch: the epoch that is under way, from 1.
-        metrics: what to show, by name: numbers, or tensors of one number, which are read once a second.
+        step: how many steps are done, as the program counts them; by default one more than before.
+        epoch: the current epoch, from 1.
+        metrics: values to show, by name: numbers, or tensors of one number, which are read once a second.
     """
     if _meter is None:
         return

@@ -1,8 +1,8 @@
-"""Turns what a program reports into numbers, whatever objects these are, without holding the program up.
+"""Converts the metrics that a program reports to numbers, without delaying the program.
 
 A plain number is read at once. Any other object may take long, or never answer: a tensor waits for its device, a remote
-value for its worker, and an object of the program's own may do anything. A separate thread reads these; if it never
-returns, their metrics are left out, and nothing else is affected.
+value for its worker, and the program's own objects may do anything. A separate thread reads these; if it blocks for
+ever, their metrics are missing, but nothing else is affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MetricReader:
 
     def __init__(self) -> None:
         self.numbers: dict[str, Optional[float]] = {}
-        """The metrics as far as they have been read, by their names; None for a number that is not finite."""
+        """The metrics that have been read, by name; None for a number that is not finite."""
         self._incomplete = False
         self._latest: Any = None
         self._seen: Any = None
@@ -38,16 +38,16 @@ class MetricReader:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there are metrics that nobody has read, or a value that was not there yet."""
+        """Whether there are metrics that have not been read, or values that were not available yet."""
         return self._incomplete or self._latest is not self._seen
 
     def note(self, metrics: Any) -> None:
-        """Keeps the metrics to be read later; None and an empty dictionary leave the last ones in place."""
+        """Keeps the metrics, to be read later; ignores None and an empty dictionary."""
         if metrics is not None and not (type(metrics) is dict and not metrics):
             self._latest = metrics
 
     def read(self, wait_s: float) -> None:
-        """Reads what was noted last. It returns after `wait_s` at the latest; what takes longer is read meanwhile."""
+        """Reads the last noted metrics. Returns after at most `wait_s`; slower values are read in the background."""
         self._seen = latest = self._latest
         self._order += 1
         others: Any = latest
@@ -74,7 +74,7 @@ class MetricReader:
             self._asked.clear()
             others, order = self._others
             self._others = None
-            with contextlib.suppress(BaseException):  # an object of the program's may raise anything
+            with contextlib.suppress(BaseException):  # the program's objects may raise anything
                 self._read_mapping(others, order)
             del others
             self._idle.set()
@@ -84,7 +84,7 @@ class MetricReader:
             return
         metrics = metrics.fetch() if is_remote(metrics) else metrics
         for name, value in list(metrics.items())[:METRICS_LIMIT]:
-            with contextlib.suppress(BaseException):  # no number, or one that cannot be had now
+            with contextlib.suppress(BaseException):  # not a number, or not readable now
                 if self._is_there(value):
                     self._store(name, value.fetch() if is_remote(value) else value, order)
 
@@ -97,20 +97,20 @@ class MetricReader:
         number = _to_number(value)
         name = str(name)[:NAME_LIMIT]
         with self._storing:
-            if order >= self._orders.get(name, 0):  # else a later read has been faster
+            if order >= self._orders.get(name, 0):  # otherwise a later read was faster
                 self._orders[name] = order
                 self.numbers = {**self.numbers, name: number if math.isfinite(number) else None}
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether to read it can neither take long nor raise."""
+    """Whether reading the value can neither block nor raise."""
     return type(value) in (int, float, bool)
 
 
 def _to_number(value: Any) -> float:
     if _is_plain(value):
         return float(value)
-    # Not float(): NumPy warns, into the program's log, of an array with axes and of a complex number.
+    # Not float(): for an array with axes or a complex number, NumPy would warn in the program's log.
     for name in ("numpy", "item"):
         convert = getattr(value, name, None)
         if callable(convert):

@@ -1,7 +1,7 @@
-"""Captures what the tasks of a cluster do, by the profiler service that each of their servers has; asked over stdin.
+"""Captures a profile of a cluster's tasks through the profiler service of their TensorFlow servers.
 
-TensorFlow's own client leaves out the options it is given (2.21), and a worker's life depends on them. So this asks by
-itself, which needs gRPC but not TensorFlow.
+TensorFlow's own client (2.21) drops the options that it is given, and without them a worker may crash. So this module
+sends the requests itself; it needs gRPC, but not TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import time
 from typing import Any
 
 ATTEMPTS = 5
-"""A task that waits for others the whole time has nothing to show; then all are asked again, together."""
+"""If a task only waited for others, its profile is empty; then all tasks are asked again, together."""
 
 GATHER_S = 60.0
-"""For a task to write down what it has seen, beyond the duration."""
+"""How long a task may take to write its profile after the duration has passed."""
 
-MAX_EVENTS = 1_000_000  # as TensorFlow's own client
+MAX_EVENTS = 1_000_000  # the number that TensorFlow's own client uses
 
-_INTEGER, _TRUTH, _TEXT, _MESSAGE = 4, 8, 9, 11  # of protocol buffers' FieldDescriptorProto.Type
+_INTEGER, _TRUTH, _TEXT, _MESSAGE = 4, 8, 9, 11  # FieldDescriptorProto.Type of protocol buffers
 _MESSAGES = {
-    # What is needed of TensorFlow's profiler_service.proto and profiler_options.proto: it ships the latter only.
+    # The parts of TensorFlow's profiler_service.proto, which is not shipped, and of profiler_options.proto.
     "Options": {
         "include_dataset_ops": (1, _TRUTH),
         "host_tracer_level": (2, _INTEGER),
@@ -48,8 +48,8 @@ _MESSAGES = {
 def main() -> None:
     """Reads `{"tasks": {NAME: {"address": HOST:PORT, "operations": BOOL}}, "directory": …, "duration_s": …}`.
 
-    Writes `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: where each task put its NAME.xplane.pb, the
-    tasks that had nothing to show, and those that could not be asked.
+    Writes `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: the folder with each task's NAME.xplane.pb,
+    the tasks whose profile is empty, and those that could not be asked.
     """
     order = json.load(sys.stdin)
     session = time.strftime("%Y_%m_%d_%H_%M_%S")
@@ -65,7 +65,7 @@ def main() -> None:
 def _ask_all(
     messages: dict[str, Any], order: dict[str, Any], root: str, session: str
 ) -> tuple[list[str], dict[str, str]]:
-    """All at the same time; an earlier answer of the session is replaced."""
+    """Asks all tasks at the same time; replaces earlier answers of the session."""
     grpc: Any = importlib.import_module("grpc")
     duration_ms = int(order["duration_s"] * 1000)
     silent, failed, asked = [], {}, {}
@@ -105,7 +105,7 @@ def _ask_all(
 
 
 def _make_messages() -> dict[str, Any]:
-    """Their classes, by the names above."""
+    """The messages' classes, by the names above."""
     descriptors: Any = importlib.import_module("google.protobuf.descriptor_pb2")
     pools: Any = importlib.import_module("google.protobuf.descriptor_pool")
     factory: Any = importlib.import_module("google.protobuf.message_factory")

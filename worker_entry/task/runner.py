@@ -1,10 +1,9 @@
 """Runs the user's Python program in this interpreter, as `python train.py` or `python -m train` would.
 
-The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and ends with the status that plain Python
-would give it. What it gets more: `faulthandler`, the patch of Keras (`keras_support`), and, when it fails, a
-crash record: a small JSON file that says which exception it was, where, and at which moment. The moment
-counts: an interpreter takes about a second to shut down, so that the exit statuses of a cluster can arrive in
-the wrong order.
+The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and exits with the status that plain Python would
+give it. In addition it gets `faulthandler`, the patches of Keras (`keras_patches`), and, when it fails, a crash record:
+a small JSON file with the exception, its line, and the time. The time matters: an interpreter takes about a second to
+shut down, so that the exit statuses of a cluster can arrive in the wrong order.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from worker_entry.task.meter import install as install_meter
 
 
 def run(order: TaskOrder) -> None:
-    """Runs the program and returns, or raises SystemExit, as its interpreter has to end.
+    """Runs the program; returns or raises SystemExit, as the interpreter has to exit.
 
     Args:
-        order: a script or a module, and what comes with it; a command is not run by Python.
+        order: has a script or a module; this function does not run commands.
     """
     program = order.program
     _prepare(order)
@@ -52,7 +51,7 @@ def run(order: TaskOrder) -> None:
         if thread is not None:
             threads.append(thread)
         elif threads and isinstance(error, SystemExit):
-            return  # the program has noticed what happened in its thread, and that says more
+            return  # the program exits because of its thread's exception, whose record says more
         if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
             write_crash(order.crash_file, error, thread)
 
@@ -68,10 +67,10 @@ def run(order: TaskOrder) -> None:
     if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has put the one of then there
+    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has stored the old one there
         sys.modules["__mp_main__"] = main
     sys.argv = [program.target, *program.args]
-    # Registered before any handler of the program's, so that it runs after them.
+    # Registered before the program's exit handlers, so that it runs after them.
     interrupted = _InterruptedAtExit()
     try:
         if program.kind == "module":
@@ -89,20 +88,20 @@ def run(order: TaskOrder) -> None:
         else:
             finish()
         raise
-    except BaseException as error:  # noqa: BLE001 - it is shown and recorded, and ends the process
+    except BaseException as error:  # noqa: BLE001 - it is printed and recorded, and ends the process
         record(error)
         error.__traceback__ = _without_our_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         if isinstance(error, KeyboardInterrupt):
             interrupted.by_signal = True
-        # The program's exception has been shown as Python shows it; ours must not add a traceback to it.
+        # The program's exception was printed the way Python prints it; SystemExit must not add a traceback.
         raise SystemExit(1) from None
     else:
         finish()
 
 
 def _prepare(order: TaskOrder) -> None:
-    """What the program gets more than plain Python would give it, in so far as it has to be there first."""
+    """Sets up what the program gets in addition to plain Python, before it begins."""
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
@@ -122,7 +121,7 @@ def _prepare(order: TaskOrder) -> None:
 
             keras_progress.install(meter, begin_keras)
             watchers = meter.watchers
-        else:  # then it is not known when it begins
+        else:  # without a meter, it is not known when training begins
             note_patch = status.report_keras
         faults.install(order.injections, status, watchers)
         if own_tf_config.NAME in os.environ:
@@ -134,14 +133,14 @@ def _prepare(order: TaskOrder) -> None:
 
 
 def patch_libraries(
-    order: TaskOrder, tell: Callable[[KerasPatch], None] = lambda _: None, *, quiet: bool = False
+    order: TaskOrder, report: Callable[[KerasPatch], None] = lambda _: None, *, quiet: bool = False
 ) -> None:
-    """What TensorFlow and Keras get that they would not have, as soon as they are imported.
+    """Patches TensorFlow and Keras as soon as they are imported.
 
     Args:
-        order: says what of it.
-        tell: takes what was patched of Keras, if anything was.
-        quiet: nothing is logged of it.
+        order: says which patches.
+        report: called with what was patched in Keras, if anything was.
+        quiet: whether the patches are not logged.
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
@@ -149,11 +148,11 @@ def patch_libraries(
         devices.install(int(os.environ[environment.DEVICES]))
     if order.patch_keras:
         log = _log if not quiet else lambda _: None
-        patching.install(log, tell, cluster=own_tf_config.NAME in os.environ)
+        patching.install(log, report, cluster=own_tf_config.NAME in os.environ)
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
-    absolute = os.path.join(os.getcwd(), path)  # which Python leaves as it is, `./` included
+    absolute = os.path.join(os.getcwd(), path)  # like Python, not normalized: `./` stays
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     loader = importlib.machinery.SourceFileLoader("__main__", absolute)
     main.__dict__.update(__file__=absolute, __cached__=None, __loader__=loader)
@@ -164,11 +163,11 @@ def _run_script(path: str, main: types.ModuleType) -> None:
         sys.stderr.write(f"{sys.executable}: can't open file {absolute!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     code = compile(source, absolute, "exec", dont_inherit=True)
-    exec(code, main.__dict__)  # noqa: S102 - running the user's program is what this module is for
+    exec(code, main.__dict__)  # noqa: S102 - running the user's program is this module's job
 
 
 def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
-    """Records what ends a thread of the program's, too: the main thread may wait for that one for ever."""
+    """Records what ends a thread of the program: the main thread may wait for that thread for ever."""
     show = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -180,7 +179,7 @@ def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
 
 
 class _InterruptedAtExit:
-    """Ends the process by SIGINT, as Python does after an unhandled KeyboardInterrupt, once all exit handlers ran."""
+    """Ends the process by SIGINT after all exit handlers, as Python does after an unhandled KeyboardInterrupt."""
 
     by_signal = False
 
@@ -196,7 +195,7 @@ class _InterruptedAtExit:
 
 
 def _set_first_path(path: str) -> None:
-    # -P and PYTHONSAFEPATH (3.11) ask for no such entry.
+    # -P and PYTHONSAFEPATH (3.11) forbid this entry.
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, path)
 
@@ -214,21 +213,21 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
 
 
 def write_crash(path: str, error: BaseException, thread: Optional[str] = None) -> None:
-    """Writes what ended the program, or a thread of it."""
+    """Writes the record of what ended the program, or a thread of it."""
     try:
         crash_record.write(path, error, thread)
-    except Exception as problem:  # noqa: BLE001 - a full disk, say: it must not hide the program's own error
+    except Exception as problem:  # noqa: BLE001 - such as a full disk: it must not hide the program's own error
         _log(f"could not write the crash record: {problem}")
 
 
 def _log(text: str) -> None:
-    with contextlib.suppress(Exception):  # the program may have closed it, and the disk may be full
+    with contextlib.suppress(Exception):  # stderr may be closed, and the disk may be full
         sys.stderr.write(f"distlaunch: {text}\n")
         sys.stderr.flush()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`task FILE`: the program is described in a JSON file, so that nothing of the user's is on a command line."""
+    """`task FILE`: runs the program of a JSON file, so that nothing of the user's is on a command line."""
     with open(arguments[0], encoding="utf-8") as stream:
         values = json.load(stream)
     program = Program(**values.pop("program"))
@@ -237,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def main_by_hand(arguments: Sequence[str]) -> None:
-    """`run [--no-keras-patch] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: as `distlaunch plan` prints it."""
+    """`run [--no-keras-patch] (SCRIPT | -m MODULE | -- COMMAND) [ARGS…]`: `distlaunch plan` prints such commands."""
     rest = list(arguments)
     patch = "--no-keras-patch" not in rest[:1]
     if not patch:

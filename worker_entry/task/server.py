@@ -1,6 +1,6 @@
-"""What workers and parameter servers run under ParameterServerStrategy: TensorFlow's server, until it is stopped.
+"""Runs TensorFlow's server until it is stopped: for workers and parameter servers under ParameterServerStrategy.
 
-The chief's program sends them their work; nothing of the user's is run here by itself.
+The chief's program sends the work; no program of the user's runs here by itself.
 """
 
 import tensorflow as tf

@@ -1,6 +1,6 @@
-"""What a task tells of itself while it runs: how far it has come, and, when asked, what it is doing.
+"""Writes a task's status file while it runs, and its Python stacks when asked.
 
-Both go into files that its agent reads now and then: to write them never waits for a reader.
+Both go to files that the agent polls, so writing never waits for a reader.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, Progress, Tas
 from worker_entry.system import clock
 
 TENSORFLOW = "tensorflow"
-"""Ignored by default, and by programs that do not know of it."""
 OUT_OF_THE_WAY = 200
-"""The program's own descriptors begin at 3, as they would without us."""
+"""Our descriptors begin here, so that the program's own begin at 3, as in plain Python."""
 
 
 class StatusFile:
     """Keeps a file that says how far the program of this process has come.
 
-    It is written over in place, by one small write; readers see what was written last.
+    Each report overwrites the file in place with one small write; readers see the last report.
     """
 
     def __init__(self, file: str, not_forked: str = "") -> None:
@@ -41,7 +40,7 @@ class StatusFile:
         self._write()
 
     def report_phase(self, phase: str) -> None:
-        """A phrase that goes on from the task's name."""
+        """Reports a phrase that continues a sentence after the task's name."""
         self._write(phase=phase, since=clock.now())
 
     def report_progress(self, progress: Progress) -> None:
@@ -68,14 +67,14 @@ class StatusFile:
             parts = {"progress": progress and vars(progress), "keras": keras and vars(keras)}
             text = json.dumps({**vars(self._status), **parts})
             self._length = max(self._length, len(text))
-            # The descriptor may be another file's by now: some programs close all that they have not opened.
+            # The descriptor may belong to another file by now: some programs close all descriptors they did not open.
             if self._descriptor is not None and _identity(self._descriptor) == self._file:
-                with contextlib.suppress(OSError):  # a full disk, say, which is the program's trouble and not ours
+                with contextlib.suppress(OSError):  # such as a full disk, which must not fail the program
                     os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
 
 
 def report_phases(status: StatusFile) -> None:
-    """From now on, it tells how far the import of TensorFlow is."""
+    """Reports the beginning and the end of TensorFlow's import."""
     after_import(
         TENSORFLOW,
         lambda _: status.report_phase("has imported TensorFlow"),
@@ -84,15 +83,15 @@ def report_phases(status: StatusFile) -> None:
 
 
 def dump_on_signal(file: str) -> None:
-    """From now on, SIGURG has the stacks of all threads appended to the file, also while they are blocked in C++."""
+    """Makes SIGURG append the stacks of all threads to the file, even while they are blocked in C++."""
     descriptor = open_out_of_the_way(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     if descriptor is not None:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
 def open_out_of_the_way(file: str, flags: int) -> Optional[int]:
-    """A descriptor that a program does not come upon; None if there is none."""
-    with contextlib.suppress(OSError, ValueError):  # a full disk, or a low limit of descriptors
+    """Opens a file with a high descriptor, away from the program's own; None if that fails."""
+    with contextlib.suppress(OSError, ValueError):  # a full disk, or a low limit on descriptors
         descriptor = os.open(file, flags | os.O_CLOEXEC, 0o600)
         try:
             return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, OUT_OF_THE_WAY)

@@ -1,1 +1,1 @@
-"""The node's part in the checks before a start: what the node has, and which addresses it reaches."""
+"""The node's part of the checks before a start: it inspects itself, and dials the other nodes' addresses."""

@@ -1,7 +1,7 @@
-"""An agent's part in the checks before a start: it answers who dials its ports, and looks and dials in children.
+"""An agent's part of the checks before a start: it answers on its tasks' ports, and inspects and dials in children.
 
-What it has to find out but must not wait for (a name server, a network file system) is done in a child, whose answer
-is sent. Those children belong to the agent's tree: whatever ends that ends them.
+A check may block (on a name server, on a network file system), and the agent must not. So each check runs in a child
+process whose answer the agent forwards. The children belong to the agent's process tree and are stopped with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker_entry.protocol.values import Problem
 
 
 class NodeChecks:
-    """The checks of one attempt; `close` ends what they have left open."""
+    """The checks of one attempt; `close` releases what they hold."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self._selector = selector
@@ -30,31 +30,31 @@ class NodeChecks:
         self._mark = ""
         self._readers: set[int] = set()
 
-    def open_doors(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
-        """Answers on the ports of the tasks, which are held; returns why not, or nothing."""
+    def open_responders(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
+        """Answers on the tasks' held ports; returns the problem if that is not possible."""
         try:
             self._responders.open(ports, nonce)
         except OSError as error:
-            return [Problem("port-refused", f"a port cannot be listened on: {error.strerror}")]
+            return [Problem("port-refused", f"cannot listen on a port: {error.strerror}")]
         return []
 
     def inspect(self, order: Inspect, hello: Hello) -> None:
         if order.mark:
             self._mark = mark_path(order.shared, order.mark)
-        self._begin(lambda: inspect(order, hello.cwd, hello.directory), "it could not be inspected")
+        self._begin(lambda: inspect(order, hello.cwd, hello.directory), "the node could not be inspected")
 
     def dial(self, order: Dial) -> None:
-        self._begin(lambda: dial(order), "it could not dial the others")
+        self._begin(lambda: dial(order), "the node could not dial the others")
 
-    def mute(self) -> None:
-        """What is still under way is to be ended with all else: nobody wants to hear any more what comes of it."""
+    def cancel(self) -> None:
+        """Drops the answers of running checks; the caller stops their processes with the rest of the tree."""
         for reader in self._readers:
             self._selector.unregister(reader)
             os.close(reader)
         self._readers.clear()
 
     def close(self) -> None:
-        self.mute()
+        self.cancel()
         self._responders.close()
         if self._mark:
             with contextlib.suppress(OSError):
@@ -66,11 +66,11 @@ class NodeChecks:
         if os.fork() == 0:
             _work(work, writer)
         os.close(writer)
-        heard = bytearray()
+        answer = bytearray()
 
-        def hear() -> None:
+        def read_answer() -> None:
             data = os.read(reader, 1 << 16)
-            heard.extend(data)
+            answer.extend(data)
             if data:
                 return
             self._readers.discard(reader)
@@ -78,15 +78,15 @@ class NodeChecks:
             os.close(reader)
             message: Message = Refused([Problem("inspection-failed", failure)])
             with contextlib.suppress(ProtocolError, ValueError):
-                [(message, _)] = Decoder().feed(bytes(heard))
+                [(message, _)] = Decoder().feed(bytes(answer))
             self._send(message)
 
         self._readers.add(reader)
-        self._selector.register(reader, selectors.EVENT_READ, hear)
+        self._selector.register(reader, selectors.EVENT_READ, read_answer)
 
 
 def _work(work: Callable[[], Message], writer: int) -> None:
-    """The child's whole life."""
+    """Runs in the child: does the work, writes its answer and exits."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

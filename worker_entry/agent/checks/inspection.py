@@ -1,4 +1,4 @@
-"""What there is on a node, as far as a run wants to know before it starts. Nothing here imports TensorFlow."""
+"""Inspects a node before a run starts on it, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from worker_entry.protocol.orders import VERSION, Inspect
 from worker_entry.protocol.values import GpuUse, Program
 from worker_entry.system import clock, hardware
 
-"""Variables that gRPC heeds, the strongest first."""
 FILES_LIMIT = 2000
-"""Files of a module that are hashed at the most."""
+"""At most this many files of a module are hashed."""
 
 
 def introduce(reattach_folder: Optional[str]) -> Ready:
-    """The agent's first words; `meeting` is where it can be found again."""
+    """The agent's first message; through `reattach_folder` a controller can come back to it."""
     return Ready(
         version=VERSION,
         pid=os.getpid(),
@@ -36,7 +35,7 @@ def introduce(reattach_folder: Optional[str]) -> Ready:
 
 
 def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
-    """Looks at the node. `cwd` is where the program will run, `directory` where the run's files go."""
+    """Inspects the node. The program will run in `cwd`; the run's files go to `directory`."""
     import shutil
 
     return Inspected(
@@ -72,7 +71,7 @@ def _hash_program(program: Program, cwd: str) -> str:
             with open(path, "rb") as stream:
                 while piece := stream.read(1 << 20):
                     digest.update(piece)
-    except OSError:  # Prepare has said so
+    except OSError:  # Prepare reports it
         return ""
     return digest.hexdigest() if digest.digest() != hashlib.sha256().digest() else ""
 
@@ -80,8 +79,8 @@ def _hash_program(program: Program, cwd: str) -> str:
 def _program_files(program: Program, cwd: str) -> Iterator[tuple[str, str]]:
     """Names and paths of the program's own code.
 
-    Modules that are installed for an interpreter have versions instead, and what is found on PATH (`python`, `bash`) is
-    the node's own, which may well differ.
+    Modules that are installed for an interpreter are compared by version instead; programs found on PATH (`python`,
+    `bash`) belong to the node and may differ.
     """
     if program.kind == "command":
         path = find_command(program.target, dict(os.environ), cwd) if os.sep in program.target else None

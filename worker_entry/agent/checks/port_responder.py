@@ -1,4 +1,4 @@
-"""Whether nodes reach each other on the very addresses that TF_CONFIG will have, tried before TensorFlow does."""
+"""Checks that nodes reach each other on the very addresses of TF_CONFIG, before TensorFlow tries to."""
 
 from __future__ import annotations
 
@@ -31,25 +31,29 @@ _FAILURES = {
 
 
 class PortResponders:
-    """Sockets that answer on held ports, so that others can tell whether they reach them."""
+    """Answers connections to held ports, so that other nodes can check that they reach them."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._open: set[socket.socket] = set()
 
     def open(self, ports: Mapping[str, int], nonce: str) -> None:
-        """Answers on the ports of the tasks; raises OSError if one cannot be listened on."""
+        """Listens on the tasks' ports.
+
+        Raises:
+            OSError: a port cannot be listened on.
+        """
         for task, port in ports.items():
             listener = listen(port)
             greeting = _greeting(nonce, task)
             self._add(listener, lambda listener=listener, greeting=greeting: self._greet(listener, greeting))
 
     def _greet(self, listener: socket.socket, greeting: bytes) -> None:
-        with contextlib.suppress(OSError):  # who has dialled is gone again
+        with contextlib.suppress(OSError):  # the caller is gone
             caller, _ = listener.accept()
             caller.setblocking(False)
-            # The caller has to close first: its end of the connection, not our port, is then kept by the kernel.
-            self._add(caller, lambda: self._forget(caller))
+            # The caller has to close first: the kernel then keeps its end of the connection busy, not our port.
+            self._add(caller, lambda: self._remove(caller))
             caller.send(greeting)
 
     def _add(self, new: socket.socket, callback: object) -> None:
@@ -57,18 +61,18 @@ class PortResponders:
         self._open.add(new)
         self._selector.register(new, selectors.EVENT_READ, callback)
 
-    def _forget(self, one: socket.socket) -> None:
-        self._open.discard(one)
-        self._selector.unregister(one)
-        one.close()
+    def _remove(self, closing: socket.socket) -> None:
+        self._open.discard(closing)
+        self._selector.unregister(closing)
+        closing.close()
 
     def close(self) -> None:
-        for one in list(self._open):
-            self._forget(one)
+        for closing in list(self._open):
+            self._remove(closing)
 
 
 def listen(port: int) -> socket.socket:
-    """A listener beside whoever holds the port; for both families, as TensorFlow's is."""
+    """A listener on a port that another socket holds; for IPv4 and IPv6, like TensorFlow's."""
     try:
         listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -77,7 +81,7 @@ def listen(port: int) -> socket.socket:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         place = ("0.0.0.0", port)  # noqa: S104 - as TensorFlow's own server will be
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # by whichever of the two the port is lent
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is held with one of these two options
     try:
         listener.bind(place)
         listener.listen(128)
@@ -88,7 +92,7 @@ def listen(port: int) -> socket.socket:
 
 
 def dial(order: Dial) -> Dialled:
-    """Dials all targets at once, and looks for the marks. Uses threads: not for the agent's own process."""
+    """Dials all targets at once, and looks for the marks. It uses threads, so it must not run in the agent itself."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=DIALS_AT_ONCE) as pool:
@@ -102,7 +106,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
     try:
         found = socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
         resolved = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        # As gRPC does, one address after the other; that of the first says most.
+        # Like gRPC, tries one address after the other; the first one's failure is the most telling.
         tries = (_try(target, entry, nonce) for entry in found)
         failure = next(tries)
         failure = "" if failure and "" in tries else failure
@@ -112,20 +116,20 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
-    """Why one address of the target does not answer as it should; empty if it does."""
-    greeting, heard = _greeting(nonce, target.task), b""
+    """Why an address of the target does not answer as expected; empty if it does."""
+    greeting, received = _greeting(nonce, target.task), b""
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:
             caller.settimeout(DIAL_S)
             caller.connect(entry[4])
             with contextlib.suppress(OSError):
-                while len(heard) < len(greeting) and (piece := caller.recv(len(greeting) - len(heard))):
-                    heard += piece
+                while len(received) < len(greeting) and (piece := caller.recv(len(greeting) - len(received))):
+                    received += piece
     except TimeoutError:
         return "timed-out"
     except OSError as error:
         return _FAILURES.get(error.errno or 0, error.strerror or str(error))
-    return "" if heard == greeting else "other"
+    return "" if received == greeting else "other"
 
 
 def _greeting(nonce: str, task: str) -> bytes:

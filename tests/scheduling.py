@@ -1,0 +1,47 @@
+"""Which tests go to which process when several run at once: what takes long begins first."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+ROOT = Path(__file__).parents[1]
+
+
+@functools.cache
+def _reads(module: str, pattern: str) -> bool:
+    return re.search(pattern, (ROOT / module).read_text()) is not None
+
+
+def _shares(module: str) -> bool:
+    """Whether tests of the module share something that is made once in a process, and may have taken minutes."""
+    return _reads(module, r'scope="(module|session)"')
+
+
+def _is_costly(module: str) -> bool:
+    return _reads(module, r"\bmark\.(tensorflow|ssh|docker|slow)\b")
+
+
+class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Sends the tests of a module to one process; each by itself where they are costly and share nothing."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return module if _shares(module) or not _is_costly(module) else nodeid
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        first = min(self.workqueue, key=_order)
+        self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
+
+
+def _order(unit: str) -> int:
+    """Of a unit of work: the longest first, so that no process is left with one at the end."""
+    module = unit.partition("::")[0]
+    if not _is_costly(module):
+        return 3
+    return 2 if unit != module else 1 if not _reads(module, r'scope="session"') else 0

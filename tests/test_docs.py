@@ -1,0 +1,375 @@
+"""What the documents say is so: links, commands, options, exit statuses, fields of a spec, names in the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import unquote
+
+import click
+import pytest
+import yaml
+
+from launcher import errors
+from launcher.cli.main import cli
+from launcher.failures import FAILURES, FailureName
+from launcher.gang.findings import Finding
+from launcher.gang.state import Phase
+from launcher.spec.models import ClusterSpec
+from tests.conftest import ROOT
+from tests.test_hints import PAGES
+from tests.test_imports import LAUNCHER, WORKER_ENTRY
+from worker_entry.protocol import environment
+from worker_entry.protocol.messages import ToAgent, ToController
+
+README = ROOT / "README.md"
+README_LINES = 260
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "a-cluster": (),
+    "a-node": ("$defs", "NodeSpec"),
+    "program": ("$defs", "ProgramSpec"),
+    "timeouts": ("$defs", "TimeoutsSpec"),
+    "restart": ("$defs", "RestartSpec"),
+    "ssh": ("$defs", "SshSpec"),
+    "sync": ("$defs", "SyncSpec"),
+    "keras": ("$defs", "KerasSpec"),
+}
+"""The sections of cluster_specs/README.md that have a table of fields, and where in the schema the fields are."""
+
+
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def prose(path: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", read(path), flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks(path: Path, language: str = r"\w*") -> list[str]:
+    """The blocks of code."""
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", read(path), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """What links can point to, as GitHub names it."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+        number = next(n for n in range(99) if (slug if n == 0 else f"{slug}-{n}") not in found)
+        found.add(slug if number == 0 else f"{slug}-{number}")
+    return found
+
+
+def section(path: Path, anchor: str) -> str:
+    """The text below the heading with this anchor, up to the next heading."""
+    parts = re.split(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
+    for title, text in zip(parts[1::2], parts[2::2], strict=True):
+        if re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") == anchor:
+            return text
+    raise AssertionError(f"{path} has no section {anchor}")
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables in a text, without their headings."""
+    found: list[list[str]] = []
+    for table in re.findall(r"(?:^\|.*\|\n?)+", text, flags=re.MULTILINE):
+        lines = table.strip().splitlines()
+        assert set(lines[1]) <= set("|-"), f"no heading: {lines[0]}"
+        found += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert found
+    return found
+
+
+def code(cell: str) -> list[str]:
+    """What a cell has in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def links(path: Path) -> Iterator[str]:
+    text = re.sub(r"`[^`\n]*`", lambda found: found[0].replace("(", " "), prose(path))
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# --- all pages ---
+
+
+def test_every_page_is_looked_at() -> None:
+    folders = (".github", *(page.parent.name for page in PAGES if page.name == "README.md" and page != README))
+    found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
+    rest = {".github/CHANGELOG.md", ".github/SECURITY.md", "worker_entry/demo/DATA.md"}
+    assert {name_of(page) for page in found} == rest | {name_of(page) for page in PAGES}
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    broken, local = [], 0
+    for page in PAGES:
+        for link in links(page):
+            if re.match(r"[a-z]+:", link):
+                continue
+            local += 1
+            name, _, anchor = unquote(link).partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (anchor and (target.is_dir() or anchor not in anchors(target))):
+                broken.append((name_of(page), link))
+    assert broken == []
+    assert local > 50
+
+
+def test_every_readme_is_linked_from_the_first_one() -> None:
+    linked = {(README.parent / link.partition("#")[0]).resolve() for link in links(README)}
+    assert {page for page in PAGES if page.name == "README.md"} - {README} <= linked
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    missing = set()
+    for page in PAGES:
+        for name in code(prose(page)):
+            if re.fullmatch(r"(launcher|worker_entry|tests|cluster_specs|docker|\.ci)/[\w./]*", name):
+                place = ROOT / name
+                if not place.exists():
+                    missing.add((name_of(page), name))
+    assert missing == set()
+
+
+def test_no_page_has_a_path_of_the_machine_that_it_was_written_on() -> None:
+    for page in PAGES:
+        found = re.findall(r"(?:/root/|/tmp/|/home/(?!trainer/))\S*", read(page))
+        assert found == [], page
+
+
+# --- README.md ---
+
+
+def test_the_first_page_is_short() -> None:
+    assert len(read(README).splitlines()) <= README_LINES
+
+
+def test_both_commands_of_tests_are_lines_that_ci_can_find() -> None:
+    lines = [line for block in blocks(README) for line in block.splitlines()]
+    assert [line for line in lines if re.fullmatch(r"python3 -m venv .*pytest", line)]
+    assert lines.count(".venv/bin/pytest --all") == 1
+    assert (ROOT / "pyproject.toml").exists()
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    named = [command for cells in rows(section(README, "commands")) for command in code(cells[0])]
+    words = [command.split() for command in named if command.startswith("distlaunch ")]
+    assert sorted(word[1] for word in words) == sorted(cli.commands)
+    for word in words:
+        arguments = [parameter for parameter in cli.commands[word[1]].params if isinstance(parameter, click.Argument)]
+        assert (len(word) > 2) == any(argument.required for argument in arguments), word
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_the_help_of_every_command_can_be_shown(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", name, "-h"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith(f"Usage: distlaunch {name} ")
+    assert done.stderr == ""
+
+
+def test_every_command_in_a_block_is_one_that_can_be_typed() -> None:
+    """The command exists, and it has the options that stand before its program."""
+    seen = 0
+    for page in PAGES:
+        for line in "".join(blocks(page)).splitlines():
+            typed = re.match(r"(?:\$ )?(?:\.venv/bin/)?distlaunch (.*)", line)
+            if typed is None:
+                continue
+            seen += 1
+            name, *words = re.sub(r"\s+#.*|>.*", "", typed[1]).split()
+            assert name in cli.commands, line
+            known = {"-h", "--help"} | {option for parameter in cli.commands[name].params for option in parameter.opts}
+            program = next((place for place, word in enumerate(words) if word == "--" or word.endswith(".py")), None)
+            given = {word for word in words[:program] if word.startswith("-")}
+            assert given <= known, line
+    assert seen > 10
+
+
+def test_exit_statuses_are_those_of_the_code() -> None:
+    shown = {cells[0] for cells in rows(section(README, "commands")) if re.match(r"\d", cells[0])}
+    ours = {str(value) for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert shown == ours | {"128 + n"}
+
+
+def test_the_table_of_failures_is_that_of_the_code() -> None:
+    words = {True: "yes", False: "no"}
+    assert rows(section(README, "when-it-fails")) == [
+        [f"`{name}`", str(each.exit_status), words[each.restarted], words[each.counted], each.meaning]
+        for name, each in FAILURES.items()
+    ]
+
+
+def test_failures_that_can_be_restarted_are_those_of_the_table() -> None:
+    assert get_args(FailureName) == tuple(FAILURES)
+
+
+def test_the_example_of_a_spec_is_valid() -> None:
+    [example] = blocks(README, "yaml")
+    ClusterSpec.model_validate(yaml.load(example, Loader=yaml.BaseLoader))
+
+
+# --- cluster_specs/README.md ---
+
+SPECS_PAGE = ROOT / "cluster_specs" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return ClusterSpec.model_json_schema()
+
+
+def test_every_example_is_listed() -> None:
+    listed = {link for cells in rows(section(SPECS_PAGE, "examples")) for link in re.findall(r"\((\S+)\)", cells[0])}
+    assert listed == {path.name for path in SPECS_PAGE.parent.glob("*.yaml")}
+
+
+def test_every_part_of_the_schema_has_a_table(schema: dict[str, Any]) -> None:
+    assert {path[1] for path in TABLES.values() if path} == set(schema["$defs"])
+
+
+@pytest.mark.parametrize("anchor", TABLES)
+def test_the_table_of_fields_is_that_of_the_schema(anchor: str, schema: dict[str, Any]) -> None:
+    part = schema
+    for key in TABLES[anchor]:
+        part = part[key]
+    shown = {code(cells[0])[0]: cells[1] for cells in rows(section(SPECS_PAGE, anchor))}
+    assert list(shown) == list(part["properties"])
+    for name, default in shown.items():
+        field = part["properties"][name]
+        assert (default == "required") == (name in part.get("required", ())), name
+        if re.fullmatch(r"`[^`]+`", default):
+            assert yaml.safe_load(default.strip("`")) == plain_default(field), name
+        elif "$ref" not in field and name not in ("on", "python"):
+            assert plain_default(field) is None, f"{name} has a default"
+
+
+def plain_default(field: Mapping[str, Any]) -> object:
+    """The default of a field as one writes it."""
+    default = field.get("default")
+    if isinstance(default, dict) and set(default) == {"first", "last"}:
+        return f"{default['first']}-{default['last']}"
+    return default
+
+
+def test_the_values_of_every_choice_are_named(schema: dict[str, Any]) -> None:
+    fields = schema["properties"].items()
+    missing = {
+        value
+        for name, field in fields
+        for value in field.get("enum", ())
+        if f"`{str(value).lower() if isinstance(value, bool) else value}`" not in read(SPECS_PAGE)
+    }
+    assert missing == set()
+
+
+def test_every_strategy_is_in_the_table(schema: dict[str, Any]) -> None:
+    shown = [code(cells[0])[0] for cells in rows(section(SPECS_PAGE, "strategies"))]
+    assert shown == schema["properties"]["strategy"]["enum"]
+
+
+def test_the_examples_within_the_page_are_valid() -> None:
+    examples = [yaml.load(block, Loader=yaml.BaseLoader) for block in blocks(SPECS_PAGE, "yaml")]
+    assert len(examples) >= 3
+    for example in examples:
+        ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], **example})
+
+
+# --- launcher/README.md ---
+
+LAUNCHER_PAGE = ROOT / "launcher" / "README.md"
+
+
+def test_the_folders_of_the_controller_are_in_their_order() -> None:
+    shown = [code(cells[0])[0] for cells in rows(section(LAUNCHER_PAGE, "the-path-of-a-run"))]
+    assert shown == [f"{folder}/" for folder in LAUNCHER]
+
+
+def test_the_phases_of_an_attempt_and_their_messages_exist() -> None:
+    table = rows(section(LAUNCHER_PAGE, "the-phases-of-an-attempt"))
+    assert [cells[0] for cells in table] == [phase.value for phase in Phase if phase is not Phase.FINISHED]
+    sent = {name for cells in table for name in code(cells[1])}
+    answered = {name for cells in table for name in code(cells[2]) if name[0].isupper()}
+    assert sent <= {kind.__name__ for kind in get_args(ToAgent)}
+    assert answered <= {kind.__name__ for kind in get_args(ToController)}
+
+
+def test_the_exit_statuses_of_errors_are_those_of_the_code() -> None:
+    shown = {name: cells[1] for cells in rows(section(LAUNCHER_PAGE, "errors")) for name in code(cells[0])}
+    kinds = [kind for kind in all_kinds(errors.DistlaunchError) if kind.reference not in ("error", "shown")]
+    assert len(kinds) > 5
+    for kind in kinds:
+        status = "128 + signal" if kind.reference == "interrupted" else str(kind.exit_status)
+        assert shown.get(kind.reference) == status, kind
+
+
+def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.DistlaunchError]]:
+    import launcher.commands.profile  # noqa: F401 - it has one of its own
+
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from all_kinds(inner)
+
+
+def test_every_reference_that_the_code_has_is_explained() -> None:
+    """Found in the sources, where references are texts of lower-case words with hyphens."""
+    explained = {name for page in (README, LAUNCHER_PAGE) for name in code(prose(page))}
+    pattern = re.compile(r"(?:Problem\(|reference=|reference = |warn\()\s*\"([a-z]+(?:-[a-z]+)*)\"")
+    found = {
+        (path.name, name)
+        for package in ("launcher", "worker_entry")
+        for path in (ROOT / package).rglob("*.py")
+        for name in pattern.findall(path.read_text(encoding="utf-8"))
+    }
+    assert {"cannot-reach", "no-free-port", "stalled"} <= {name for _, name in found}
+    assert {
+        (path, name) for path, name in found if name not in explained | {"error", "shown", "succeeded", "agent-alive"}
+    } == set()
+    assert Finding.model_fields["reference"]
+
+
+# --- worker_entry/README.md and tests/README.md ---
+
+
+def test_the_folders_of_the_node_import_what_the_page_says() -> None:
+    page = ROOT / "worker_entry" / "README.md"
+    table = {code(cells[0])[0].strip("/"): cells[2] for cells in rows(section(page, "folders"))}
+    assert table.keys() == {path.parent.name for path in page.parent.glob("*/*.py")}
+    for folder, cell in table.items():
+        if folder not in ("task", "demo"):  # which say it in words
+            assert set(code(cell)) == WORKER_ENTRY[folder], folder
+
+
+def test_every_variable_of_a_task_is_explained() -> None:
+    page = ROOT / "worker_entry" / "README.md"
+    shown = {name for cells in rows(section(page, "what-a-program-finds")) for name in code(cells[0])}
+    assert shown == {environment.TF_CONFIG, *environment.OF_TASKS}
+
+
+def test_every_marker_is_explained(request: pytest.FixtureRequest) -> None:
+    table = rows(section(ROOT / "tests" / "README.md", "what-each-marker-needs"))
+    known = {line.partition(":")[0].strip() for line in request.config.getini("markers")}
+    ours = {"tensorflow", "ssh", "docker"}
+    assert ours <= known
+    assert ours <= {code(cells[0])[0] for cells in table}
+
+
+def test_every_benchmark_is_explained() -> None:
+    source = read(ROOT / "tests" / "benchmarks" / "__main__.py")
+    known = set(re.findall(r'"([\w-]+)": \w+\.measure', source))
+    assert known
+    assert {code(cells[0])[0] for cells in rows(section(ROOT / "tests" / "README.md", "benchmarks"))} == known

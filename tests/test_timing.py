@@ -1,0 +1,55 @@
+"""Real time: what is waited for comes at once, and what is done again and again ends when it is told to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import pytest
+
+from launcher.run.timing import SystemTiming
+from tests.polling import eventually
+
+
+def test_what_comes_while_somebody_waits_is_returned_at_once() -> None:
+    arrivals: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Timer(0.05, arrivals.put, ["news"]).start()
+    assert SystemTiming().wait(arrivals, 60.0) == "news"
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, 0.05])
+def test_nobody_waits_for_longer_than_is_allowed(timeout_s: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(queue.Empty):
+        SystemTiming().wait(queue.SimpleQueue[str](), timeout_s)
+    assert timeout_s <= time.monotonic() - began < timeout_s + 30
+
+
+def test_what_is_repeated_ends_by_itself_once_it_is_true() -> None:
+    answers = iter([False, False, True])
+    calls: list[bool] = []
+    before = {*threading.enumerate()}
+
+    def call() -> bool:
+        calls.append(next(answers))
+        return calls[-1]
+
+    SystemTiming().repeat(call, 0.01)
+
+    def over() -> None:
+        assert calls == [False, False, True]
+        assert {*threading.enumerate()} <= before
+
+    eventually(over)
+
+
+def test_what_is_repeated_can_be_ended_before_it_has_begun() -> None:
+    never = threading.Event()
+    before = {*threading.enumerate()}
+    SystemTiming().repeat(never.is_set, 0.0, first_s=60.0)()
+
+    def over() -> None:
+        assert {*threading.enumerate()} <= before
+
+    eventually(over)  # long before the first call
