@@ -296,7 +296,7 @@ class FakeAgent:
     # --- as a link ---
 
     @property
-    def heard(self) -> float:
+    def last_heard(self) -> float:
         return self.world.timing.monotonic() if self.silent_since is None else self.silent_since
 
     def send(self, message: Message, body: bytes = b"") -> None:
@@ -307,7 +307,7 @@ class FakeAgent:
                     self._take(order, data)
 
     def drop_if_silent(self, limit_s: float) -> None:
-        silent_s = self.world.timing.monotonic() - self.heard
+        silent_s = self.world.timing.monotonic() - self.last_heard
         if silent_s > limit_s:
             self.lose(f"its agent did not answer for {silent_s:.0f} s")
 
@@ -319,7 +319,7 @@ class FakeAgent:
 
     def lose(self, reason: str, left: int | None = None) -> None:
         if self.alive:
-            self.silent_since = self.heard
+            self.silent_since = self.last_heard
             self.alive, self.left = False, left
             self._deliver(self.node, LinkClosed(reason))
 
@@ -327,7 +327,7 @@ class FakeAgent:
         timing, lease_s = self.world.timing, self.world.lease_s
         self.silent_since = timing.monotonic()
         timing.after(SILENCE_S, lambda: self.tell(LinkDropped("nothing came")))
-        timing.after(lease_s, lambda: self.lose(f"nothing came, and there was no way back within {lease_s:g} s"))
+        timing.after(lease_s, lambda: self.lose(f"nothing came, and not reconnected within {lease_s:g} s"))
 
     def tell(self, news: LinkNews) -> None:
         """What the link itself says."""

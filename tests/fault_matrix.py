@@ -210,7 +210,7 @@ class _Run:
             self._touch("import", "form")
             self._wait(lambda: "The cluster is up" in self.said, "the cluster is up")
             if cell.who == "reattachment":
-                self._wait(lambda: self.said.count("connected again after") >= 2, "it has connected again")
+                self._wait(lambda: self.said.count("reconnected after") >= 2, "it has connected again")
             self._touch("end")
             with contextlib.suppress(psutil.NoSuchProcess):
                 if cell.who == "reattachment":  # nobody knows of one that was stopped before it had called

@@ -139,8 +139,8 @@ class FarLink:
     frames: ResumableLink
 
     @property
-    def heard(self) -> float:
-        return self.frames.heard
+    def last_heard(self) -> float:
+        return self.frames.last_heard
 
     @property
     def clock_offset_s(self) -> float:

@@ -107,8 +107,8 @@ def test_a_node_that_falls_silent_is_waited_for_until_its_lease_is_over(project:
     run = whole(project, At(phase, fall_silent), Exit("worker:0", TaskExit(0), 1e6))
     state = run.attempt()
     assert state.reason is Reason.NODE_LOST
-    assert state.lost == {"gpu-b": "nothing came, and there was no way back within 60 s"}
-    assert "node gpu-b: nothing came; its tasks go on, looking for a way back for 60 s" in run.said
+    assert state.lost == {"gpu-b": "nothing came, and not reconnected within 60 s"}
+    assert "node gpu-b: nothing came; its tasks continue; reconnecting for up to 60 s" in run.said
     assert 60 < run.timing.monotonic() - 1000 < 75
 
 
@@ -137,8 +137,8 @@ def test_a_way_that_cannot_be_opened_is_a_lost_node_and_all_of_them_are_told(tmp
 def test_a_connection_that_comes_back_costs_nothing_but_two_lines(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, drop(7.5))])
     assert run.attempt().reason is Reason.SUCCEEDED
-    assert "node gpu-b: the connection broke; its tasks go on, looking for a way back for 60 s" in run.said
-    assert "node gpu-b: connected again after 7.5 s; nothing was lost" in run.said
+    assert "node gpu-b: the connection broke; its tasks continue; reconnecting for up to 60 s" in run.said
+    assert "node gpu-b: reconnected after 7.5 s; nothing was lost" in run.said
 
 
 # --- the user ends it ---

@@ -68,14 +68,14 @@ def test_a_run_that_is_under_way_is_left_alone(hosts: Hosts, tmp_path: Path) -> 
     with process:
         refused = clean(hosts, str(tmp_path / "run"))
         assert refused.returncode == 2
-        assert f"is still under way (pid {process.pid})" in refused.stderr
+        assert f"is still running (pid {process.pid})" in refused.stderr
         assert len(marked(mark)) >= 4
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         process.stdout.read()
         assert process.wait(timeout=30) == 130
     again = clean(hosts, str(tmp_path / "run"))
-    assert again.stdout == "gpu-a: 0 processes ended, 0 left\ngpu-b: 0 processes ended, 0 left\n"
+    assert again.stdout == "gpu-a: 0 processes stopped, 0 left\ngpu-b: 0 processes stopped, 0 left\n"
     assert again.returncode == 0
 
 
@@ -138,7 +138,7 @@ def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> N
     try:
         done = clean(hosts, str(tmp_path / "run"))
         assert done.returncode == 3
-        assert "gpu-b: cannot be asked: the host key of " in done.stdout
+        assert "gpu-b: cannot be reached: the host key of " in done.stdout
         assert "gpu-a: " in done.stdout
     finally:
         hosts.known_hosts.write_text(trust)
@@ -176,7 +176,7 @@ def test_a_spec_stands_for_all_runs_from_here_that_are_not_under_way(hosts: Host
 def test_what_is_no_run_is_said_to_be_none(hosts: Hosts, tmp_path: Path) -> None:
     for what, said in {
         "no-such-run": "there is no run no-such-run",
-        str(tmp_path): f"{tmp_path} is not the folder of a run",
+        str(tmp_path): f"{tmp_path} is not a run's folder",
     }.items():
         done = clean(hosts, what)
         assert done.returncode in (2, 3)

@@ -339,8 +339,8 @@ class TestNotes:
                 console.note(f"{number}")
             reading.set()
 
-        kept = [line for line in sink.given if "more lines" not in line]
-        [left_out] = [line for line in sink.given if "more lines" in line]
+        kept = [line for line in sink.given if "lines left out" not in line]
+        [left_out] = [line for line in sink.given if "lines left out" in line]
         assert kept == [f"note: {number}" for number in range(len(kept))]
         assert NOTES_LIMIT <= len(kept) <= NOTES_LIMIT + 1
         assert (

@@ -133,8 +133,8 @@ def test_a_container_that_is_paused_for_less_than_the_lease_is_waited_for(cluste
     time.sleep(12)
     output_of("docker", "unpause", cluster.container("worker-2"))
     assert run.end() == 0, run.said
-    assert "node worker-2: nothing came for 10 s; its tasks go on" in run.said
-    assert "node worker-2: connected again after 1" in run.said
+    assert "node worker-2: no data for 10 s; its tasks continue" in run.said
+    assert "node worker-2: reconnected after 1" in run.said
     assert run.log(0).count(b"begins") == run.log(1).count(b"begins") == 8
 
 
@@ -146,7 +146,7 @@ def test_a_container_that_is_paused_for_longer_is_lost_and_ends_its_tasks_once_i
     output_of("docker", "pause", cluster.container("worker-2"))
     try:
         assert run.end() == 3, run.said
-        assert "Error: node worker-2 was lost: nothing came for 2 s" in run.said
+        assert "Error: node worker-2 was lost: no data for 2 s" in run.said
         assert is_empty(cluster, "worker-1")
     finally:
         output_of("docker", "unpause", cluster.container("worker-2"))
@@ -157,10 +157,10 @@ def test_a_container_without_network_for_less_than_the_lease_trains_on(cluster: 
     run = cluster.start(tmp_path, f"{TRAINING}timeouts: {{lease_s: 40}}\n")
     run.wait_for(b"epoch 3 begins", 1)
     with cluster.cable_pulled("worker-2"):
-        run.wait_until_said("node worker-2: nothing came for 10 s")
+        run.wait_until_said("node worker-2: no data for 10 s")
         time.sleep(2)
     assert run.end() == 0, run.said
-    assert "node worker-2: connected again after 1" in run.said
+    assert "node worker-2: reconnected after 1" in run.said
     assert run.log(0).count(b"begins") == run.log(1).count(b"begins") == 8
 
 
@@ -171,7 +171,7 @@ def test_a_container_without_network_for_longer_is_lost_and_ends_its_tasks_by_it
     run.wait_for(b"works")
     with cluster.cable_pulled("worker-2"):
         assert run.end() == 3, run.said
-        assert "Error: node worker-2 was lost: nothing came for 2 s" in run.said
+        assert "Error: node worker-2 was lost: no data for 2 s" in run.said
         wait_until(lambda: is_empty(cluster, "worker-1", "worker-2"), "nothing is left, even there", 20)
 
 

@@ -69,12 +69,12 @@ class TestProcess:
         assert not is_alive(replace(this_process(), boot="2f6c1c6e-0000-4000-8000-000000000000"))
 
     def test_of_another_machine_is_not_judged_from_here(self) -> None:
-        with pytest.raises(UsageError, match="this run's distlaunch is on gpu-a"):
+        with pytest.raises(UsageError, match="this run's controller is on gpu-a"):
             is_alive(replace(this_process(), host="gpu-a", boot="2f6c1c6e-0000-4000-8000-000000000000"))
 
     def test_of_another_container_is_not_judged_from_here(self) -> None:
         elsewhere = replace(this_process(), pid_namespace="pid:[1]")
-        with pytest.raises(UsageError, match=f"in another container of {socket.gethostname()}"):
+        with pytest.raises(UsageError, match=f"in another container on {socket.gethostname()}"):
             send_signal(elsewhere, signal.SIGKILL)
 
     def test_is_found_although_its_machine_has_another_name_now(self) -> None:
@@ -158,9 +158,7 @@ class TestRun:
             for command in ("down", "stacks", "clean", "profile"):
                 asked = ask(tmp_path, command, "run")
                 assert (asked.returncode, asked.stdout) == (2, "")
-                assert asked.stderr.startswith(
-                    "Error: this run's distlaunch is on gpu-a [usage]\n  give the command on"
-                )
+                assert asked.stderr.startswith("Error: this run's controller is on gpu-a [usage]\n  run the command on")
             assert process.poll() is None
 
     def test_whose_pid_is_a_strangers_by_now_is_over_and_the_stranger_is_left_alone(self, tmp_path: Path) -> None:
@@ -170,7 +168,7 @@ class TestRun:
         with stranger() as (process, controller):
             change(tmp_path / "run", pid=controller.pid)
             assert ask(tmp_path, "down", "run").stdout == f"Already ended: {tmp_path}/run\n"
-            assert "is over" in ask(tmp_path, "stacks", "run").stderr
+            assert "has ended" in ask(tmp_path, "stacks", "run").stderr
             assert process.poll() is None
 
     def test_that_has_ended_is_over_for_other_machines_as_well(self, tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ class TestRun:
         with running(tmp_path) as process:
             asked = ask(tmp_path, "down", "run", before=apart)
             assert asked.returncode == 2
-            assert asked.stderr.startswith("Error: this run's distlaunch is in another container of ")
+            assert asked.stderr.startswith("Error: this run's controller is in another container on ")
             assert process.poll() is None
 
     def test_ends_when_it_is_asked_to(self, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_user_without_a_home_is_told_to_name_a_place(tmp_path: Path) -> None:
     stranger += ["--ambient-caps=-all,+dac_override"]
     told = "there is no home directory for the files of runs [run-directory]"
     asked = run(tmp_path, [*stranger, *distlaunch_command("down", "x")], before="unset HOME XDG_STATE_HOME;")
-    hint = "  set HOME, or name a place with --run-dir"
+    hint = "  set HOME, or choose a folder with --run-dir"
     assert (asked.returncode, asked.stderr) == (3, f"Error: {told}\n{hint}\n")
 
 

@@ -483,7 +483,7 @@ class TestRefusalAndLoss:
         assert (state.phase, actions[2:]) == (Phase.FINISHED, [Finish()])
 
     def test_the_first_reason_of_a_loss_is_kept(self) -> None:
-        lost = [NodeLost("b", "the agent ended"), NodeLost("b", "the agent has been silent for 60 s")]
+        lost = [NodeLost("b", "the agent ended"), NodeLost("b", "no data for 60 s")]
 
         assert play(make_policy(TWO_NODES), *lost)[0].lost == {"b": "the agent ended"}
 

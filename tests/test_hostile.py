@@ -41,15 +41,15 @@ EXITS = b"".join(encode(Exited(f"worker:{index}", TaskExit(0), 1.0)) for index i
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        (EXITS, "Exited of worker:0, which is not one of its tasks"),
-        (encode(Log(1, "worker:0", 0, 6), b"forged"), "Log of worker:0, which is not one of its tasks"),
-        (encode(Log(7, "worker:2", 0, 6), b"forged"), "Log of attempt 7, which has not begun"),
-        (encode(Refused([Problem("no-program", "x", task="worker:9")])), "Refused of worker:9, which is not one of"),
+        (EXITS, "Exited for worker:0, which is not one of its tasks"),
+        (encode(Log(1, "worker:0", 0, 6), b"forged"), "Log for worker:0, which is not one of its tasks"),
+        (encode(Log(7, "worker:2", 0, 6), b"forged"), "Log for attempt 7, which has not begun"),
+        (encode(Refused([Problem("no-program", "x", task="worker:9")])), "Refused for worker:9, which is not one of"),
         (encode(Refused([Problem("succeeded", "x")])), "'succeeded' is not a problem reference"),
         (encode(Synced("", 1, 10**400)), "Synced.fetched: a number of 1329 bits is out of range"),
         (
             encode(Log(1, "worker:2", 1 << 43, 1), b"x"),
-            "a piece of a log at 8,796,093,022,208, of which",
+            "a log piece at offset 8,796,093,022,208 after",
         ),
         (
             b'{"type":"Status","task":"worker:2","status":' + b" " * (15 << 20),

@@ -47,7 +47,7 @@ class FarNode:
 
     sent: list[Message] = field(default_factory=list)
     clock_offset_s = 0.0
-    heard = 0.0
+    last_heard = 0.0
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self.sent.append(message)
@@ -115,7 +115,7 @@ def of_task(task: str) -> list[Message]:
 
 @pytest.mark.parametrize("message", of_task(str(W0)), ids=lambda message: type(message).__name__)
 def test_a_node_does_not_speak_for_a_task_of_another(run: Run, message: Message) -> None:
-    with pytest.raises(ProtocolError, match=f"{type(message).__name__} of worker:0, which is not one of its tasks"):
+    with pytest.raises(ProtocolError, match=f"{type(message).__name__} for worker:0, which is not one of its tasks"):
         run.say("hostile", message)
     assert run.links.next(0.0) is None
 
@@ -128,14 +128,14 @@ def test_a_node_speaks_for_its_own_tasks(run: Run, message: Message) -> None:
 
 def test_a_node_does_not_write_the_log_of_another(run: Run) -> None:
     run.log("honest", 1, "worker:0", b"training")
-    with pytest.raises(ProtocolError, match="Log of worker:0, which is not one of its tasks"):
+    with pytest.raises(ProtocolError, match="Log for worker:0, which is not one of its tasks"):
         run.log("hostile", 1, "worker:0", b"forged!!")
     assert (run.root / "attempt-1" / "worker-0.log").read_bytes() == b"training"
 
 
 def test_an_attempt_that_has_not_begun_is_refused_and_leaves_no_folder(run: Run) -> None:
     for attempt in (2, 20_000):
-        with pytest.raises(ProtocolError, match=f"Log of attempt {attempt}, which has not begun"):
+        with pytest.raises(ProtocolError, match=f"Log for attempt {attempt}, which has not begun"):
             run.log("hostile", attempt, "worker:1", b"x")
         for message in (Prepared(attempt, {"worker:1": 2000}), Empty(attempt, 0, 0)):
             with pytest.raises(ProtocolError, match="which has not begun"):
@@ -245,7 +245,7 @@ def test_what_a_node_tells_the_user_is_bounded_in_each_attempt(run: Run) -> None
         run.say("honest", Noted("a hole"))
     shown = [run.links.next(0.0) for _ in range(2 * NOTES)]
     assert shown.count(("hostile", Noted("look at me"))) == NOTES - 1
-    assert shown.count(("hostile", Noted("more that it has to say is not shown"))) == 1
+    assert shown.count(("hostile", Noted("further messages are not shown"))) == 1
     assert run.links.next(0.0) is None
     run.links.begin(2, NODES)
     run.say("hostile", Noted("look at me"))

@@ -97,7 +97,7 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
         for round_ in range(3):
             run.wait_for(b"line %d " % (round_ * 700 + 100))
             send_to_sessions(signal.SIGKILL)
-            run.wait_until_said("connected again after", times=2 * (round_ + 1))
+            run.wait_until_said("reconnected after", times=2 * (round_ + 1))
         assert run.process.wait(timeout=60) == 0, run.said
     for worker in range(2):
         lines = run.log(worker).splitlines()
@@ -105,7 +105,7 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
         assert lines[-1] == b"the last line"
         assert run.log(worker) == run.log_there(worker)
     assert "0 processes left on 2 nodes" in run.said
-    assert run.said.count("the connection broke; its tasks go on") == 6
+    assert run.said.count("the connection broke; its tasks continue") == 6
     assert marked(run.mark) == []
 
 
@@ -126,7 +126,7 @@ def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts
     for worker in range(2):
         assert len(run.log(worker)) == 5_000_008
         assert run.log(worker) == run.log_there(worker)
-    assert "nothing came for 4 s; its tasks go on" in run.said
+    assert "no data for 4 s; its tasks continue" in run.said
     assert [task["exit_code"] for task in run.report["attempts"][0]["tasks"]] == [3, 3]
     assert "0 processes left on 2 nodes" in run.said
 
@@ -159,7 +159,7 @@ def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(host
         finally:
             session.kill()
             daemon.resume()
-    assert "Error: node gpu-b was lost: nothing came for 2 s, and there was no way back within 4 s" in run.said
+    assert "Error: node gpu-b was lost: no data for 2 s, and not reconnected within 4 s" in run.said
     # On the other node a parent may have ended before its child, which is then told in brackets.
     assert re.search(r"0 processes left on 1 node( \(.*\))?\n  unknown what is left on gpu-b", run.said), run.said
     assert f"distlaunch clean {tmp_path / 'run'}" in run.said

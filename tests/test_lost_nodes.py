@@ -126,5 +126,5 @@ def test_a_node_that_cannot_be_reached_any_more_does_not_come_back(hosts: Hosts,
     assert "waiting up to 3 s for gpu-b" in said
     assert status == 3
     assert len(report["attempts"]) == 1
-    assert "not started again: no spare node fits, and the nodes that are left are too few" in said
+    assert "not started again: no spare node fits, and too few nodes are left" in said
     assert "Error: node gpu-b was lost: " in said

@@ -335,7 +335,7 @@ def test_somebody_in_between_is_refused_and_told_nothing(root_network: Network, 
     with somebody_in_between(root_network, tmp_path / "strict.log"):
         ran = up(root_network, spec, tmp_path)
     assert ran.status == 3
-    assert f"the host key of {known} has changed, or somebody is in between (ssh-ed25519 SHA256:" in ran.stderr
+    assert f"the host key of {known} has changed, or the connection is intercepted (ssh-ed25519 SHA256:" in ran.stderr
     assert f"ssh-keygen -R '{known}'" in ran.stderr
     assert received(tmp_path / "strict.log") <= KEY_EXCHANGE
 

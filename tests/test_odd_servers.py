@@ -183,10 +183,10 @@ def test_one_session_without_terminal_forwarding_or_sftp_is_enough(node: Nodes) 
     ("options", "why"),
     [
         pytest.param({"ForceCommand": "echo maintenance"}, "maintenance", id="forces-a-command"),
-        pytest.param({"MaxSessions": 0}, "starts no command", id="allows-no-session"),
+        pytest.param({"MaxSessions": 0}, "runs no command", id="allows-no-session"),
         pytest.param(
             {"DenyUsers": pwd.getpwuid(os.getuid()).pw_name},
-            "does not let us in; refused: .*/user_key",
+            "rejects the login; refused: .*/user_key",
             id="denies-the-user",
         ),
     ],
@@ -207,7 +207,7 @@ def test_a_server_that_takes_passwords_only_says_so(node: Nodes) -> None:
 def test_a_user_who_may_not_log_in_is_named(node: Nodes, user: str) -> None:
     node.configure(f"User {user}")
     node.start(options={"PermitRootLogin": "no"})
-    assert f"{user}@{node.hosts.addresses[ODD]}:{node.hosts.port} does not let us in; refused: " in node.refused()
+    assert f"{user}@{node.hosts.addresses[ODD]}:{node.hosts.port} rejects the login; refused: " in node.refused()
 
 
 # --- login shells ---

@@ -205,7 +205,7 @@ def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Pat
     first.from_agent.put(MARKER + encode(READY))
     first.from_agent.put(None)
     controller.wait_for(LinkClosed)
-    assert "the connection broke, and there was no way back within 1 s" in str(controller.delivered[-1])
+    assert "the connection broke, and not reconnected within 1 s" in str(controller.delivered[-1])
 
 
 def test_what_has_arrived_is_not_kept_however_busy_the_link_is(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     controller = Controller([first], tmp_path)
     first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0)))
     controller.wait_for(LinkClosed)
-    assert "Attached, which answers nothing [protocol-error]" in str(controller.delivered[-1])
+    assert "Attached without a reattachment [protocol-error]" in str(controller.delivered[-1])
     assert first.is_cut
     assert sum(thread.name == "write-gpu-a" for thread in threading.enumerate()) <= 1
 
@@ -467,7 +467,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
     assert link.join(60)
     assert lease_s - 2 <= time.monotonic() - stopped < lease_s + 4
     assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
-    assert "there was no way back within 5 s: the agent does not answer" in str(delivered[-1])
+    assert "not reconnected within 5 s: the agent does not answer" in str(delivered[-1])
     assert len(used) <= 4
     wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and newcomers end by themselves")
 

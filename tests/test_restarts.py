@@ -221,7 +221,9 @@ def test_an_error_of_ours_after_the_start_has_its_report_and_the_right_status(di
     run = distlaunch("local", "--dry-run", "--", "true").directory
     ran = distlaunch("local", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", in_the_way, str(run))
     assert ran.status == ran.report["exit_status"] == 3
-    told = f"Error: cannot write {run}/plan.json: Is a directory [run-directory]\n  name another place with --run-dir\n"
+    told = (
+        f"Error: cannot write {run}/plan.json: Is a directory [run-directory]\n  choose another folder with --run-dir\n"
+    )
     summary = "  2 attempts; those before the last:\n    1: worker:0 on local exited with status 1 after "
     assert re.search(f"{re.escape(told)}  0 processes left on this machine\n{re.escape(summary)}", ran.stderr)
     assert ran.stderr.count("Error: cannot write") == 1

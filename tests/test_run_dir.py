@@ -24,7 +24,7 @@ from tests.apart import linux
 from tests.conftest import Distlaunch
 
 W0 = TaskId("worker", 0)
-HINT = "name another place with --run-dir"
+HINT = "choose another folder with --run-dir"
 
 
 def mode(path: Path) -> int:
@@ -167,7 +167,7 @@ class TestRefusals:
         error = refusal(tmp_path)
 
         assert error.message == f"the run directory {tmp_path} is not empty"
-        assert error.hint == "name a new one; each run has its own"
+        assert error.hint == "choose a new folder; each run needs its own"
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_of_a_file(self, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ class TestCommand:
 
             assert "[disk-full]\n" in ran.stderr
             told = f"Error: cannot write {disk}/run/report.json: No space left on device [run-directory]\n"
-            assert f"{told}  the run is over; only its report is missing\n  worker:0  exit status 1\n" in ran.stderr
+            assert f"{told}  the run has ended; only its report is missing\n  worker:0  exit status 1\n" in ran.stderr
             assert ran.stderr.endswith(f", exit status 3\nLogs: {disk}/run\n")
             assert ran.status == EXIT_INFRASTRUCTURE
 
@@ -294,7 +294,7 @@ class TestCommand:
         ran = distlaunch("local", "--", "true")
 
         assert f"Error: the run directory {tmp_path}/run belongs to " in ran.stderr
-        assert ran.stderr.endswith("[run-directory]\n  name a new one; each run has its own\n")
+        assert ran.stderr.endswith("[run-directory]\n  choose a new folder; each run needs its own\n")
         assert ran.status == EXIT_INFRASTRUCTURE
         assert mode(tmp_path / "run") == 0o755
         assert [*(tmp_path / "run").iterdir()] == []
@@ -306,7 +306,7 @@ class TestCommand:
         ran = distlaunch("local", "--", "true")
 
         told = f"Error: the run directory {tmp_path}/run is not empty [run-directory]\n"
-        assert ran.stderr == f"{told}  name a new one; each run has its own\n"
+        assert ran.stderr == f"{told}  choose a new folder; each run needs its own\n"
         assert ran.status == EXIT_INFRASTRUCTURE
         assert (tmp_path / "run" / "report.json").read_text() == "of yesterday"
 

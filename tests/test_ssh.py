@@ -130,7 +130,7 @@ def test_a_changed_host_key_is_refused(distlaunch: Distlaunch, hosts: Hosts) -> 
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
     name = hosts.known_name("gpu-a")
-    assert f"the host key of {name} has changed, or somebody is in between" in ran.stderr
+    assert f"the host key of {name} has changed, or the connection is intercepted" in ran.stderr
     assert f"ssh-keygen -R '{name}'" in ran.stderr
 
 
@@ -154,7 +154,7 @@ def test_accept_new_believes_an_unknown_host_once_and_never_another_key(distlaun
     spec = hosts.write_spec("program: {command: ['true']}\nhost_keys: accept-new\n")
     ran = distlaunch("up", spec, env=hosts.env)
     assert ran.status == 0, ran.stderr
-    assert f") was unknown, and is now in {hosts.known_hosts}" in ran.stderr
+    assert f") was unknown; added to {hosts.known_hosts}" in ran.stderr
     key = " ".join((hosts.folder / "host_key.pub").read_text().split()[:2])
     lines = hosts.known_hosts.read_text().splitlines()
     assert lines[0] == "# mine, without a line break"
@@ -216,7 +216,7 @@ def test_a_key_that_is_not_accepted_is_named(distlaunch: Distlaunch, hosts: Host
     (hosts.folder / "config").write_text(config.replace("user_key", "other_key"))
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3
-    assert f"does not let us in; refused: {hosts.folder / 'other_key'}" in ran.stderr
+    assert f"rejects the login; refused: {hosts.folder / 'other_key'}" in ran.stderr
 
 
 def test_a_key_with_a_passphrase_is_told_to_be_unlocked(distlaunch: Distlaunch, hosts: Hosts) -> None:

@@ -70,7 +70,7 @@ def test_proxies_become_a_command_to_go_through(more: str, command: str | None) 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "ssh", "²"])
 def test_a_port_that_is_none_is_told(port: str) -> None:
-    with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is no port"):
+    with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is not a port"):
         parse(f"port {port}\n")
 
 

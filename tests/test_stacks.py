@@ -164,7 +164,7 @@ def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tm
 
 def test_a_run_that_is_over_or_none_is_told(tmp_path: Path) -> None:
     subprocess.run(distlaunch_command("local", "--run-dir", "run", "--", "true"), cwd=tmp_path, check=True)
-    for name, why in (("run", "is over"), ("nothing", "there is no run nothing")):
+    for name, why in (("run", "has ended"), ("nothing", "there is no run nothing")):
         asked = subprocess.run(
             distlaunch_command("stacks", name), cwd=tmp_path, capture_output=True, text=True, check=False
         )

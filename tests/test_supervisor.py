@@ -244,7 +244,7 @@ def test_a_signal_ends_a_run_and_nothing_is_started_again(
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", status, 1)
     assert report.verdict.reference == "interrupted"
     assert f"Interrupted after {report.ended - report.started:.1f} s, exit status {status}" in run.said
-    assert "tarting again" not in run.said
+    assert "Restarting" not in run.said
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -363,7 +363,7 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     report = run.run()
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("failed", 3, 1)
     assert report.verdict.message == "node gpu-b was lost: cable pulled"
-    assert "not started again: no spare node fits, and the nodes that are left are too few" in run.said
+    assert "not started again: no spare node fits, and too few nodes are left" in run.said
     assert ("waiting up to 30 s for gpu-b to come back" in run.said) == bool(return_s)
     assert report.ended - report.attempts[0].ended == pytest.approx(return_s, abs=0.5)
     assert len(run.asked) == return_s / 2 + bool(return_s)
@@ -379,7 +379,7 @@ def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
     assert run.asked == [("gpu-b", "/run/meeting")] * 4  # that of the agent whose tasks have to be gone
     assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after 6.0 s" in run.said
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
-    assert "ended for certain" not in run.said  # that was seen
+    assert "certainly ended" not in run.said  # that was seen
     assert pauses(report) == [6.0]
 
 
@@ -404,7 +404,7 @@ def test_the_next_attempt_begins_when_the_tasks_of_a_lost_node_have_ended_for_ce
     if left is None:
         fence_s = 60 + MARGIN_S
         assert began - lost == pytest.approx(fence_s, abs=GRACE_S)
-        assert f"gpu-b cannot be reached; waiting {fence_s:.0f} s until its tasks have ended for certain" in run.said
+        assert f"gpu-b cannot be reached; waiting {fence_s:.0f} s until its tasks have certainly ended" in run.said
     else:
         assert began == lost
     assert ("cannot be reached" in run.said) == (left is None)
@@ -423,7 +423,7 @@ def test_a_signal_ends_the_wait_for_a_fence_and_there_is_no_pause_after_it(tmp_p
     run = FakeRun(tmp_path / "run", script, {**SPARE, **restarting(5, pause_s=500)})
     run.timing.after(60.0, partial(signal.raise_signal, signal.SIGINT))
     report = run.run()
-    assert "until its tasks have ended for certain" in run.said
+    assert "until its tasks have certainly ended" in run.said
     assert (report.outcome, report.exit_status, len(report.attempts)) == ("interrupted", 130, 2)
     assert report.ended - BEGAN == pytest.approx(1060, abs=0.1)
     assert "attempt 3" not in run.said
@@ -573,7 +573,7 @@ def test_a_report_that_cannot_be_written_changes_nothing_else(tmp_path: Path) ->
     fill_disk(tmp_path / "run" / "report.json")
     report = run.run()
     assert (report.outcome, report.exit_status) == ("succeeded", 0)
-    assert "No space left on device [run-directory]\n  the run is over; only its report is missing" in run.said
+    assert "No space left on device [run-directory]\n  the run has ended; only its report is missing" in run.said
     assert f"Logs: {tmp_path}/run" in run.said
 
 

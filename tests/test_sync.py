@@ -86,8 +86,8 @@ def test_everything_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         make_bundle(SyncSpec(to="~/x"), tmp_path)
     assert caught.value.evidence == (
-        "'absolute' is a link out of the folder, to /etc/passwd",
-        "'out' is a link out of the folder, to ../elsewhere",
+        "'absolute' is a link to /etc/passwd, outside the folder",
+        "'out' is a link to ../elsewhere, outside the folder",
         "'pipe' is neither a file nor a link",
     )
     assert paths(tmp_path, exclude=["absolute", "out", "pipe"]) == []
@@ -100,7 +100,7 @@ def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pyt
         make_bundle(SyncSpec(to="~/x"), tmp_path)
     assert caught.value.evidence == ("3 files; the limit is 2",)
     assert FILES_LIMIT > 1000
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         make_bundle(SyncSpec(path="none", to="~/x"), tmp_path)
 
 
@@ -417,7 +417,7 @@ def test_a_connection_that_breaks_while_files_are_sent_loses_none(hosts: Hosts, 
     send_to_sessions(9)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors.decode()
-    assert b"connected again after" in errors
+    assert b"reconnected after" in errors
     assert output.count(hashlib.sha256(big).hexdigest().encode()) == 2
 
 
@@ -463,6 +463,6 @@ def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Pa
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors.decode()
     assert time.monotonic() - died < lease_s + 15  # on a busy machine
-    assert b"node gpu-b was lost: the connection broke, and there was no way back within 5 s: connection refu" in errors
+    assert b"node gpu-b was lost: the connection broke, and not reconnected within 5 s: connection refu" in errors
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["attempts"][0]["verdict"]["reference"] == "node-lost"

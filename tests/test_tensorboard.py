@@ -154,7 +154,7 @@ def test_what_cannot_be_profiled_is_told(distlaunch: Distlaunch, tmp_path: Path)
     assert distlaunch("local", "-n", "1", "--", "true").status == 0
     done = distlaunch("profile", "run", run_dir=False)
     assert done.status == 2
-    assert f"Error: the run {tmp_path}/run is over" in done.stderr
+    assert f"Error: the run {tmp_path}/run has ended" in done.stderr
 
 
 def test_tasks_without_a_server_cannot_be_profiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_tasks_without_a_server_cannot_be_profiled(distlaunch: Distlaunch, tmp_p
         run.wait_for(b"begun", 1)
         done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
         assert done.status == 3, done.stderr
-        assert "Error: not all tasks could be asked [profile]\n  worker-0: failed to connect" in done.stderr
+        assert "Error: some tasks could not be profiled [profile]\n  worker-0: failed to connect" in done.stderr

@@ -375,7 +375,7 @@ def test_pieces_of_a_log_are_written_at_their_offsets(tmp_path: Path) -> None:
 def test_a_piece_that_leaves_a_gap_is_refused(tmp_path: Path, offset: int) -> None:
     mirror = named(tmp_path)
     mirror.write(Log(1, "a", 0, 3), b"hel")
-    with pytest.raises(ProtocolError, match=f"a piece of a log at {offset:,}, of which it has sent 3 bytes"):
+    with pytest.raises(ProtocolError, match=f"a log piece at offset {offset:,} after 3 bytes"):
         mirror.write(Log(1, "a", offset, 2), b"lo")
     mirror.close()
     assert (tmp_path / "1-a").read_bytes() == b"hel"

@@ -409,14 +409,12 @@ class TestLoss:
         )
 
     def test_begins_with_the_node_that_was_lost_first(self) -> None:
-        state = history(
-            TWO_NODES, NodeLost("b", "the agent ended"), NodeLost("a", "the agent has been silent for 60 s")
-        )
+        state = history(TWO_NODES, NodeLost("b", "the agent ended"), NodeLost("a", "no data for 60 s"))
 
         verdict = judged(state)
 
         assert verdict.message == "node b was lost: the agent ended"
-        assert verdict.evidence[1:] == ["node a was lost: the agent has been silent for 60 s"]
+        assert verdict.evidence[1:] == ["node a was lost: no data for 60 s"]
 
     def test_before_any_answer_means_that_the_node_cannot_be_used(self) -> None:
         policy = make_policy(TWO_NODES)
@@ -628,10 +626,10 @@ def test_a_peer_that_is_missed_on_a_lost_node_makes_the_loss_the_cause() -> None
         *running(policy),
         TaskExited(W0, TaskExit(code=1), 1050.5, missed),
         NodeEmpty("a"),
-        NodeLost("b", "nothing came for 10 s, and there was no way back within 60 s"),
+        NodeLost("b", "no data for 10 s, and not reconnected within 60 s"),
     )
 
     verdict = judged(state)
     assert verdict.reference == "node-lost"
-    assert verdict.message == "node b was lost: nothing came for 10 s, and there was no way back within 60 s"
+    assert verdict.message == "node b was lost: no data for 10 s, and not reconnected within 60 s"
     assert status_of(state) == 3

@@ -15,7 +15,7 @@ def clean(what: str) -> int:
     `timeouts.lease_s`; this does not wait for that.
 
     Exit status: 0 nothing is left, 2 the run is still running, or may be on another machine, 3 a node could not be
-    asked or cleaned.
+    reached or cleaned.
     """
     from launcher.commands.clean import clean
     from launcher.printable import printable

@@ -1,1 +1,4 @@
-"""What is done to nodes and runs outside of a run: clean, profile, ask a running run for something."""
+"""Commands on existing runs and their nodes: clean, profile, requests to a running run.
+
+In: a run's folder or name, or a spec. Out: what was found, captured or stopped.
+"""

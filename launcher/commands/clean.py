@@ -1,4 +1,4 @@
-"""`distlaunch clean`: ends what is left on nodes of runs whose controller is gone."""
+"""`distlaunch clean`: stops leftover processes of runs whose controller is gone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.transports.node_cleanup import CleanedNode, clean_node
 
-AT_ONCE = 32
+NODES_AT_ONCE = 32
 
 
 def clean(what: str) -> Iterator[CleanedNode]:
     """Cleans the nodes of a run, or of a spec.
 
     Args:
-        what: a run's folder or name; or a spec file, which stands for all runs of this user from this machine.
+        what: a run's folder or name; or a spec file, for all ended runs that this user started on this machine.
 
     Raises:
-        DistlaunchError: there is no such run or spec, or the run is still under way.
+        DistlaunchError: there is no such run or spec, or the run is still running.
     """
     spec, run_ids = _find(what)
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=NODES_AT_ONCE) as pool:
         yield from pool.map(lambda node: clean_node(spec, node, run_ids), spec.nodes)
 
 
@@ -38,7 +38,9 @@ def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     files = find_run(what)
     run_id, controller = files.read_run()
     if controller is not None:
-        raise UsageError(f"run {run_id} is still under way (pid {controller.pid})", hint="end it with Ctrl-C")
+        raise UsageError(
+            f"run {run_id} is still running (pid {controller.pid})", hint="stop it with Ctrl-C or `distlaunch down`"
+        )
     try:
         return ClusterSpec.model_validate_json(files.spec.read_bytes()), [run_id]
     except (OSError, ValueError) as error:
@@ -49,7 +51,7 @@ def _ended_runs(runs: Path) -> Iterator[str]:
     for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
         try:
             run_id, controller = RunDir(folder).read_run()
-        except (RunDirectoryError, UsageError):  # it is no run, or may be under way on another machine
+        except (RunDirectoryError, UsageError):  # not a run, or it may be running on another machine
             continue
         if controller is None:
             yield run_id

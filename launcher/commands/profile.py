@@ -1,4 +1,4 @@
-"""`distlaunch profile`: what all tasks of a running cluster do for some seconds, for TensorBoard's profiler."""
+"""`distlaunch profile`: profiles all tasks of a running cluster for TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ from launcher.tasks import find_leader, parse_task_id
 from worker_entry.task.profiling import ATTEMPTS, GATHER_S
 
 MARGIN_S = 30.0
-"""For an interpreter to start and to connect."""
+"""Time for an interpreter to start and connect."""
 
 
 class ProfileError(DistlaunchError):
-    """The tasks could not be asked, or had nothing to say."""
+    """The tasks could not be profiled, or recorded nothing."""
 
     reference = "profile"
 
 
 @dataclass(frozen=True)
 class Capture:
-    """One capture; its files are where the tasks wrote them, each on its node."""
+    """One capture; each file is on its task's node."""
 
     files: tuple[Path, ...]
-    """One of each task that had something to show."""
+    """One per task that recorded something."""
     silent: tuple[str, ...]
-    """The tasks that had nothing."""
+    """The tasks that recorded nothing."""
 
 
 def profile(files: RunDir, duration_s: float) -> Capture:
-    """Captures it.
+    """Captures a profile of all tasks.
 
     Raises:
-        DistlaunchError: the run is over, or its tasks cannot be profiled from here.
+        DistlaunchError: the run has ended, or its tasks cannot be profiled from here.
     """
     if files.read_run()[1] is None:
-        raise UsageError(f"the run {files.root} is over", hint="profile it while it is under way")
+        raise UsageError(f"the run {files.root} has ended", hint="profile a run while it is running")
     try:
         plan = json.loads(files.plan.read_text())
         spec = ClusterSpec.model_validate_json(files.spec.read_bytes())
     except (OSError, ValueError) as error:
         raise RunDirectoryError(f"cannot read {files.plan}: {error}") from None
     if spec.logs is None:
-        raise UsageError("the run has no log directory", hint="name a `log_directory:` in the spec")
+        raise UsageError("the run has no log directory", hint="set `log_directory:` in the spec")
     tasks = _find_servers(spec, plan)
     if not tasks:
-        raise UsageError("only tasks of a cluster have a server to ask", hint="run it with two workers or more")
+        raise UsageError("no task of this run has a profiler server", hint="run two workers or more")
     here = next((task["python"] for task in plan["tasks"] if task["node"] == LOCAL), sys.executable)
     answer = _ask(here, {"tasks": tasks, "directory": spec.logs, "duration_s": duration_s})
     if answer["failed"]:
         evidence = [f"{name}: {reason}" for name, reason in answer["failed"].items()]
-        raise ProfileError("not all tasks could be asked", evidence=evidence)
+        raise ProfileError("some tasks could not be profiled", evidence=evidence)
     found = [Path(answer["directory"], f"{name}.xplane.pb") for name in tasks if name not in answer["silent"]]
     if not found:
-        raise ProfileError("no task had anything to show", hint="try a longer --duration")
+        raise ProfileError("no task recorded anything", hint="try a longer --duration")
     return Capture(tuple(found), tuple(answer["silent"]))
 
 
 def _find_servers(spec: ClusterSpec, plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tasks with a server, by what their files are called, and whether TensorFlow's operations are recorded there.
+    """The tasks with a profiler server, by file name: address, and whether TensorFlow's operations are recorded.
 
-    They are at all but the workers that ask another one how their collectives go together. There TensorFlow (2.21)
-    keeps pointers into a vector that then grows, as it gathers what its threads have recorded, and writes to what has
-    been freed (`TraceMeRecorder::Consume`, an activity that begins in one thread and ends in another): such a worker
-    died of SIGSEGV or SIGABRT once in 10 to 90 captures. Python's functions and the GPUs' work are recorded by other
-    means, in all of them.
+    They are recorded in every task except the workers that ask the leader to order their collectives. In those,
+    TensorFlow (2.21) gathers its threads' records through pointers into a vector that grows meanwhile, and writes to
+    freed memory (`TraceMeRecorder::Consume`, an activity that begins in one thread and ends in another): such a worker
+    died of SIGSEGV or SIGABRT in one of 10 to 90 captures. Python functions and GPU work are recorded by other means,
+    in all tasks.
     """
     servers = {
         parse_task_id(task["task"]): format_address(task["address"], task["port"])
@@ -89,7 +89,7 @@ def _find_servers(spec: ClusterSpec, plan: Mapping[str, Any]) -> dict[str, dict[
 
 
 def _ask(python: str, order: Mapping[str, Any]) -> dict[str, Any]:
-    """By an interpreter that has TensorFlow, and with it gRPC."""
+    """Sends the order through an interpreter that has TensorFlow, and with it gRPC."""
     try:
         done = subprocess.run(
             [python, str(Path(worker_entry.__file__).parent), "profile"],
@@ -103,6 +103,6 @@ def _ask(python: str, order: Mapping[str, Any]) -> dict[str, Any]:
         raise ProfileError("the tasks do not answer") from None
     if done.returncode != 0:
         last = next(reversed(done.stderr.strip().splitlines()), "")
-        raise ProfileError(f"the tasks could not be asked: {last}", hint="install TensorFlow here, or grpcio alone")
+        raise ProfileError(f"the tasks could not be profiled: {last}", hint="install TensorFlow here, or grpcio alone")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

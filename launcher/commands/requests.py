@@ -1,4 +1,4 @@
-"""Finds a run by its name or folder, and asks its controller for something."""
+"""Finds a run by its name or folder, and sends requests to its controller."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ POLL_S = 0.05
 
 
 def find_run(what: str) -> RunDir:
-    """The run of a folder or a name.
+    """The run in a folder, or of a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such run.
     """
     folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
     if not folder.is_dir():
-        raise UsageError(f"there is no run {what}", hint="name a run's folder, as its first line tells it")
+        raise UsageError(f"there is no run {what}", hint="give the run's folder, which is in its first line of output")
     return RunDir(absolute(folder))
 
 
 def ask_stacks(files: RunDir, within_s: float = 15.0) -> str:
-    """What all tasks of the run are doing, by its distlaunch.
+    """The stacks of all tasks of the run, collected by its controller.
 
     Raises:
-        UsageError: the run is over, or does not answer.
+        UsageError: the run has ended, or does not answer.
     """
     run_id, controller = files.read_run()
     before = _written_at(files.stacks)
     if controller is None or not send_signal(controller, STACKS_SIGNAL):
-        raise UsageError(f"run {run_id} is over")
+        raise UsageError(f"run {run_id} has ended")
     deadline = time.monotonic() + within_s
     while _written_at(files.stacks) == before:
         if not is_alive(controller):
-            raise UsageError(f"run {run_id} is over")
+            raise UsageError(f"run {run_id} has ended")
         if time.monotonic() > deadline:
-            raise UsageError(f"run {run_id} does not say within {within_s:g} s what its tasks are doing")
+            raise UsageError(f"run {run_id} did not show its stacks within {within_s:g} s")
         time.sleep(POLL_S)
     return files.stacks.read_text(encoding="utf-8")
 
 
 def ask_to_end(files: RunDir, within_s: float = 120.0) -> bool:
-    """Has the run's distlaunch end it, and waits for the end of that process. Returns whether it was under way.
+    """Asks the run's controller to stop the run, and waits for its exit; returns whether the run was running.
 
     Raises:
-        RunDirectoryError: it has not ended within this time.
-        UsageError: it cannot be asked from here.
+        RunDirectoryError: the controller is still running after `within_s`.
+        UsageError: the controller cannot be asked from here.
     """
     run_id, controller = files.read_run()
     if controller is None or not send_signal(controller, signal.SIGTERM):
@@ -62,7 +62,7 @@ def ask_to_end(files: RunDir, within_s: float = 120.0) -> bool:
     while is_alive(controller):
         if time.monotonic() > deadline:
             raise RunDirectoryError(
-                f"run {run_id} has not ended within {within_s:g} s", hint=f"look at its terminal, or at {files.root}"
+                f"run {run_id} has not ended within {within_s:g} s", hint=f"see its terminal, or {files.root}"
             )
         time.sleep(POLL_S)
     return True

@@ -1,4 +1,4 @@
-"""Performs what the gang decides: orders to the nodes, by the plan as far as it is known."""
+"""Performs the gang's actions: sends orders to the nodes, made from the current plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from worker_entry.protocol.values import Problem
 
 
 class Actions:
-    """Those of the `attempt`-th attempt. `plan` is what was started, `dialled` the addresses that the checks chose."""
+    """The actions of one attempt. `plan` is what was started, `addresses` what the checks chose, by node."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Actions:
         self._stacks = stacks
         self._checked = False
         self.plan = setup.planner.plan({})
-        self.dialled = setup.dialled
+        self.addresses = setup.addresses
 
     def tasks_of(self, node: str) -> Iterator[TaskPlan]:
         """The planned tasks of a node."""
@@ -68,12 +68,12 @@ class Actions:
                 for node in state.awaited:
                     self._links.send(node, self._preflight.make_dial(state.ports))
             case StartTasks(ports):
-                self.plan = self._planner.plan(self._links.facts(), ports, self.dialled)
+                self.plan = self._planner.plan(self._links.facts(), ports, self.addresses)
                 self.write_plan()
                 for node in state.policy.nodes:
                     self._links.send(node, self._make_start([*self.tasks_of(node)]))
                 for task in self.plan.tasks:
-                    if not task.task.is_auxiliary:  # its output is of no use to anybody
+                    if not task.task.is_auxiliary:  # the console does not show auxiliary tasks
                         self._context.console.follow(task.task, self._context.files.log(self._attempt, task.task))
             case RestartTask(task):
                 self._faults = [fault for fault in self._faults if fault.task != task]
@@ -88,7 +88,7 @@ class Actions:
                     self._links.send(node, Stop(grace_s))
 
     def preload(self, node: str) -> None:
-        """Has the node begin with what takes longest, while the others are still on their way."""
+        """Starts the slowest work on the node while other nodes are still connecting."""
         restart = self._context.spec.restart
         plan = self._planner.plan(self._links.facts())
         again = restart.max_restarts > 0 or (
@@ -99,7 +99,7 @@ class Actions:
             self._links.send(node, preload)
 
     def end_checks(self, state: AttemptState) -> None:
-        """Once all nodes have answered, the gang is told what came of it."""
+        """Reports the result of the checks to the gang once all nodes have answered."""
         checks = self._preflight
         if (
             checks is None
@@ -109,7 +109,7 @@ class Actions:
         ):
             return
         self._checked = True
-        self.dialled = checks.choose_addresses()
+        self.addresses = checks.choose_addresses()
         for choice in checks.render_choices():
             self._context.console.note(choice)
         errors: list[Event] = []
@@ -123,7 +123,7 @@ class Actions:
             self._links.put(event)
 
     def write_plan(self) -> None:
-        """Writes plan.json, which shows what is started as far as it is known."""
+        """Writes the current plan to plan.json."""
         self._context.files.write_json(self._context.files.plan, render_json(self.plan))
 
     def _prepare(self, state: AttemptState) -> None:

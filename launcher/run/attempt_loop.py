@@ -1,7 +1,7 @@
 """One attempt: one queue, one loop.
 
-Whatever happens (a message, a closed link, a signal) is put into the queue by the thread that sees it. The loop alone
-takes it out, asks `gang.decide`, and performs the actions.
+The thread that sees an event (a message, a closed link, a signal) puts it into the queue. Only the loop takes events
+out, asks `gang.decide`, and performs the actions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
 
 IDLE_S = 0.5
-"""How often the loop looks at what sends no message: logs, the console, deadlines."""
+"""How often the loop polls what sends no messages: logs, the console, deadlines."""
 
 
 class AttemptLoop:
@@ -39,18 +39,18 @@ class AttemptLoop:
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
         self.state = self._make_state(setup)
-        """The attempt as far as it has come."""
+        """The current state."""
 
     @property
     def plan(self) -> LaunchPlan:
-        """What was started, as far as it is known."""
+        """What was started; before the start, what is known so far."""
         return self._actions.plan
 
     def run(self) -> tuple[AttemptState, AttemptSetup]:
-        """Runs the attempt until nothing is left of it; nodes that are connected stay so.
+        """Runs the attempt until nothing is left of it; nodes stay connected.
 
         Returns:
-            The last state, and the setup with which an attempt after it can begin: its nodes have been checked.
+            The last state, and the setup for a next attempt, whose nodes need no second check.
         """
         self._actions.write_plan()
         links = self._context.links
@@ -61,19 +61,19 @@ class AttemptLoop:
         while self.state.phase is not Phase.FINISHED:
             for event in self._next_events():
                 self._handle(event)
-        return self.state, replace(self._setup, preflight=None, dialled=self._actions.dialled, notes=())
+        return self.state, replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=())
 
     def _next_events(self) -> Iterator[Event]:
         monotonic, deadline = self._context.timing.monotonic, self.state.deadline
         until_due = IDLE_S if deadline is None else min(deadline - monotonic(), IDLE_S)
         yield from self._observer.next_events(until_due)
         yield from self._stacks.take()
-        yield from self._logs.look(self.state, monotonic())
+        yield from self._logs.poll(self.state, monotonic())
 
     def _handle(self, event: Event) -> None:
         earlier = self.state
         self.state, actions = decide(earlier, event, self._context.timing.monotonic())
-        self._tell(earlier, event)
+        self._report(earlier, event)
         if isinstance(event, NodeReady) and self.state is not earlier:
             self._actions.preload(event.node)
         for action in actions:
@@ -82,7 +82,7 @@ class AttemptLoop:
         if isinstance(event, StacksAsked):
             self._stacks.ask(self.state, show=True)
 
-    def _tell(self, earlier: AttemptState, event: Event) -> None:
+    def _report(self, earlier: AttemptState, event: Event) -> None:
         console, timing = self._context.console, self._context.timing
         now = timing.monotonic()
         news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())

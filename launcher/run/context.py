@@ -1,4 +1,4 @@
-"""What the parts of a run share: frozen values, and the way to its nodes and to the console."""
+"""What the parts of a run share: frozen values, the links to its nodes, and the console."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class RunContext:
 
     run_id: str
     spec: ClusterSpec
-    """As the user wrote it, spare nodes included."""
+    """The user's spec, spare nodes included."""
     files: RunDir
     links: NodeLinks
     console: Console
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
-    """Whether the nodes are checked and nothing is started."""
+    """Whether the nodes are only checked."""
 
     @property
     def timing(self) -> Timing:
-        """That of its links."""
+        """The clocks and waits of its links."""
         return self.links.timing
 
 
@@ -44,6 +44,6 @@ class AttemptSetup:
     preflight: Preflight | None
     """The checks before the start; None if the nodes are not checked."""
     notes: Sequence[str] = ()
-    """What the user is told about the choice of nodes."""
-    dialled: Mapping[str, str] = field(default_factory=dict)
-    """The addresses that an earlier check has chosen, by node."""
+    """Messages about the choice of nodes."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """The addresses that an earlier check chose, by node."""

@@ -1,6 +1,6 @@
-"""Which process controls a run: who it is, whether it lives, and signals to exactly this process.
+"""The process that controls a run: its identity, whether it is alive, and signals to exactly this process.
 
-A pid alone names another process on another machine, in another container, and after a while on this machine as well.
+The same pid is another process on another machine, in another container, and later on this machine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 from launcher.errors import UsageError
 
 START_TOLERANCE_S = 0.05
-"""The kernel counts in hundredths of a second."""
+"""The kernel measures start times in hundredths of a second."""
 
 
 @dataclass(frozen=True)
 class Controller:
-    """A process, by what no other process ever shares with it.
+    """A process, identified uniquely.
 
-    `boot` and `pid_namespace` are empty where the system has no such thing. `started`: seconds from the boot, so that
-    a clock that is set does not change it; Unix seconds on a system that does not count from the boot.
+    `boot` and `pid_namespace` are empty on systems without them. `started`: seconds since the boot, which setting the
+    clock does not change; Unix seconds on systems that do not count from the boot.
     """
 
     host: str
@@ -37,9 +37,10 @@ class Controller:
 
 
 def parse_controller(facts: Mapping[str, Any]) -> Controller:
-    """
+    """The controller from its JSON object.
+
     Raises:
-        ValueError, KeyError, TypeError: these are no facts of a process.
+        ValueError, KeyError, TypeError: the object does not describe a process.
     """
     return Controller(
         str(facts["host"]),
@@ -57,26 +58,26 @@ def this_process() -> Controller:
 
 
 def is_alive(controller: Controller) -> bool:
-    """Whether the process still lives.
+    """Whether the process is alive.
 
     Raises:
-        UsageError: that cannot be seen from here.
+        UsageError: the process cannot be seen from here.
     """
     boot = _boot()
-    if controller.boot != boot or not boot:  # not this boot of this machine, whose name may have changed since
+    if controller.boot != boot or not boot:  # another machine or boot; this machine may have been renamed
         if controller.host != socket.gethostname():
             raise UsageError(
-                f"this run's distlaunch is on {controller.host}",
-                hint=f"give the command on {controller.host}; if that machine is gone, the run's tasks end with their "
-                "lease",
+                f"this run's controller is on {controller.host}",
+                hint=f"run the command on {controller.host}; if that machine is gone, the run's tasks stop when "
+                "their lease expires",
             )
         if controller.boot != boot:
             return False
     if controller.pid_namespace != _pid_namespace():
         raise UsageError(
-            f"this run's distlaunch is in another container of {controller.host}",
+            f"this run's controller is in another container on {controller.host}",
             evidence=[f"its PID namespace is {controller.pid_namespace}, this one is {_pid_namespace()}"],
-            hint="give the command in that container",
+            hint="run the command in that container",
         )
     started = _start_of(controller.pid)
     return started is not None and abs(started - controller.started) < START_TOLERANCE_S
@@ -86,13 +87,13 @@ def send_signal(controller: Controller, signum: signal.Signals) -> bool:
     """Signals exactly this process; returns False if it is gone.
 
     Raises:
-        UsageError: it cannot be signalled from here.
+        UsageError: the process cannot be signalled from here.
     """
     if not is_alive(controller):
         return False
     descriptor = _open_pidfd(controller.pid)
     try:
-        # The descriptor pins the process: if it is the one that is meant now, it stays the one.
+        # The descriptor pins the process: if it is the controller now, it stays the controller.
         if not is_alive(controller):
             return False
         if descriptor is None:
@@ -103,8 +104,8 @@ def send_signal(controller: Controller, signum: signal.Signals) -> bool:
         return False
     except PermissionError:
         raise UsageError(
-            f"this run's distlaunch (pid {controller.pid}) belongs to another user",
-            hint="give the command as that user",
+            f"this run's controller (pid {controller.pid}) belongs to another user",
+            hint="run the command as that user",
         ) from None
     finally:
         if descriptor is not None:
@@ -113,8 +114,8 @@ def send_signal(controller: Controller, signum: signal.Signals) -> bool:
 
 
 def _start_of(pid: int) -> float | None:
-    """When the process was started; None if there is no such process, or only what its parent has not yet collected."""
-    # Imported here: most commands ask for no process.
+    """When the process was started; None if there is none, or only a zombie."""
+    # Imported here: most commands need no process.
     import psutil
 
     try:
@@ -123,7 +124,7 @@ def _start_of(pid: int) -> float | None:
             return None
         if sys.platform != "linux":
             return process.create_time()
-        # psutil adds the time of the boot, which moves when the clock is set, to what the kernel counts.
+        # psutil adds the boot time, which moves when the clock is set, to the kernel's count.
         while True:
             boot = psutil.boot_time()
             started = psutil.Process(pid).create_time() - boot
@@ -134,10 +135,10 @@ def _start_of(pid: int) -> float | None:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """None where there is no such descriptor: macOS, Linux before 5.3, some sandboxes, some builds of Python."""
+    """A pidfd; None on systems without them: macOS, Linux before 5.3, some sandboxes, some Python builds."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
-    with contextlib.suppress(OSError):  # gone, which `is_alive` sees, or not supported
+    with contextlib.suppress(OSError):  # the process is gone, which `is_alive` sees, or pidfds are not supported
         return os.pidfd_open(pid)
     return None
 

@@ -1,4 +1,4 @@
-"""A run's folder on disk: private to the user; files appear whole or not at all."""
+"""A run's folder on disk: private to the user; files are written atomically."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from worker_entry.protocol.file_names import make_private_directory
 
 
 class RunDir(RunPaths):
-    """One run's folder. Every method that writes raises RunDirectoryError when it cannot."""
+    """One run's folder. Methods that write raise RunDirectoryError on failure."""
 
     @classmethod
     def create(cls, root: Path) -> RunDir:
-        """Makes the folder, which must not hold anything yet."""
+        """Makes the folder; an existing one must be empty."""
         root = absolute(root)
         if not is_utf_8(root):
             raise RunDirectoryError(
-                f"the run directory {os.fsencode(root)!r} is not UTF-8", hint="name another place with --run-dir"
+                f"the run directory {os.fsencode(root)!r} is not UTF-8", hint="choose another folder with --run-dir"
             )
         try:
             make_private_directory(str(root.parent))
@@ -43,14 +43,14 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def hold(self, run_id: str) -> Iterator[None]:
-        """Within it the run is under way: others see it, and may send this process the signals of `interrupts`."""
+        """Marks the run as running: other processes see it and may send this one the signals of `interrupts`."""
         controller = this_process()
         self._write_run(run_id, controller, ended=False)
         try:
             yield
         finally:
-            # For other machines, which cannot see whether this process lives. On a full disk it is not written; here
-            # the process' end says the same.
+            # For other machines, which cannot see whether this process is alive. On this machine the process's exit
+            # says the same, so that a full disk does no harm.
             with contextlib.suppress(RunDirectoryError):
                 self._write_run(run_id, controller, ended=True)
 
@@ -58,11 +58,11 @@ class RunDir(RunPaths):
         self.write_json(self.run, {"run_id": run_id, "controller": asdict(controller), "ended": ended})
 
     def read_run(self) -> tuple[str, Controller | None]:
-        """The run's name, and the process that is at work on it, if one is.
+        """The run's name, and its controller; None if the run has ended.
 
         Raises:
-            RunDirectoryError: this is no run's folder.
-            UsageError: whether that process lives cannot be seen from here.
+            RunDirectoryError: this is not a run's folder.
+            UsageError: the controller cannot be seen from here.
         """
         run_id, controller, ended = self._read_run()
         return run_id, None if ended or not is_alive(controller) else controller
@@ -72,10 +72,10 @@ class RunDir(RunPaths):
             facts = json.loads(self.run.read_bytes())
             return str(facts["run_id"]), parse_controller(facts["controller"]), bool(facts["ended"])
         except (OSError, ValueError, KeyError, TypeError):
-            raise RunDirectoryError(f"{self.root} is not the folder of a run") from None
+            raise RunDirectoryError(f"{self.root} is not a run's folder") from None
 
     def write_stacks(self, text: str) -> str:
-        """Returns why they cannot be written; empty if they are. A full disk, say, keeps nobody from training."""
+        """Writes the stacks; returns an error message, or nothing: training continues on a full disk."""
         try:
             self.write_text(self.stacks, text)
         except RunDirectoryError as error:
@@ -83,7 +83,7 @@ class RunDir(RunPaths):
         return ""
 
     def make_checkpoints(self) -> None:
-        """Makes the folder for what programs save to go on from; the same for all attempts."""
+        """Makes the checkpoint folder, which all attempts share."""
         try:
             make_private_directory(str(self.checkpoints))
         except OSError as error:
@@ -108,20 +108,24 @@ class RunDir(RunPaths):
 
 
 def _check_unused(root: Path) -> None:
-    """
+    """Checks an existing folder.
+
     Raises:
-        RunDirectoryError: the folder that was there already is somebody else's, or holds files.
-        OSError: it cannot be looked at, or is no folder.
+        RunDirectoryError: the folder belongs to another user, or is not empty.
+        OSError: the folder cannot be read, or is not a folder.
     """
     if not root.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
     owner = root.stat().st_uid
-    if owner != os.geteuid():  # root could take it over, and would change its mode
+    if owner != os.geteuid():  # root could use it, but would change its mode
         raise RunDirectoryError(
-            f"the run directory {root} belongs to {_user_name(owner)}", hint="name a new one; each run has its own"
+            f"the run directory {root} belongs to {_user_name(owner)}",
+            hint="choose a new folder; each run needs its own",
         )
     if any(root.iterdir()):
-        raise RunDirectoryError(f"the run directory {root} is not empty", hint="name a new one; each run has its own")
+        raise RunDirectoryError(
+            f"the run directory {root} is not empty", hint="choose a new folder; each run needs its own"
+        )
 
 
 def _user_name(uid: int) -> str:
@@ -134,4 +138,4 @@ def _user_name(uid: int) -> str:
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     in_the_way = isinstance(error, NotADirectoryError) and Path(error.filename or "") in (path, *path.parents)
     why = f"{error.filename} is not a folder" if in_the_way else error.strerror
-    return RunDirectoryError(f"cannot write {path}: {why}", hint="name another place with --run-dir")
+    return RunDirectoryError(f"cannot write {path}: {why}", hint="choose another folder with --run-dir")

@@ -1,4 +1,4 @@
-"""The signals by which a user, or the system, asks us to end."""
+"""The signals by which the user or the system asks a run to stop, or to show its stacks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 STACKS_SIGNAL = signal.SIGUSR1
-"""With this the user asks what all tasks are doing."""
+"""Asks for the stacks of all tasks."""
 
 
 class Interruption(BaseException):
-    """A signal has asked us to end while the run was being prepared; no error, as KeyboardInterrupt is none."""
+    """A signal asked the run to stop during its preparation; not an error, like KeyboardInterrupt."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -23,10 +21,10 @@ class Interruption(BaseException):
 
 
 class Interrupts:
-    """The signals of one run, from before anybody can see the run; no signal is lost.
+    """The signals of one run, from before other processes can see the run; no signal is lost.
 
-    `install` comes first. Within `raising`, the first signal that asks to end raises Interruption. Once `deliver_to`
-    has been called, all signals go to its function, the earlier ones first. `mute` or `restore` comes last.
+    `install` comes first. Within `raising`, the first signal that asks to stop raises Interruption. After
+    `deliver_to`, its function gets all signals, earlier ones first. `mute` or `restore` comes last.
     """
 
     def __init__(self) -> None:
@@ -43,7 +41,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """For what takes long and starts nothing. Interruption is raised at most once, in here."""
+        """For slow work that starts nothing. Interruption is raised at most once, and only here."""
         self._raises = True
         try:
             for signum in self._early:
@@ -58,7 +56,7 @@ class Interrupts:
             deliver(self._early.pop(0))
 
     def mute(self) -> None:
-        """Ignores them from now on, also while the interpreter ends: the run is over, and its exit status is known."""
+        """Ignores all signals, also at interpreter exit: the run has ended, and its exit status is final."""
         for signum in self._previous:
             signal.signal(signum, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Puts a run together: its folder, its transports, its console; and runs it."""
+"""Assembles a run from its folder, transports and console, and runs it."""
 
 from __future__ import annotations
 
@@ -40,27 +40,36 @@ def run(
 
     Args:
         spec: what to run.
-        run_dir: where the run's files go; without it, a new folder in the user's state directory.
-        verbose: whether the console shows TensorFlow's chatter.
+        run_dir: the folder for the run's files; by default a new one in the user's state directory.
+        verbose: whether the console shows TensorFlow's start-up messages.
         checks: whether the nodes are checked before the start.
-        faults: what is done to it on purpose.
+        faults: what is injected into it.
 
     Raises:
-        DistlaunchError: it could not be started; nothing is left running.
-        ShownError: it was started, and an error has ended it; the report is written.
+        DistlaunchError: the cluster could not be started; nothing is left running.
+        ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
-    current_directory()  # where the tasks of this machine run; an error before there is anything
+    current_directory()  # where this machine's tasks run; fails before anything is written
     targets = find_targets(spec)
     run_id = make_run_id(spec.name)
     interrupts = Interrupts()
-    interrupts.install()  # before anybody can see the run, and ask it something by a signal
+    interrupts.install()  # before other processes can see the run and signal it
     try:
         files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
         with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
             console = open_console([task for _, task in spec.placements()], verbose=verbose)
             try:
-                supervisor = _prepare(spec, run_id, files, targets, console, interrupts, checks=checks, faults=faults)
+                supervisor = _prepare(
+                    spec,
+                    run_id=run_id,
+                    files=files,
+                    targets=targets,
+                    console=console,
+                    interrupts=interrupts,
+                    checks=checks,
+                    faults=faults,
+                )
                 return supervisor.run()
             finally:
                 interrupts.deliver_to(lambda _: console.hurry())
@@ -71,7 +80,7 @@ def run(
 
 @contextlib.contextmanager
 def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
-    """A run that could not be started has a report as well, if it can be written."""
+    """Writes a report for a run that could not be started, if possible."""
     started = clock.now()
     try:
         yield
@@ -99,33 +108,41 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
 
 def _prepare(
     spec: ClusterSpec,
+    *,
     run_id: str,
     files: RunDir,
     targets: Targets,
     console: Console,
     interrupts: Interrupts,
-    *,
     checks: bool,
     faults: Sequence[Fault],
 ) -> Supervisor:
-    """All that comes before the first node is reached; it takes long if a large folder is to be sent."""
+    """Does everything before the first connection; slow if a large folder is to be sent."""
     planner = _make_planner(spec, targets, files)
     spec, first = planner.spec, planner.without_spares()
     files.write_text(files.spec, render_spec(spec))
     tasks = [task for _, task in spec.placements()]
-    tasked = first.spec.nodes
-    count = len(tasked)
-    where = "this machine" if count == 1 and tasked[0].is_local else count_of(count, "node")
+    nodes = first.spec.nodes
+    where = "this machine" if len(nodes) == 1 and nodes[0].is_local else count_of(len(nodes), "node")
     console.note(f"Starting {count_of(len(tasks), 'task')} on {where}; logs in {files.root}")
     _make_folders(spec, files)
-    return _make_supervisor(planner, run_id, files, targets, console, interrupts, checks=checks, faults=faults)
+    return _make_supervisor(
+        planner,
+        run_id=run_id,
+        files=files,
+        targets=targets,
+        console=console,
+        interrupts=interrupts,
+        checks=checks,
+        faults=faults,
+    )
 
 
 def check(spec: ClusterSpec) -> CheckReport:
-    """Looks at the nodes as a run would before its start, and starts nothing.
+    """Checks the nodes as a run does before its start, and starts nothing.
 
     Raises:
-        DistlaunchError: it could not be done, or was interrupted; nothing is left running.
+        DistlaunchError: the check failed or was interrupted; nothing is left running.
     """
     targets = find_targets(spec)
     interrupts = Interrupts()
@@ -140,7 +157,14 @@ def check(spec: ClusterSpec) -> CheckReport:
             try:
                 run_id = make_run_id(spec.name)
                 supervisor = _make_supervisor(
-                    planner, run_id, files, targets, console, interrupts, checks=True, only_checks=True
+                    planner,
+                    run_id=run_id,
+                    files=files,
+                    targets=targets,
+                    console=console,
+                    interrupts=interrupts,
+                    checks=True,
+                    only_checks=True,
                 )
                 state, preflight = supervisor.check()
             finally:
@@ -156,12 +180,12 @@ def check(spec: ClusterSpec) -> CheckReport:
 
 
 def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
-    """The plan that a run of the spec would start with, as far as it is known without asking other machines.
+    """The plan of a run of the spec, as far as it is known without asking other machines.
 
-    The folder of a run that is not made yet is shown as `<run>`, unless the user names it.
+    The run's folder is shown as `<run>`, unless the user names one.
 
     Raises:
-        UsageError: there is no way to a node, or it has not what the spec asks of it.
+        UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
@@ -169,26 +193,26 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
 
 
 def _make_planner(spec: ClusterSpec, targets: Targets, files: RunDir) -> Planner:
-    """With all that comes from this process filled in."""
+    """A planner with this process's folder, environment and Python."""
     return Planner(
         place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, targets)
     )
 
 
 def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
-    """Those of the run's that its tasks expect to be there."""
+    """Makes the folders of the run that its tasks expect."""
     if str(files.checkpoints) in (spec.checkpoint_directory, *spec.program.args):
         files.make_checkpoints()
 
 
 def _make_supervisor(
     planner: Planner,
+    *,
     run_id: str,
     files: RunDir,
     targets: Targets,
     console: Console,
     interrupts: Interrupts,
-    *,
     checks: bool,
     only_checks: bool = False,
     faults: Sequence[Fault] = (),
@@ -200,7 +224,7 @@ def _make_supervisor(
 
     bundle = None
     if spec.sync is not None:
-        with interrupts.raising():  # it may take minutes; other libraries may make another error of an interruption
+        with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
             bundle = make_bundle(spec.sync, current_directory())
     transports = {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
     context = RunContext(

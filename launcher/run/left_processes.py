@@ -1,4 +1,4 @@
-"""An independent count of what a run has left on this machine: psutil's, beside the agent's own."""
+"""psutil's count of a run's leftover processes on this machine, independent of the agent's."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from worker_entry.protocol import environment
 
 
 def find_left_processes(run_id: str) -> list[int]:
-    """The processes of this machine that run with the run's id in their environment, as far as they may be read."""
+    """The processes of this machine with the run's id in their environment, as far as it is readable."""
     found = []
     for process in psutil.process_iter(["environ"]):
-        variables = process.info["environ"] or {}  # None: of another user, a zombie, or gone
+        variables = process.info["environ"] or {}  # None: another user's process, a zombie, or a process that has ended
         if variables.get(environment.RUN_ID) == run_id and process.pid != os.getpid():
             found.append(process.pid)
     return sorted(found)
 
 
 def confirm_left(left: Mapping[str, int | None], run_id: str, console: Console) -> dict[str, int | None]:
-    """Checks this machine's count; if psutil's differs, warns the user and takes the larger one."""
+    """Checks this machine's count against psutil's; if they differ, warns and returns the larger one."""
     counted = left.get(LOCAL)
     if counted is None:
         return dict(left)

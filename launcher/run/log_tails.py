@@ -1,4 +1,4 @@
-"""Reads the beginnings and the ends of task logs."""
+"""Reads the first and last parts of task logs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from launcher.console.log_lines import LogLines
 from worker_entry.system.file_holes import last_data
 
 HEAD_BYTES = 1 << 20
-"""How much of a log's beginning is read while the cluster forms."""
+"""Bytes of a log's beginning that are read while the cluster forms."""
 TAIL_BYTES = 16 << 10
-"""How much of a log's end is read for its last lines."""
+"""Bytes of a log's end that are read for its last lines."""
 
 _ZEROS = re.compile(rb"\0{16,}")
-"""What is left where a program has truncated its log to a greater length."""
+"""The hole in a log that a program has extended by truncation."""
 
 
 def read_head(path: Path) -> bytes:
-    """The beginning of a log; nothing if it cannot be read."""
+    """The beginning of a log; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
@@ -27,7 +27,7 @@ def read_head(path: Path) -> bytes:
 
 
 def find_size(path: Path) -> int:
-    """Bytes that a log has; 0 if there is none."""
+    """The size of a log; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:
@@ -35,7 +35,7 @@ def find_size(path: Path) -> int:
 
 
 def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
-    """The last lines of a file that say something, of TensorFlow's only if not `fold`; nothing if it cannot be read."""
+    """The last lines that are not blank; with `fold`, without TensorFlow's chatter; empty if the file is unreadable."""
     try:
         with path.open("rb") as file:
             begin, end = last_data(file.fileno())

@@ -1,4 +1,4 @@
-"""What the logs of running tasks tell where nobody else does: who has found the leader, and that something goes on."""
+"""Facts that only task logs show: which tasks the leader has found, and that a task is writing."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from launcher.plan.paths import RunPaths
 from launcher.run.log_tails import find_size, read_head
 from launcher.tasks import TaskId, find_leader
 
-LOOK_S = 0.2
-"""How often logs are looked at."""
+POLL_S = 0.2
+"""How often logs are read."""
 SILENCE_S = 1.0
-"""A leader that says nothing for so long after all ports have opened is one that is told to say little."""
+"""A leader that logs nothing for so long after all ports have opened has a reduced log level."""
 
 
 class LogWatch:
-    """Looks at the logs of one attempt, again and again."""
+    """Polls the logs of one attempt."""
 
     def __init__(self, files: RunPaths, attempt: int) -> None:
         self._files = files
         self._attempt = attempt
         self._sizes: dict[TaskId, int] = {}
-        self._looked = self._joined = 0.0
+        self._polled = self._joined = 0.0
 
-    def look(self, state: AttemptState, now: float) -> Iterator[Event]:
-        """What is new, of a cluster that forms, or of one whose steps nobody tells; `now`: monotonic seconds."""
-        if now < self._looked + LOOK_S:
+    def poll(self, state: AttemptState, now: float) -> Iterator[Event]:
+        """Events of a forming cluster, or of a running one that may stall; `now`: monotonic seconds."""
+        if now < self._polled + POLL_S:
             return
         if state.phase is Phase.FORMING and state.policy.strategy.collective:
-            self._looked = now
-            yield from self._see_leader(state, now)
+            self._polled = now
+            yield from self._read_leader(state, now)
         elif state.phase is Phase.RUNNING and state.policy.stall_s:
-            self._looked = now
-            yield from self._see_output(state)
+            self._polled = now
+            yield from self._check_sizes(state)
 
-    def _see_leader(self, state: AttemptState, now: float) -> Iterator[Event]:
+    def _read_leader(self, state: AttemptState, now: float) -> Iterator[Event]:
         not_joined: frozenset[TaskId] | None = frozenset()
         if len(state.policy.forming) > 1:
             leader = find_leader(state.policy.forming)
@@ -51,7 +51,7 @@ class LogWatch:
         if not_joined != state.not_joined:
             yield LeaderWaits(not_joined)
 
-    def _see_output(self, state: AttemptState) -> Iterator[Event]:
+    def _check_sizes(self, state: AttemptState) -> Iterator[Event]:
         for task in state.policy.tasks:
             size = find_size(self._files.log(self._attempt, task))
             if size != self._sizes.get(task, 0):

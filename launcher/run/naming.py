@@ -12,31 +12,31 @@ from launcher.errors import RunDirectoryError, UsageError
 
 
 def make_run_id(name: str) -> str:
-    """`20261121-143005-two-nodes-3f9a`: sorts by time, tells runs of one second apart."""
+    """`20261121-143005-two-nodes-3f9a`: sorts by time; unique among runs of the same second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
 
 
 def runs_directory(environ: Mapping[str, str]) -> Path:
-    """Where runs go that are told no place: `runs` in distlaunch's part of the user's state directory.
+    """The default folder of runs, in the user's state directory.
 
     Raises:
-        RunDirectoryError: the user has none, nor a home.
+        RunDirectoryError: the user has neither a state directory nor a home.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    except RuntimeError:  # a user ID that the system does not know, as in some containers
+    except RuntimeError:  # a user ID without an account, as in some containers
         raise RunDirectoryError(
-            "there is no home directory for the files of runs", hint="set HOME, or name a place with --run-dir"
+            "there is no home directory for the files of runs", hint="set HOME, or choose a folder with --run-dir"
         ) from None
     return base / "distlaunch" / "runs"
 
 
 def current_directory() -> Path:
-    """The folder that we are in.
+    """The current folder.
 
     Raises:
-        UsageError: it is gone, or its name cannot be written into our files.
+        UsageError: the folder is gone, or its name is not UTF-8.
     """
     try:
         here = Path.cwd()
@@ -50,7 +50,8 @@ def current_directory() -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """
+    """The path made absolute.
+
     Raises:
         UsageError: the path is relative to a current directory that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""The links to all nodes of a run, and the one queue into which everything goes that happens to it."""
+"""The links to all nodes of a run, and the one queue for all of its events."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
 NODE_FILES = "~/.local/state/distlaunch/nodes"
-"""Where an agent on another machine keeps a run's logs, in the home folder there."""
+"""Where an agent on another machine keeps a run's logs."""
 CLOSING_AT_ONCE = 64
 HURRIED_SILENCE_S = 5.0
-"""How long an agent may be silent when the run is to end: more than twice as long as it takes to answer a beat."""
-LOOK_S = 0.25
+"""How long an agent may be silent while the run stops: more than two beats."""
+POLL_S = 0.25
+"""How often silent agents are looked for while the run stops."""
 
 Incoming = tuple[str, Message | LinkNews] | Event
-"""What a node has said, or what we have found ourselves."""
+"""A node's message, or an event of our own."""
 
 
 class NodeLinks:
-    """At most one link to each node; `transports` has the way to each of them."""
+    """At most one link to each node; `transports`: how each node is reached."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class NodeLinks:
     ) -> None:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
-        """What the nodes that have answered have said of themselves."""
+        """The first answer of each connected node."""
         self._transports = transports
         self._run_id = run_id
         self._run_dir = run_dir
@@ -51,11 +52,11 @@ class NodeLinks:
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
-        """What is left on nodes that were lost."""
+        """How many processes are left on lost nodes; None if unknown."""
         self.fences: dict[str, float] = {}
-        """When the tasks of nodes that were lost have ended for certain, in monotonic seconds."""
+        """When the tasks of lost nodes have certainly ended, in monotonic seconds."""
         self._inboxes: dict[str, Inbox] = {}
-        """Those of the links; what comes through an older one is not for us."""
+        """The inboxes of current links; messages from older ones are dropped."""
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
         self._end_hurry: Callable[[], None] | None = None
@@ -63,15 +64,15 @@ class NodeLinks:
     @property
     def far(self) -> frozenset[str]:
         """The nodes that do not share our files."""
-        return frozenset(node for node, way in self._transports.items() if not way.shares_files)
+        return frozenset(node for node, transport in self._transports.items() if not transport.shares_files)
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
-        """From now on, each node speaks for these tasks, of this attempt and of no other."""
+        """From now on, each node may report only these tasks, and only for this attempt."""
         self._placement = Placement.of(attempt, nodes)
         self._mirror.begin(attempt)
 
     def connect(self, node: str, directory: str) -> None:
-        """Begins to start the node's agent, whose tasks run in `directory`; what comes of it is put into the queue."""
+        """Starts the node's agent, whose tasks run in `directory`; the result goes into the queue."""
         transport = self._transports[node]
         self._close_inbox(node)
         inbox = self._inboxes[node] = Inbox(node, lambda: self._placement, self._mirror, self._queue.put)
@@ -93,7 +94,7 @@ class NodeLinks:
         )
 
     def forget(self, nodes: Collection[str]) -> None:
-        """Closes the links to nodes that were lost; what they may yet say is not heard any more."""
+        """Closes the links to lost nodes; their later messages are dropped."""
         gone = {node: self._links.pop(node) for node in nodes if node in self._links}
         for node in nodes:
             self.ready.pop(node, None)
@@ -102,7 +103,7 @@ class NodeLinks:
         self._left.update(left)
         for node, link in gone.items():
             if left[node] is None:
-                self.fences[node] = link.heard + self._lease_s + MARGIN_S
+                self.fences[node] = link.last_heard + self._lease_s + MARGIN_S
             else:
                 self.fences.pop(node, None)
 
@@ -115,7 +116,7 @@ class NodeLinks:
         self._queue.put(incoming)
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """What comes next; None if nothing does in time."""
+        """The next item; None if there is none in time."""
         try:
             arrived = self.timing.wait(self._queue, timeout_s)
             while isinstance(arrived, Arrived):
@@ -134,9 +135,9 @@ class NodeLinks:
             self._links[node].send(message, body)
 
     def hurry(self) -> None:
-        """The run is to end: an agent that hangs, or cannot be reached, is not waited for until its lease is over."""
+        """Stops waiting for agents that hang or cannot be reached; otherwise that lasts until their leases expire."""
         if self._end_hurry is None:
-            self._end_hurry = self.timing.repeat(self._drop_silent, LOOK_S, LOOK_S)
+            self._end_hurry = self.timing.repeat(self._drop_silent, POLL_S, POLL_S)
 
     def _drop_silent(self) -> bool:
         for link in list(self._links.values()):
@@ -150,13 +151,13 @@ class NodeLinks:
         return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self.ready.items()}
 
     def close(self) -> dict[str, int | None]:
-        """Ends every agent; returns how many processes are left on each node, None where that is unknown."""
+        """Stops every agent; returns how many processes are left on each node, None if that is unknown."""
         self.hurry()
         assert self._end_hurry is not None
         for node, link in self._links.items():
             self._close_inbox(node)
             link.send(Goodbye())
-        # This machine last: closing its link ends all that is left below us, ways to other machines included.
+        # This machine last: closing its link kills all of our descendants, proxies to other machines included.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
         ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)

@@ -1,4 +1,4 @@
-"""From what the nodes and the user send to the events that the gang decides on."""
+"""Translates messages of nodes and the user into the gang's events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, N
 
 
 class Observer:
-    """Reads the queue of a run's links during one attempt, whose checks and stack requests get their answers here."""
+    """Reads the queue of a run's links during one attempt; passes answers to its checks and stack requests."""
 
     def __init__(self, context: RunContext, preflight: Preflight | None, stacks: StackRequests) -> None:
         self._context = context
@@ -25,7 +25,7 @@ class Observer:
         self._unread = False
 
     def next_events(self, timeout_s: float) -> Iterator[Event]:
-        """What comes next; a Tick if nothing does in time."""
+        """The next events; a Tick if there is none in time."""
         incoming = self._context.links.next(timeout_s)
         if incoming is None:
             yield from self._overdue()
@@ -40,9 +40,9 @@ class Observer:
                 yield NodeLost(node, reason)
             case LinkDropped(reason):
                 wait_s = self._context.spec.timeouts.lease_s
-                console.warn(f"node {node}: {reason}; its tasks go on, looking for a way back for {wait_s:g} s")
+                console.warn(f"node {node}: {reason}; its tasks continue; reconnecting for up to {wait_s:g} s")
             case LinkResumed(after_s):
-                console.note(f"node {node}: connected again after {after_s:.1f} s; nothing was lost")
+                console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
             case LinkNote(text):
                 console.warn(text)
             case _:

@@ -1,4 +1,4 @@
-"""Waits for lost nodes to come back: a machine that starts again, a container that is made anew."""
+"""Waits for lost nodes to come back, for example after a reboot or in a new container."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import partial
 
 from launcher.run.timing import Timing
 
-LOOK_S = 2.0
+POLL_S = 2.0
 
 Recover = Callable[[str, str], bool]
-"""Whether a node can be reached again, and its last agent, which had this meeting place, and all below it have ended.
-May take a minute."""
+"""Takes a node and its last agent's reattach folder. Returns whether the node can be reached again, and that agent and
+all processes below it have ended. May take a minute."""
 
 
 class ReturnWatch:
-    """Looks after some nodes, given with the meeting places of their last agents, each by itself, until `close`."""
+    """Polls nodes, each by itself, until `close`; `nodes`: the reattach folders of their last agents."""
 
     def __init__(self, nodes: Mapping[str, str], recover: Recover, timing: Timing) -> None:
         self._recover = recover
         self._back: set[str] = set()
-        self._ends = [timing.repeat(partial(self._look_after, *node), LOOK_S) for node in nodes.items()]
+        self._ends = [timing.repeat(partial(self._poll, *node), POLL_S) for node in nodes.items()]
 
     @property
     def back(self) -> frozenset[str]:
@@ -31,7 +31,7 @@ class ReturnWatch:
         for end in self._ends:
             end()
 
-    def _look_after(self, node: str, reattach_folder: str) -> bool:
+    def _poll(self, node: str, reattach_folder: str) -> bool:
         if self._recover(node, reattach_folder):
             self._back.add(node)
         return node in self._back

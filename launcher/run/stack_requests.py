@@ -1,4 +1,4 @@
-"""Asks all tasks of an attempt for their Python stacks, and hands the answers on."""
+"""Collects the Python stacks of all tasks of an attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StackRequests:
         self._shows = False
 
     def ask(self, state: AttemptState, *, show: bool = False) -> None:
-        """Asks all tasks that run, unless they are being asked already; with `show`, the answers are printed."""
+        """Asks all running tasks, unless a request is pending; with `show`, prints the answers."""
         self._shows = self._shows or show
         if self._collector is None:
             self._collector = StackCollector(
@@ -32,15 +32,16 @@ class StackRequests:
                 self._context.links.send(node, ShowStacks())
 
     def note(self, message: Stacks) -> None:
-        """
+        """Takes one task's answer.
+
         Raises:
-            ValueError: the task's name is none.
+            ValueError: the message names no task.
         """
         if self._collector is not None:
             self._collector.note(parse_task_id(message.task), message.text, message.activity)
 
     def take(self) -> Iterator[StacksReceived]:
-        """The answers, once all tasks have given theirs or have had their time."""
+        """The answers, once all tasks have answered or their time is over."""
         texts = self._collector.texts(self._context.timing.monotonic()) if self._collector is not None else None
         if self._collector is None or texts is None:
             return

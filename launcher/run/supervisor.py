@@ -1,4 +1,4 @@
-"""One run: attempt after attempt, as long as `restarts` says so, then the report."""
+"""One run: attempts while the restart rule allows, then the report."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
 
 JUDGED_LINES = 60
-"""Of the end of a failed task's log: what it died of is told there, if anywhere."""
+"""Lines at the end of a failed task's log, where its cause is most likely."""
 
 
 class Supervisor:
-    """One run, by the spec's rules of `restart`.
+    """One run, restarted by the rules of the spec's `restart:`.
 
     Args:
-        context: what the attempts share.
+        context: shared by all attempts.
         planner: plans for all nodes of the spec.
-        recover: whether a lost node can be used again.
-        interrupts: the signals of the user.
+        recover: cleans a lost node; returns whether the node can be used again.
+        interrupts: the user's signals.
         checks: whether the nodes are checked before the first start.
-        faults: what is injected on purpose.
+        faults: what is injected.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Supervisor:
         self._recover = recover
         self._interrupts = interrupts
         self._asked: int | None = None
-        """The signal by which the user has asked us to end, whenever that was."""
+        """The signal that asked the run to stop, at any time."""
         self._interrupted: int | None = None
-        """The same, once it has ended the run between two attempts."""
+        """That signal, if it ended the run between two attempts."""
         self._context = context
         self._planner = planner
         self._checks = checks
@@ -76,21 +76,21 @@ class Supervisor:
         self._console = context.console
         self._restart = context.spec.restart
         self._lost: dict[str, str] = {}
-        """The nodes that were lost, and the meeting places of their agents."""
+        """The lost nodes, and their agents' reattach folders."""
         self._last: Attempt | None = None
-        """The last attempt that is over; of those before it no more is kept than what is needed yet."""
+        """The last ended attempt; of earlier ones, only what is still needed is kept."""
         self._began = self._timing.now()
         self._earlier = Earlier()
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
-        """The attempts that tell what became of the faults."""
+        """States of the attempts that the faults' report needs."""
 
     def run(self) -> RunReport:
         """Runs the cluster to its end; returns once nothing is left of it and the report is written.
 
         Raises:
-            DistlaunchError: it could not be started; nothing is left running.
-            ShownError: it was started, and an error has ended it; the report is written.
+            DistlaunchError: the cluster could not be started; nothing is left running.
+            ShownError: an error ended the started cluster; the report is written.
         """
         self._interrupts.deliver_to(self._note_signal)
         error: Exception | None = None
@@ -102,7 +102,7 @@ class Supervisor:
                 if restart is not None:
                     self._pause(restart.pause_s)
                     self._interrupted = self._asked
-        except Exception as caught:  # noqa: BLE001 - whatever it is, what was started is stopped and reported
+        except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
@@ -121,7 +121,7 @@ class Supervisor:
         self._links.put(Interrupted(signum) if is_end else StacksAsked())
 
     def check(self) -> tuple[AttemptState, Preflight]:
-        """Checks the nodes, and starts nothing; returns what they answered."""
+        """Checks the nodes and starts nothing; returns their answers."""
         self._interrupts.deliver_to(self._note_signal)
         chosen = self._select_nodes()
         assert chosen is not None
@@ -133,7 +133,7 @@ class Supervisor:
         return state, chosen.preflight
 
     def _select_nodes(self) -> AttemptSetup | None:
-        """The nodes without those that were lost; None when too few are left."""
+        """The setup without lost nodes; None if too few nodes are left."""
         selected = self._planner.select_nodes(self._lost)
         if selected is None:
             return None
@@ -142,7 +142,7 @@ class Supervisor:
         return AttemptSetup(planner=planner, preflight=checks, notes=notes)
 
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
-        """Runs it, and returns its nodes as an attempt after it can have them: they have been checked."""
+        """Runs an attempt; returns the setup for a next one on the same nodes, which need no second check."""
         started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
@@ -180,7 +180,7 @@ class Supervisor:
         return following
 
     def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
-        """The nodes of the next attempt, and what to wait for; None if there is none."""
+        """The setup and the pause of the next attempt; None if there is none."""
         last = self._last
         assert last is not None
         if outcome(last.state) != "failed":
@@ -194,7 +194,7 @@ class Supervisor:
             if again is not None:
                 self._fence()
             elif self._asked is None:
-                decision = GiveUp("not started again: no spare node fits, and the nodes that are left are too few")
+                decision = GiveUp("not started again: no spare node fits, and too few nodes are left")
         if isinstance(decision, GiveUp):
             if decision.reason:
                 self._console.note(decision.reason)
@@ -215,18 +215,18 @@ class Supervisor:
         return chosen
 
     def _fence(self) -> None:
-        """Waits until the tasks of lost nodes have ended for certain: two chiefs would write one checkpoint."""
+        """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
         fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
         wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
         if wait_s > 0:
             names = ", ".join(sorted(fences))
             self._console.note(
-                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have ended for certain"
+                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have certainly ended"
             )
             self._pause(wait_s)
 
     def _await_return(self) -> AttemptSetup | None:
-        """The nodes with those that have come back; None when that takes too long, or is interrupted."""
+        """The setup with nodes that came back; None at the time limit, or after a signal."""
         limit_s = self._restart.return_s
         names = ", ".join(sorted(self._lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
@@ -244,7 +244,7 @@ class Supervisor:
         return chosen
 
     def _pause(self, seconds: float) -> None:
-        """Waits, unless the user ends that."""
+        """Waits, until the user asks to stop."""
         until = self._timing.monotonic() + seconds
         closed = []
         while self._asked is None and (left_s := until - self._timing.monotonic()) > 0:
@@ -273,8 +273,8 @@ class Supervisor:
         written = True
         try:
             files.write_json(files.report, report.model_dump(mode="json"))
-        except RunDirectoryError as error:  # what has become of the run does not change by that
-            lines = error_lines(error.message, error.reference, (), "the run is over; only its report is missing")
+        except RunDirectoryError as error:  # the run's outcome stands
+            lines = error_lines(error.message, error.reference, (), "the run has ended; only its report is missing")
             self._console.error("\n".join(lines))
             written = False
         self._console.note(render_summary(report, written=written))
@@ -282,7 +282,7 @@ class Supervisor:
 
 
 def _ending(attempt: Attempt) -> Ending:
-    """What `restarts` wants to know of it."""
+    """The attempt's end, for the restart rule."""
     reference = attempt.verdict.reference
     if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
         reference = "node-lost"
@@ -290,10 +290,10 @@ def _ending(attempt: Attempt) -> Ending:
 
 
 def _trained(attempt: Attempt) -> bool:
-    """Whether training had begun, as far as that is known."""
-    told = [told.progress for told in attempt.state.status.values() if told.progress is not None]
-    if told:
-        return any(progress.first_step for progress in told)
-    # A program that tells of no steps may do them once the cluster is up; a command may at any time.
-    foreign = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    return foreign or attempt.state.policy.forming <= attempt.state.listening.keys()
+    """Whether training had begun, as far as is known."""
+    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
+    if progresses:
+        return any(progress.first_step for progress in progresses)
+    # A program that reports no steps may train once the cluster is up; a command may at any time.
+    is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
+    return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()

@@ -1,4 +1,4 @@
-"""The program's folder as it is sent to other machines: which files, checked before anything is started."""
+"""The program's folder that is sent to other machines: its files, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from worker_entry.protocol.values import FileEntry
 
 ALWAYS_LEFT_OUT = (".git/", "__pycache__/", "*.pyc")
 FILES_LIMIT = 50_000
-"""More is a folder that was not meant."""
+"""More files mean a wrong folder."""
 SHOWN_LIMIT = 10
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What is sent: the folder `root` and its files, sorted by path."""
+    """The folder `root` and its files, sorted by path."""
 
     root: Path
     to: str
@@ -41,10 +41,10 @@ class Bundle:
         return Offer(self.to, digest.hexdigest(), list(self.entries))
 
     def read_piece(self, fetch: Fetch) -> tuple[Piece, bytes]:
-        """The bytes that a node asks for; fewer if the file has shrunk, none if it is gone: the node sees that.
+        """The bytes that a node requests; fewer if the file has shrunk, none if it is gone, which the node detects.
 
         Raises:
-            ValueError: what it asks for was not offered.
+            ValueError: the request exceeds the offer.
         """
         if not 0 <= fetch.index < len(self.entries) or not 0 <= fetch.size <= 1 << 20 or fetch.offset < 0:
             raise ValueError("a Fetch of what was not offered")
@@ -57,14 +57,14 @@ class Bundle:
 
 
 def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
-    """Looks at the folder, relative to `base`, and hashes its files.
+    """Reads the folder, relative to `base`, and hashes its files.
 
     Raises:
-        UsageError: it cannot be sent; all reasons at once.
+        UsageError: the folder cannot be sent; lists all reasons.
     """
     root = (base / Path(sync.path).expanduser()).resolve()
     if not root.is_dir():
-        raise UsageError(f"sync.path {root} is no folder")
+        raise UsageError(f"sync.path {root} is not a folder")
     left_out = pathspec.GitIgnoreSpec.from_lines([*ALWAYS_LEFT_OUT, *sync.exclude])
     entries: list[FileEntry] = []
     problems: list[str] = []
@@ -86,20 +86,20 @@ def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
         raise UsageError(
             f"the folder {root} cannot be sent",
             evidence=[*problems[:SHOWN_LIMIT], *more],
-            hint="leave them out with `sync.exclude`, which takes patterns as .gitignore does",
+            hint="exclude them with `sync.exclude`, which takes .gitignore patterns",
         )
     return Bundle(root, sync.to, tuple(entries))
 
 
 def _list_files(root: Path) -> Iterator[str]:
-    """All files below the folder, with what git ignores left out where git is at work."""
+    """All files below the folder; in a git repository, without ignored ones."""
     if shutil.which("git") is not None:
         command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
         if listed.returncode == 0:
             for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
                 inner = root / name
-                if inner.is_dir() and not inner.is_symlink():  # a repository within this one
+                if inner.is_dir() and not inner.is_symlink():  # a nested repository
                     yield from (f"{name.rstrip('/')}/{path}" for path in _list_files(inner))
                 else:
                     yield name
@@ -112,21 +112,21 @@ def _list_files(root: Path) -> Iterator[str]:
 
 
 def _make_entry(root: Path, path: str) -> FileEntry | None:
-    """The file as it is now; None if there is none any more.
+    """The file as it is now; None if it is gone.
 
     Raises:
-        ValueError: it is nothing that can be sent; the text says why.
+        ValueError: the file cannot be sent; the text says why.
     """
     place = root / path
     try:
         facts = place.lstat()
-    except FileNotFoundError:  # git still knows it
+    except FileNotFoundError:  # git still lists it
         return None
     if stat.S_ISLNK(facts.st_mode):
         target = str(place.readlink())
         end = os.path.normpath(place.parent / target)
         if Path(target).is_absolute() or not Path(end).is_relative_to(root):
-            raise ValueError(f"is a link out of the folder, to {target}")
+            raise ValueError(f"is a link to {target}, outside the folder")
         return FileEntry(path, link=target)
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError("is neither a file nor a link")

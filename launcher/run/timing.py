@@ -1,6 +1,6 @@
-"""Time as a run sees it: its clocks, the one place where the controller waits, and what is done again and again.
+"""A run's clocks, its one place to wait, and its repeated work.
 
-All of it is one object, so that tests let hours pass without waiting for them.
+They are one object, so that tests let hours pass without waiting.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _Item = TypeVar("_Item")
 
 
 class Timing(Protocol):
-    """What a run knows of time."""
+    """The clocks and waits of a run."""
 
     def monotonic(self) -> float:
         """Seconds of a clock that never jumps."""
 
     def now(self) -> float:
-        """Unix seconds, from which times in reports are made."""
+        """Unix seconds, for the times in reports."""
 
     def wait(self, arrivals: queue.SimpleQueue[_Item], timeout_s: float) -> _Item:
         """The next item of the queue.
@@ -33,15 +33,15 @@ class Timing(Protocol):
         """
 
     def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
-        """Calls `function` beside the caller, after `first_s` and then `every_s` after each call, until that is True.
+        """Calls `function` in the background after `first_s`, then `every_s` after each call, until it returns True.
 
         Returns:
-            What ends it; a call that is under way is not waited for.
+            A function that ends this, without waiting for a call in progress.
         """
 
 
 class SystemTiming:
-    """This machine's clocks, and threads."""
+    """This machine's clocks and threads."""
 
     def monotonic(self) -> float:
         return time.monotonic()

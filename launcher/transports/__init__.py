@@ -1,4 +1,5 @@
-"""Ways to a node.
+"""Connections to the nodes.
 
-In: a node of the spec. Out: a `Link` to its agent, over which messages go both ways; a lost connection is resumed.
+In: a node of the spec. Out: a `Link` to its agent, which carries messages both ways and survives a lost
+connection.
 """

@@ -1,4 +1,4 @@
-"""What a transport is: it starts an agent on a node and carries frames; it decides nothing."""
+"""The interface of transports: they start an agent on a node and carry frames; they decide nothing."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Log, Message
 
 OPEN_LOGS = 128
-"""Mirrored logs that are open at once: a controller may have no more than 1,024 descriptors for everything."""
+"""Mirrored logs that are open at once: a controller may be limited to 1,024 descriptors in all."""
 
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """The agent is gone, or we no longer know what it does."""
+    """The agent is gone, or its state is unknown."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class LinkDropped:
-    """The way to the agent broke; another is being looked for, as long as the agent waits for us."""
+    """The connection to the agent broke; the link reconnects until the agent's lease expires."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class LinkResumed:
-    """There is a way again, `after_s` seconds after the last word over the old one; nothing was lost."""
+    """The link has reconnected, `after_s` seconds after the last data on the old connection; nothing was lost."""
 
     after_s: float
 
 
 @dataclass(frozen=True)
 class LinkNote:
-    """Something that the user should know."""
+    """A message for the user."""
 
     text: str
 
@@ -49,50 +49,50 @@ LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkNote
 
 
 class LinkError(Exception):
-    """There is no way to the node, or none any more; the text says why, for the user."""
+    """The node cannot be reached, or no longer; the text tells the user why."""
 
 
-class LinkBroken(Exception):  # noqa: N818 - the state of a way, of which there may be another
-    """This way to the agent does not work any more; the agent may well go on."""
+class LinkBroken(Exception):  # noqa: N818 - the state of a connection, which another one may replace
+    """This connection to the agent is broken; the agent may still be running."""
 
 
 Deliver = Callable[[str, Message | LinkNews], None]
-"""Takes what arrives from a node; called from the link's own thread."""
+"""Takes a message from a node; called from the link's own thread."""
 
 
 class Link(Protocol):
-    """A started agent."""
+    """The connection to a started agent."""
 
     @property
     def clock_offset_s(self) -> float:
-        """How far the node's clock is ahead of ours, as far as is known."""
+        """How far the node's clock is ahead of ours; 0 while that is unknown."""
 
     @property
-    def heard(self) -> float:
-        """When the agent was last heard of, in monotonic seconds."""
+    def last_heard(self) -> float:
+        """When the last data came from the agent, in monotonic seconds."""
 
     def send(self, message: Message, body: bytes = b"") -> None:
-        """Sends a frame; never blocks, never fails: a broken link shows as LinkClosed."""
+        """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""
 
     def drop_if_silent(self, limit_s: float) -> None:
-        """Closes a link over which nothing was heard for so long, although the agent may answer yet."""
+        """Closes the link if no data came for `limit_s`, although the agent may still answer."""
 
     def close(self) -> int | None:
-        """Ends the agent, forcibly if it must be; returns how many processes are left, None if that is unknown."""
+        """Stops the agent, by force if necessary; returns how many processes are left, None if that is unknown."""
 
 
 class Transport(Protocol):
-    """A way to a node. `shares_files`: the agent writes the logs where we read them, so that none need be sent."""
+    """How a node is reached. `shares_files`: the agent writes logs where we read them, so that it sends none."""
 
     shares_files: bool
 
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
-        """Starts the agent; `deliver` hears of everything from then on, but log bytes, which go to `mirror`.
+        """Starts the agent; `deliver` gets everything from then on, except log bytes, which go to `mirror`.
 
-        A connection that breaks may be replaced until the agent has heard nothing for `lease_s`.
+        A broken connection may be replaced until the agent has heard nothing for `lease_s`.
 
         Raises:
-            OSError: it could not be started.
+            OSError: the agent could not be started.
         """
 
 
@@ -100,18 +100,18 @@ class LogSink(Protocol):
     """Takes the log bytes of a node."""
 
     def write(self, frame: Log, data: bytes) -> bool:
-        """Called from the link's own thread; false if it is of an attempt that is over, and was dropped.
+        """Called from the link's own thread; returns False for a piece of an earlier attempt, which is dropped.
 
         Raises:
-            ProtocolError: the node cannot have written this.
-            OSError: it cannot be written here.
+            ProtocolError: the piece contradicts earlier ones.
+            OSError: the piece cannot be written here.
         """
 
 
 class LogMirror:
-    """Writes the log bytes that agents send into the run's own files, each at its offset; from any thread.
+    """Writes the log bytes that agents send into the run's files, each piece at its offset; called from any thread.
 
-    `path_of` maps an attempt and a task's name to a file; it raises ValueError for a name that is no task's.
+    `path_of` maps an attempt and a task's name to a file; it raises ValueError for an invalid name.
     """
 
     def __init__(self, path_of: Callable[[int, str], Path]) -> None:
@@ -119,17 +119,17 @@ class LogMirror:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, str], _MirroredFile] = {}
         self._open: OrderedDict[_MirroredFile, None] = OrderedDict()
-        """Those whose descriptors are open, but for ones that are just being written; used last, last."""
+        """Files with an open descriptor, except those being written now; the least recently used first."""
         self._attempt = 0
         self._closed = False
 
     def begin(self, attempt: int) -> None:
-        """Closes the files of all attempts before this one; what still comes of them is dropped."""
+        """Closes the files of earlier attempts; later pieces of those are dropped."""
         self._end(lambda key: key[0] < attempt)
         self._attempt = attempt
 
     def write(self, frame: Log, data: bytes) -> bool:
-        """See LogSink; a piece that begins behind all that has come of its log cannot be."""
+        """See LogSink; a piece that begins past the end of its log is a ProtocolError."""
         key = frame.attempt, frame.task
         with self._lock:
             if self._closed or frame.attempt < self._attempt:
@@ -160,7 +160,7 @@ class LogMirror:
 
 
 class _MirroredFile:
-    """One log; opened when it is written."""
+    """One log; opened on write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class _MirroredFile:
             if self._ended:
                 return
             if offset > self._size:
-                raise ProtocolError(f"a piece of a log at {offset:,}, of which it has sent {self._size:,} bytes")
+                raise ProtocolError(f"a log piece at offset {offset:,} after {self._size:,} bytes")
             if self._descriptor is None:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -184,12 +184,12 @@ class _MirroredFile:
             self._size = max(self._size, offset)
 
     def close(self) -> None:
-        """Until it is written again."""
+        """Closes the file until the next write."""
         with self._lock:
             self._close()
 
     def end(self) -> None:
-        """It is not written any more."""
+        """Closes the file for good; later writes are dropped."""
         with self._lock:
             self._ended = True
             self._close()

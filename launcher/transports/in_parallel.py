@@ -1,4 +1,4 @@
-"""The same for many nodes at once, by as many threads as this system allows, and by this one alone if it must be."""
+"""Parallel map over nodes, on as many threads as the system allows; without any, on the caller's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> list[_Result]:
-    """The results in the order of the items; raises what the first of them raised, once all are done."""
+    """The results in the order of the items; raises the first item's error once all items are done."""
     todo = list(enumerate(items))
     count = len(todo)
     results: dict[int, _Result] = {}
@@ -20,7 +20,7 @@ def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], t
     def work() -> None:
         while True:
             try:
-                number, item = todo.pop(0)  # one operation, of which two threads never get the same
+                number, item = todo.pop(0)  # atomic: two threads never get the same item
             except IndexError:
                 return
             try:
@@ -33,7 +33,7 @@ def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], t
     for helper in helpers:
         try:
             helper.start()
-        except RuntimeError:  # no more threads are allowed; those there are do all of it
+        except RuntimeError:  # no more threads are allowed; the existing ones do all the work
             break
         started.append(helper)
     work()

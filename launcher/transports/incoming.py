@@ -1,7 +1,7 @@
-"""The way of one node's messages to the controller: each is checked here, and waits here while too many are unread.
+"""One node's messages to the controller: each is checked here, and waits here while too many are unread.
 
-A node speaks for its own tasks, in attempts that have begun. Which fields of a message say so is in their types
-(`limits.OfSender`, `limits.OfAttempt`), so that no message can be forgotten.
+A node may report only its own tasks, and only attempts that have begun. The types of a message's fields mark what has
+to be checked (`field_limits.OfSender`, `field_limits.OfAttempt`), so that no message escapes the check.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from worker_entry.protocol.messages import Log, Message, Noted
 
 UNREAD_MESSAGES = 1000
 UNREAD_BYTES = 4 << 20
-"""Of one node; above either, its link is not read further. The node keeps the rest, on its disk."""
+"""Limits per node; above either, its link is not read further. The node keeps the rest on its disk."""
 NOTES = 100
-"""Lines for the user that one node has in an attempt."""
+"""Lines for the user that one node may send in an attempt."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The attempt under way, and the names of the tasks that its plan has placed on each node."""
+    """The current attempt, and the names of the tasks on each node."""
 
     attempt: int = 0
     tasks: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -38,19 +38,19 @@ class Placement:
         return cls(attempt, {node: frozenset(map(str, tasks)) for node, tasks in nodes.items()})
 
     def check(self, node: str, message: Message) -> None:
-        """Raises ProtocolError if the message is not for this node to send."""
+        """Raises ProtocolError if this node may not send the message."""
         kind = type(message)
         for number in marked(kind, message, OfAttempt):
             if number > self.attempt:
-                raise ProtocolError(f"{kind.__name__} of attempt {number}, which has not begun")
+                raise ProtocolError(f"{kind.__name__} for attempt {number}, which has not begun")
         for task in marked(kind, message, OfSender):
             if task not in self.tasks.get(node, ()):
-                raise ProtocolError(f"{kind.__name__} of {task}, which is not one of its tasks")
+                raise ProtocolError(f"{kind.__name__} for {task}, which is not one of its tasks")
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """What a node has sent, and under which placement it was checked; it has to be given back to its inlet."""
+    """A message from a node, and the placement that it was checked against; to be released to its inbox."""
 
     inbox: Inbox
     message: Message | LinkNews
@@ -59,19 +59,19 @@ class Arrived:
 
     @property
     def is_late(self) -> bool:
-        """Whether it speaks of tasks of an attempt that is over."""
+        """Whether it is about tasks of an attempt that has ended."""
         is_old = self.placement is not self.inbox.placement()
         return is_old and any(True for _ in marked(type(self.message), self.message, OfSender))
 
 
 class Inbox:
-    """Takes what a link reads: messages by `deliver`, pieces of logs by `write`, both from the link's thread.
+    """Takes what a link reads: messages in `deliver`, log pieces in `write`, both on the link's thread.
 
     Args:
-        node: whose inlet it is.
-        placement: tells the one under way.
-        mirror: where pieces of logs go.
-        put: takes what has been checked; `release` says that it has been read.
+        node: the sender.
+        placement: returns the current one.
+        mirror: takes log pieces.
+        put: takes checked messages; `release` is called once one has been read.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Inbox:
         self._unread = [0, 0]
         """Messages, and their bytes."""
         self._notes: Counter[int] = Counter()
-        """How much it has told the user in each attempt."""
+        """Lines for the user, by attempt."""
         self._closed = False
 
     def deliver(self, node: str, message: Message | LinkNews) -> None:
         """Waits while too much is unread.
 
         Raises:
-            ProtocolError: the message is not for this node to send.
+            ProtocolError: this node may not send the message.
         """
         assert node == self.node
         placement = self.placement()
@@ -104,10 +104,10 @@ class Inbox:
                 if self._notes[placement.attempt] > NOTES:
                     return
                 if self._notes[placement.attempt] == NOTES:
-                    message = Noted("more that it has to say is not shown")
+                    message = Noted("further messages are not shown")
             weight = weigh(message)
             with self._changed:
-                if not self._has_room(weight):  # until there is much, or both threads would take turns at each message
+                if not self._has_room(weight):  # then wait for half, or both threads would alternate message by message
                     self._changed.wait_for(lambda: self._has_room(weight, 2))
                 if self._closed:
                     return
@@ -115,11 +115,11 @@ class Inbox:
         self._put(Arrived(self, message, placement, weight))
 
     def write(self, frame: Log, data: bytes) -> bool:
-        """Writes a piece of a log; one of an attempt that is over is dropped.
+        """Writes a log piece; one of an earlier attempt is dropped.
 
         Raises:
-            ProtocolError: the piece is not for this node to send.
-            OSError: it cannot be written.
+            ProtocolError: this node may not send the piece.
+            OSError: the piece cannot be written.
         """
         placement = self.placement()
         if frame.attempt < placement.attempt:
@@ -135,20 +135,20 @@ class Inbox:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is wanted: what waits, and what still comes, is dropped."""
+        """Drops everything that waits or arrives later."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _has_room(self, weight: int, part: int = 1) -> bool:
-        """Whether a message of this weight keeps within the bounds, or within that part of them."""
+        """Whether a message of this weight stays within the limits, divided by `part`."""
         messages, bytes_ = self._unread
         room = messages < UNREAD_MESSAGES // part and bytes_ + weight <= UNREAD_BYTES // part
         return self._closed or not messages or room
 
 
 def weigh(value: Any) -> int:
-    """About the bytes that a message takes in memory."""
+    """Roughly the bytes that a message takes in memory."""
     if isinstance(value, str):
         return 64 + len(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Starts the agent of this machine as a subprocess."""
+"""Starts this machine's agent as a subprocess."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from worker_entry.system import kernel, processes
 
 ENTRY = str(Path(worker_entry.__file__).parent)
 END_WAIT_S = 5.0
-"""How long an agent that was asked to end may take before it is killed; its guardian then ends the tasks."""
+"""How long an agent may take to stop before it is killed; its guardian then kills the tasks."""
 
 _guardians: set[int] = set()
-"""The agents of this process that have not been closed; closing one leaves the others alone."""
+"""Guardians of links that are open in this process; closing one link spares the others."""
 
 
 class LocalTransport:
-    """This machine. `python` runs the agent and the tasks; `errors` gets what the agent writes to stderr.
+    """This machine. `python` runs the agent and the tasks; the agent's stderr goes to `errors`.
 
-    The agent has `run_id` in its environment, as its tasks do, so that `distlaunch clean` finds it, too.
+    The agent has `run_id` in its environment, like its tasks, so that `distlaunch clean` finds the agent too.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalTransport:
         self._python = python
 
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> LocalLink:
-        # What outlives even the agent and its guardian then becomes our child, and cannot be missed.
+        # Processes that outlive the agent and its guardian become our children, so that none is missed.
         kernel.become_subreaper()
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
         errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -57,8 +57,8 @@ class LocalTransport:
             os.close(errors)
         _guardians.add(process.pid)
         try:
-            return LocalLink(node, process, deliver, mirror, others, lease_s)
-        except RuntimeError as error:  # no thread can be started for it
+            return LocalLink(node=node, process=process, deliver=deliver, mirror=mirror, others=others, lease_s=lease_s)
+        except RuntimeError as error:  # no thread can be started for the link
             process.kill()
             process.communicate()
             _guardians.discard(process.pid)
@@ -67,10 +67,11 @@ class LocalTransport:
 
 
 class LocalLink:
-    """A running agent of this machine; `others` are the processes below us that were there before it."""
+    """A running agent of this machine; `others` are our descendants from before its start."""
 
     def __init__(
         self,
+        *,
         node: str,
         process: subprocess.Popen[bytes],
         deliver: Deliver,
@@ -90,12 +91,12 @@ class LocalLink:
         self._frames = ResumableLink(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
 
     @property
-    def heard(self) -> float:
-        return self._frames.heard
+    def last_heard(self) -> float:
+        return self._frames.last_heard
 
     @property
     def clock_offset_s(self) -> float:
-        return 0.0  # it is our own clock
+        return 0.0  # the same clock
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self._frames.send(message, body)
@@ -113,13 +114,13 @@ class LocalLink:
         if self._process.stdout is not None:
             self._process.stdout.close()
         _guardians.discard(self._process.pid)
-        # The agent's and the guardian's word is checked: nothing below us may be alive, but for other agents.
+        # What the agent and its guardian report is checked: of our descendants, only other agents may be alive.
         spare = self._others | _guardians
         processes.kill_descendants(spare)
         return len(kernel.descendants(os.getpid(), spare=spare))
 
     def _end_stuck(self) -> None:
-        """An agent that does not end, or is stopped: killing it has its guardian kill everything below."""
+        """Kills an agent that hangs or is stopped; its guardian then kills everything below it."""
         for process in kernel.descendants(os.getpid()):
             if process.pid in (self._process.pid, self._agent_pid):
                 kernel.send_signal(process, signal.SIGCONT)
@@ -143,7 +144,7 @@ class _Pipes:
 
     def read(self, size: int, timeout_s: float) -> bytes:
         if not select.select([self._from_agent], [], [], timeout_s)[0]:
-            raise LinkBroken(f"the agent has been silent for {timeout_s:.0f} s")
+            raise LinkBroken(f"no data for {timeout_s:.0f} s")
         return os.read(self._from_agent.fileno(), size)
 
     def write(self, data: bytes) -> None:
@@ -154,10 +155,10 @@ class _Pipes:
         self._to_agent.close()
 
     def abandon(self) -> None:
-        pass  # `LocalLink.close` ends the agent, and with it the pipes
+        pass  # `LocalLink.close` stops the agent, which closes the pipes
 
     def how_ended(self) -> str:
         return "the agent ended"
 
     def exit_status(self) -> int | None:
-        return None  # there is no shell in between
+        return None  # no shell is involved

@@ -1,4 +1,4 @@
-"""Stops what is left on one node of runs whose controller is gone."""
+"""Stops leftover processes on one node, of runs whose controller is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class CleanedNode:
-    """What came of a node; `problem` is empty if it could be asked."""
+    """The result for one node; `problem` is empty if the node could be reached."""
 
     node: str
     ended: int = 0
@@ -32,18 +32,18 @@ class CleanedNode:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.node}: cannot be asked: {self.problem}"
+            return f"{self.node}: cannot be reached: {self.problem}"
         if self.left:
-            return f"{self.node}: {self.ended} ended; cannot be ended: {', '.join(map(str, self.left))}"
-        return f"{self.node}: {count_of(self.ended, 'process', 'processes')} ended, 0 left"
+            return f"{self.node}: {self.ended} stopped; cannot be stopped: {', '.join(map(str, self.left))}"
+        return f"{self.node}: {count_of(self.ended, 'process', 'processes')} stopped, 0 left"
 
 
 def clean_node(
     spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str], reattach_folder: str | None = None
 ) -> CleanedNode:
-    """Cleans one node of the spec of what is left there of these runs, or of the agent of this meeting place."""
+    """Stops what these runs, or the agent of this reattach folder, left on one node of the spec."""
     if node.is_local:
-        # The one agent here is a child of ours, and was seen to its end when its link was closed.
+        # This machine's only agent is our child; closing its link has already waited for its exit.
         answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
     from launcher.transports.ssh.transport import open_stream

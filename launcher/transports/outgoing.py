@@ -1,4 +1,4 @@
-"""What a link writes: frames that must arrive, kept until confirmed; frames that need not; and the beats between."""
+"""The sending side of a link: counted frames, kept until confirmed; uncounted frames; and beats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from worker_entry.protocol.resend_buffer import Outbox, is_counted
 from worker_entry.system import clock
 
 PASSING_LIMIT = 16
-"""Uncounted frames that wait to be written: pieces of files, of which a node has four under way."""
+"""Uncounted frames that may wait to be written: file pieces, four of which a node requests at once."""
 
 
 class Outgoing:
-    """Any thread adds frames; one thread at a time writes them, to the stream that is the link's at that moment.
+    """Any thread adds frames; one thread at a time writes them to the link's current stream.
 
     Args:
         beat_s: seconds between beats.
@@ -30,18 +30,18 @@ class Outgoing:
         self._outbox = Outbox()
         self._written = 0
         self._passing: deque[bytes] = deque()
-        """Frames that are not counted: their receiver asks again for what it misses."""
+        """Uncounted frames: the receiver requests missing ones again."""
         self._stream: Stream | None = None
         self._finishing = False
         self._beat_at_once = False
         self._beat_due = time.monotonic() + beat_s
         self._changed = threading.Condition()
         self._stamp: float | None = None
-        """That of the last answer to a beat."""
+        """The stamp of the last answered beat."""
 
     @property
     def received(self) -> int:
-        """Counted frames that have come from the other side."""
+        """How many counted frames have come from the other side."""
         return self._outbox.received
 
     @property
@@ -49,7 +49,7 @@ class Outgoing:
         return self._finishing
 
     def add(self, message: Message, body: bytes) -> None:
-        """Queues a frame; beyond the limit, an uncounted one is dropped."""
+        """Queues a frame; drops an uncounted one beyond the limit."""
         frame = encode(message, body)
         with self._changed:
             if is_counted(message):
@@ -65,7 +65,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def attach(self, stream: Stream, *, received: int | None = None) -> None:
-        """From now on frames go to this stream; after a break, from the first that the other side has not received."""
+        """Sends frames to this stream from now on; after a break, from the first that was not received."""
         with self._changed:
             if received is not None:
                 self._outbox.confirm(received)
@@ -73,7 +73,7 @@ class Outgoing:
             self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
 
     def detach(self, *, breaks: bool = False) -> Stream | None:
-        """Takes the stream away, whose writer then ends; `breaks`: another one will follow."""
+        """Removes and returns the stream, whose writer then ends; `breaks`: another stream follows."""
         with self._changed:
             stream, self._stream = self._stream, None
             if breaks:
@@ -85,31 +85,31 @@ class Outgoing:
         return self._stream is stream
 
     def count_received(self) -> None:
-        """Notes that a counted frame has come from the other side."""
+        """Counts a frame from the other side."""
         self._outbox.received += 1
 
     def note_beat(self, beat: Beat) -> None:
-        """Forgets what the other side has confirmed."""
+        """Drops the frames that the other side has confirmed."""
         with self._changed:
             self._stamp = beat.stamp if beat.stamp is not None else self._stamp
             self._outbox.confirm(beat.received)
 
     def beat_soon(self) -> None:
-        """Has a beat written at once."""
+        """Sends a beat at once."""
         with self._changed:
             self._beat_at_once = True
             self._changed.notify_all()
 
     def write_to(self, stream: Stream) -> None:
-        """Writes to the stream for as long as it is the link's; runs in a thread of its own."""
-        with contextlib.suppress(OSError):  # the reader sees the end as well, and says so
+        """Writes to the stream while it is the link's; runs in its own thread."""
+        with contextlib.suppress(OSError):  # the reader sees the break too, and reports it
             while (data := self._next(stream)) is not None:
                 stream.write(data)
             stream.finish()
 
     def _next(self, stream: Stream) -> bytes | None:
         with self._changed:
-            # By the clock, and not after so much silence: without beats, the frames of a busy link would all be kept.
+            # By the clock, not after silence: without beats, a busy link would keep all of its frames.
             self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
             if self._stream is not stream:
                 return None

@@ -1,7 +1,7 @@
-"""What brings the agent to a node that has nothing of ours: one constant command line, and worker_entry as an archive.
+"""Brings the agent to a node that has nothing installed: one constant command line, and worker_entry as an archive.
 
-The command line is the same for every node, user and program; what differs between them, even the name of the
-interpreter, goes over stdin.
+The command line is the same for every node, user and program; everything that differs, even the interpreter's name,
+goes over stdin.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`command` is executed on the node by the user's login shell, whichever that is; the rest follows on stdin."""
+    """`command` runs in the user's login shell on the node, whatever that shell is; the rest follows on stdin."""
 
     command: str
     bootstrap: bytes
     archive: bytes
 
     def first_bytes(self, python: str) -> bytes:
-        """What goes over stdin before any frame: the interpreter's name, `bootstrap`, then the archive."""
+        """The bytes on stdin before any frame: the interpreter's name, `bootstrap`, then the archive."""
         return f"{python}\n".encode() + self.bootstrap + self.archive
 
 
 def make_payload(verb: str) -> Payload:
-    """What runs `verb` of `worker_entry.__main__`; the same bytes for the same sources."""
-    with _making:  # all nodes' threads want it at once, and one of them makes it
+    """The payload that runs `verb` of `worker_entry.__main__`; the same bytes for the same sources."""
+    with _making:  # all nodes' threads ask at once; one of them makes it
         return _make_payload(verb)
 
 
@@ -46,11 +46,11 @@ _making = threading.Lock()
 def _make_payload(verb: str) -> Payload:
     bootstrap, archive = PACKAGE.joinpath("agent", "bootstrap.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
-    # Before anything else, in words that even Python 2 can read.
+    # First of all, in syntax that even Python 2 parses.
     too_old = (
         "v<(3,9)and sys.exit('distlaunch: %s is Python %d.%d; a node needs 3.9 or newer'%(sys.executable,v[0],v[1]))"
     )
-    # Nothing is imported from the folder that we happen to be in. A buffer of 1 takes no byte that is not asked for.
+    # Nothing is imported from the current folder. A buffer of 1 reads no byte ahead.
     become = (
         "sys.path[:]=filter(None,sys.path);"
         "exec(io.BufferedReader(io.FileIO(0,closefd=False),1).read(int(sys.argv[1])));"
@@ -63,12 +63,12 @@ def _make_payload(verb: str) -> Payload:
         f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '
         f"{len(bootstrap)} {digest} {len(archive)} {verb}"
     )
-    # A login shell can be anything, fish and csh included: it gets words in single quotes and nothing to expand.
+    # The login shell can be any, fish and csh included: it gets single-quoted words and nothing to expand.
     return Payload(f"exec /bin/sh -c {shlex.quote(script)}", bootstrap, archive)
 
 
 def _make_archive() -> bytes:
-    """As `worker_entry.agent.bootstrap` unpacks it."""
+    """The archive that `worker_entry.agent.bootstrap` unpacks."""
     paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz"))
     contents = [path.read_bytes() for path in paths]
     names = [str(Path(PACKAGE.name) / path.relative_to(PACKAGE)) for path in paths]

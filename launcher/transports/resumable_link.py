@@ -1,4 +1,4 @@
-"""Frames over a stream of bytes that may break and be replaced, without one of them lost or doubled."""
+"""Frames over a byte stream that may break and be replaced; no frame is lost or doubled."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
-"""Silence of an agent after which its stream counts as broken: it answers every beat."""
+"""Silence after which an agent's stream counts as broken: agents answer every beat."""
 CLOCK_SAMPLES = 30
-"""Answered beats, of which the fastest tells the time."""
+"""Answered beats that are kept; the fastest determines the clock offset."""
 
 
 class ResumableLink:
-    """Frames over a stream: one thread opens it, reads and delivers, another writes what is to be sent.
+    """Frames over a stream: one thread opens the stream, reads and delivers; another writes.
 
     Args:
-        node: named in what is delivered.
-        open_stream: starts the agent; it may take its time, and raises LinkError when there is no way to the node.
-        reopen: finds the way back to the running agent, within so many seconds; without it, a broken stream is the
-            end of the link.
-        deliver: hears of everything, but log bytes, which go to `mirror`.
-        mirror: see there.
-        lease_s: how long the agent waits for us.
+        node: the node's name, for `deliver`.
+        open_stream: starts the agent; may be slow; raises LinkError if the node cannot be reached.
+        reopen: reconnects to the running agent, within so many seconds; without it, a broken stream ends the link.
+        deliver: gets everything except log bytes.
+        mirror: gets log bytes.
+        lease_s: how long the agent waits for its controller.
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class ResumableLink:
         reopen: Callable[[float], Stream] | None = None,
     ) -> None:
         self.began = False
-        """Whether the agent has said its first word."""
+        """Whether the agent has sent its start marker."""
         self.ended = False
-        """Whether the agent's end was seen."""
+        """Whether the agent is known to have ended."""
         self.reattach_folder: str | None = None
-        """Where the agent can be come back to, once it has said so."""
+        """Where a reattachment finds the agent, once the agent has reported it."""
         self._node = node
         self._open_stream = open_stream
         self._reconnector = Reconnector(reopen)
@@ -73,7 +72,7 @@ class ResumableLink:
         self._outgoing = Outgoing(min(BEAT_S, lease_s / 5))
         self._closing = threading.Lock()
         self._over = threading.Event()
-        self._heard = self._lost_at = time.monotonic()
+        self._last_heard = self._lost_at = time.monotonic()
         self._dropped: str | None = None
         self._attempt = 0
         self._offsets: dict[str, int] = {}
@@ -85,31 +84,31 @@ class ResumableLink:
         self._outgoing.add(message, body)
 
     def finish(self) -> None:
-        """Closes our side once everything is written; an agent that cannot be come back to reads that as our end."""
+        """Closes our side once everything is written; an agent without a reattach folder takes that as our end."""
         self._outgoing.finish()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until the agent's side has ended, or was given up; returns whether it is so."""
+        """Waits until the agent's side has ended or was given up; returns whether it has."""
         return self._over.wait(timeout_s)
 
     def give_up(self) -> None:
-        """No way back is looked for any more."""
+        """Stops reconnecting."""
         self._reconnector.give_up()
         stream = self._outgoing.detach()
         if stream is not None:
             stream.abandon()
 
     def drop_if_silent(self, limit_s: float) -> None:
-        """Gives up an agent of which nothing was heard for so long, without waiting for its lease."""
-        silent_s = time.monotonic() - self._heard
+        """Gives up an agent that sent nothing for `limit_s`, without waiting for its lease to expire."""
+        silent_s = time.monotonic() - self._last_heard
         if self.began and silent_s > limit_s and not self._over.is_set():
             self.give_up()
-            self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while yet
+            self._close(f"its agent did not answer for {silent_s:.0f} s")  # the reader may be busy for a while
 
     @property
-    def heard(self) -> float:
-        """When the agent was last heard of, in monotonic seconds."""
-        return self._heard
+    def last_heard(self) -> float:
+        """When the last data came from the agent, in monotonic seconds."""
+        return self._last_heard
 
     @property
     def given_up(self) -> bool:
@@ -117,7 +116,7 @@ class ResumableLink:
 
     @property
     def clock_offset_s(self) -> float:
-        """The node's clock minus ours, by the beat that was answered fastest; 0 until one was."""
+        """The node's clock minus ours, from the beat answered fastest; 0 before the first answer."""
         return min(self._clock, default=(0.0, 0.0))[1]
 
     # --- reading ---
@@ -129,32 +128,32 @@ class ResumableLink:
             reason = str(error)
         except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}{' [protocol-error]' * self.began}"
-        except Exception as error:  # noqa: BLE001 - a thread that dies in silence would leave the run waiting
+        except Exception as error:  # noqa: BLE001 - a thread that died silently would leave the run waiting
             meant = as_ours(error)
             reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
         self._close(reason)
 
     def _close(self, reason: str) -> None:
-        """The end of the link, told once."""
+        """Ends the link and reports it, once."""
         with self._closing:
             if self._over.is_set():
                 return
             self._over.set()
         stream = self._outgoing.detach()
-        if stream is not None and not self.ended:  # of what comes from there nothing more is read
+        if stream is not None and not self.ended:  # nothing more is read from it
             stream.abandon()
         self._deliver(self._node, LinkClosed(reason))
 
     def _follow(self) -> str:
-        """Reads until the agent has ended, over one stream after the other; returns how it ended."""
+        """Reads until the agent has ended, over one stream after another; returns how it ended."""
         stream, data = self._begin()
         while True:
-            self._heard = time.monotonic()
+            self._last_heard = time.monotonic()
             try:
                 self._read(stream, data)
             except LinkBroken as broken:
                 stream.abandon()
-                stream, data = self._come_back(broken)
+                stream, data = self._reconnect(broken)
             else:
                 self.ended = True
                 return stream.how_ended()
@@ -163,7 +162,7 @@ class ResumableLink:
         try:
             stream = self._open_stream()
         except LinkError:
-            self.ended = True  # nothing of ours ever came to the node
+            self.ended = True  # nothing was started on the node
             raise
         self._start_writing(stream)
         try:
@@ -171,7 +170,7 @@ class ResumableLink:
         except NoAgentError:
             self.ended = True
             raise
-        self._heard = time.monotonic()
+        self._last_heard = time.monotonic()
         self.began = True
         return stream, data
 
@@ -181,7 +180,7 @@ class ResumableLink:
             threading.Thread(
                 target=self._outgoing.write_to, args=(stream,), name=f"write-{self._node}", daemon=True
             ).start()
-        except RuntimeError:  # no more threads are allowed; the agent need not wait for what nobody writes
+        except RuntimeError:  # no more threads are allowed; the agent must not wait for a writer that does not exist
             stream.finish()
             raise
 
@@ -189,7 +188,7 @@ class ResumableLink:
         decoder = Decoder(ToController)
         while True:
             for message, body in decoder.feed(data):
-                if self._over.is_set():  # nobody listens any more
+                if self._over.is_set():  # the link has been closed
                     raise LinkError("given up")
                 if is_counted(message):
                     self._outgoing.count_received()
@@ -197,7 +196,7 @@ class ResumableLink:
             data = stream.read(1 << 18, self._silence_s)
             if not data:
                 return
-            self._heard = time.monotonic()
+            self._last_heard = time.monotonic()
 
     def _take(self, stream: Stream, message: Message, body: bytes) -> None:
         match message:
@@ -213,8 +212,8 @@ class ResumableLink:
             case Beat():
                 self._note_beat(message)
             case Attached(received):
-                if self._outgoing.is_attached(stream):  # each of them would begin another writer
-                    raise ProtocolError("Attached, which answers nothing")
+                if self._outgoing.is_attached(stream):  # a second Attached would start a second writer
+                    raise ProtocolError("Attached without a reattachment")
                 self._resume(stream, received)
             case Broken(problem) if problem.reference == AGENT_GONE:
                 self.ended = True
@@ -233,23 +232,23 @@ class ResumableLink:
             self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
         self._outgoing.note_beat(beat)
 
-    # --- coming back ---
+    # --- reconnecting ---
 
-    def _come_back(self, broken: LinkBroken) -> tuple[Stream, bytes]:
+    def _reconnect(self, broken: LinkBroken) -> tuple[Stream, bytes]:
         """A new stream to the same agent, and the first bytes from it.
 
         Raises:
-            LinkError: there is none, or none in time.
+            LinkError: the agent is gone, or no try succeeded in time.
         """
         if not self._reconnector.exists or self.reattach_folder is None:
             raise LinkError(str(broken))
         self._outgoing.detach(breaks=True)
         if self._dropped is None:
-            self._dropped, self._lost_at = str(broken), self._heard
+            self._dropped, self._lost_at = str(broken), self._last_heard
             if not self._outgoing.is_finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
         attach = Attach(VERSION, self.reattach_folder, self._outgoing.received, self._attempt, self._offsets)
-        return self._reconnector.find(broken, attach, self._heard + self._lease_s, self._lease_s)
+        return self._reconnector.find(broken, attach, self._last_heard + self._lease_s, self._lease_s)
 
     def _resume(self, stream: Stream, received: int) -> None:
         after_s, self._dropped = time.monotonic() - self._lost_at, None

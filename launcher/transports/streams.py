@@ -1,4 +1,4 @@
-"""Bytes to and from what was started on a node, up to its first word."""
+"""Bytes to and from a process that was started on a node, up to its start marker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, ToController
 
 FIRST_WORD_S = 60.0
-"""How long an agent may take to start: an interpreter on a network file system is slow at first."""
+"""How long an agent may take to start: an interpreter on a network file system starts slowly."""
 NOISE_LIMIT = 64 << 10
 """Bytes before the start marker that are kept for an error message."""
 
@@ -19,39 +19,39 @@ class Stream(Protocol):
     """Bytes to and from an agent; every method may block."""
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        """Up to `size` bytes; empty at the agent's end, of which `how_ended` then tells.
+        """Up to `size` bytes; empty at the agent's end, which `how_ended` then describes.
 
         Raises:
-            LinkBroken: nothing came for so long, or the way is broken.
+            LinkBroken: no data came for `timeout_s`, or the connection is broken.
         """
 
     def write(self, data: bytes) -> None:
-        """All of the data; raises OSError when the way is broken."""
+        """Writes all of the data; raises OSError if the connection is broken."""
 
     def finish(self) -> None:
-        """Ends our side; the agent's may go on."""
+        """Closes our side; the agent's may stay open."""
 
     def abandon(self) -> None:
-        """Closes both sides without waiting for anything."""
+        """Closes both sides without waiting."""
 
     def how_ended(self) -> str:
         """Why the agent's side ended, for the user."""
 
     def exit_status(self) -> int | None:
-        """The status with which it ended, where that says something."""
+        """The exit status of the agent's side; None if it has no meaning."""
 
 
 class NoAgentError(ProtocolError):
-    """What was started has ended, and never was an agent."""
+    """The started process ended without becoming an agent."""
 
 
 def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does not start") -> bytes:
-    """What follows the start marker; before it is a shell's chatter, whose end may hold the marker's beginning.
+    """The bytes after the start marker; skips a shell's output before it, which may split the marker between reads.
 
     Args:
         stream: where to read.
-        within_s: how long the marker may take.
-        silent: what is said of one that does not come in time.
+        within_s: the time limit.
+        silent: the error if the marker does not come in time.
     """
     noise = b""
     deadline = time.monotonic() + within_s
@@ -71,10 +71,10 @@ def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does no
 
 
 def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
-    """Sends a question to whom has just been started, and returns the answer.
+    """Sends a question to a process that was just started, and returns the answer.
 
     Raises:
-        LinkError: there is none.
+        LinkError: no answer came.
     """
     try:
         stream.write(encode(question))

@@ -1,4 +1,4 @@
-"""How each node of a spec is reached, and at which address the others dial it."""
+"""How each node of a spec is reached, and at which address the other nodes connect to it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ Targets = Mapping[str, "str | SshTarget"]
 
 
 def find_targets(spec: ClusterSpec) -> Targets:
-    """How the nodes are reached.
+    """How the nodes are reached; asks OpenSSH about every other machine.
 
     Raises:
-        UsageError: there is no way to one of them.
+        UsageError: a node has no usable configuration or Python.
     """
-    # For every other machine, OpenSSH is asked.
     found = map_parallel(
         lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes, ASKING_AT_ONCE
     )
-    return {node.host: way for node, way in zip(spec.nodes, found, strict=True)}
+    return {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
 
 
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
-    """The addresses by which SSH reaches the nodes whose spec names none, by host.
+    """The addresses at which SSH reaches the nodes without an address in the spec, by host.
 
-    They are kept apart from the spec: two of its hosts may be one machine to SSH, which is no contradiction.
+    They are not merged into the spec, where one address for two hosts is a mistake; for SSH it is not.
     """
     reached = {}
     for node in spec.nodes:
-        way = targets[node.host]
-        if not isinstance(way, str) and node.address is None and node.addresses is None:
-            reached[node.host] = way.hostname
+        target = targets[node.host]
+        if not isinstance(target, str) and node.address is None and node.addresses is None:
+            reached[node.host] = target.hostname
     return reached
 
 
@@ -61,19 +60,21 @@ def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
 
 
 def _find_python(node: NodeSpec) -> str:
-    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - a name without a slash stays one
+    name = os.path.expanduser(node.python or sys.executable)  # noqa: PTH111 - keeps a name without a slash
     found = shutil.which(name)
     if found is None:
         raise UsageError(
             f"no Python interpreter at {name}" if os.sep in name else f"no {name} on PATH",
-            hint="name one with --python (`python:` in a spec)",
+            hint="set one with --python (`python:` in a spec)",
         )
     return found
 
 
-def make_transport(spec: ClusterSpec, node: NodeSpec, way: str | SshTarget, files: RunPaths, run_id: str) -> Transport:
-    if isinstance(way, str):
-        return LocalTransport(files.agent_errors, way, run_id=run_id)
+def make_transport(
+    spec: ClusterSpec, node: NodeSpec, target: str | SshTarget, files: RunPaths, run_id: str
+) -> Transport:
+    if isinstance(target, str):
+        return LocalTransport(files.agent_errors, target, run_id=run_id)
     from launcher.transports.ssh.transport import SshTransport
 
-    return SshTransport(way, node.python or "python3", accept_new=spec.host_keys == "accept-new")
+    return SshTransport(target, node.python or "python3", accept_new=spec.host_keys == "accept-new")

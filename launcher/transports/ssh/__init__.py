@@ -1,1 +1,1 @@
-"""The way to another machine: SSH, set up as the user's own `ssh` is."""
+"""Connections to other machines over SSH, configured as the user's own `ssh`."""

@@ -1,4 +1,4 @@
-"""Lets the user in: the keys of the user's agent and files, tried as the user's own `ssh` tries them."""
+"""Authenticates the user with the keys of the ssh-agent and of files, in the order of the user's own `ssh`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def authenticate(target: SshTarget, transport: paramiko.Transport) -> None:
         try:
             transport.auth_publickey(target.user, key)
         except paramiko.BadAuthenticationType as error:
-            targets = ", ".join(error.allowed_types) or "nothing"
-            raise LinkError(f"{place_of(target)} lets nobody in by a key; it takes only: {targets}") from None
+            methods = ", ".join(error.allowed_types) or "nothing"
+            raise LinkError(f"{place_of(target)} does not accept keys; it accepts only: {methods}") from None
         except paramiko.AuthenticationException:
             tried.append(name)
         else:
             return
-    reasons = [f"refused: {', '.join(tried)}"] if tried else ["there is no key to try"]
+    reasons = [f"refused: {', '.join(tried)}"] if tried else ["no key to try"]
     reasons += [f"{path} has a passphrase; unlock it with ssh-add" for path in locked]
-    raise LinkError(f"{target.user}@{place_of(target)} does not let us in; {'; '.join(reasons)}")
+    raise LinkError(f"{target.user}@{place_of(target)} rejects the login; {'; '.join(reasons)}")
 
 
 def _keys(target: SshTarget, locked: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """The user's keys by their names, the agent's first; files that need a passphrase are noted in `locked`."""
-    # Held back to the user's own files, the agent may still unlock one of them.
+    """The user's keys by name, the ssh-agent's first; adds files that need a passphrase to `locked`."""
+    # With IdentitiesOnly, the ssh-agent may still hold the key of one of the identity files.
     allowed = {_public_part(path) for path in target.identity_files} if target.identities_only else None
     for key in _open_agent(target.identity_agent).get_keys():
         if allowed is None or key.get_base64() in allowed:
@@ -48,14 +48,14 @@ def _keys(target: SshTarget, locked: list[str]) -> Iterator[tuple[str, paramiko.
             continue
         try:
             yield str(path), _load_key(path, path.stat().st_mtime_ns)
-        except (paramiko.PasswordRequiredException, TypeError):  # TypeError: how cryptography says the same
+        except (paramiko.PasswordRequiredException, TypeError):  # TypeError: cryptography's error for the same
             locked.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, UnknownKeyType):
-            continue  # not a key that we can use; what was tried is told
+            continue  # not a usable key; the error names the keys that were tried
 
 
 def _load_key(path: Path, changed: int) -> paramiko.PKey:
-    """The key of a file, which was `changed` then; loaded once for all nodes: to check one of RSA takes 0.2 s."""
+    """The key of a file that was changed at `changed`; loaded once for all nodes: checking an RSA key takes 0.2 s."""
     with _loading:
         return _load_changed_key(path, changed)
 
@@ -69,20 +69,20 @@ def _load_changed_key(path: Path, _changed: int) -> paramiko.PKey:
 
 
 def _open_agent(path: str | None) -> AgentSSH:
-    """The agent at SSH_AUTH_SOCK, or where IdentityAgent says; one without keys if there is none."""
+    """The ssh-agent of SSH_AUTH_SOCK or IdentityAgent; one without keys if none answers."""
     if path is None:
         return paramiko.Agent()
     agent = AgentSSH()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(OSError, paramiko.SSHException):
         connection.connect(path)
-        # What `paramiko.Agent` does with SSH_AUTH_SOCK; it takes no other path, and the stubs do not know it.
+        # As `paramiko.Agent` does for SSH_AUTH_SOCK; it takes no other path, and the stubs lack this method.
         agent._connect(connection)  # type: ignore[attr-defined]
     return agent
 
 
 def _public_part(path: Path) -> str:
-    """The public key of an identity file: itself, or what lies beside it; empty if there is none."""
+    """The public key of an identity file, which is the file itself or the .pub beside it; empty if there is none."""
     public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
     with contextlib.suppress(OSError, UnicodeDecodeError, IndexError):
         return public.read_text().split()[1]

@@ -1,6 +1,6 @@
-"""How the user's own ssh set-up reaches a host: what `ssh HOST` would do, as values.
+"""How the user's ssh configuration reaches a host: what `ssh HOST` would do, as values.
 
-OpenSSH itself is asked (`ssh -G`), where it is installed: it alone knows all of Include, Match and the system's files.
+Where OpenSSH is installed, `ssh -G` answers: only OpenSSH knows all of Include, Match and the system's files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from worker_entry.system import kernel
 
 NONE = ("none", "")
 ANSWER_S = 30.0
-"""How long `ssh -G` may take; it only reads files, and runs what `Match exec` names."""
+"""How long `ssh -G` may take; it only reads files and runs the commands of `Match exec`."""
 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """Where and how to connect. `host` is what the spec says; `hostname` and `port` are what is dialled."""
+    """Where and how to connect. `host` is from the spec; the connection goes to `hostname` and `port`."""
 
     host: str
     hostname: str
@@ -36,21 +36,21 @@ class SshTarget:
     identity_files: tuple[Path, ...]
     identities_only: bool
     identity_agent: str | None
-    """The socket of the ssh-agent to ask, where it is not the one of SSH_AUTH_SOCK; empty for none."""
+    """The ssh-agent's socket; None: that of SSH_AUTH_SOCK; empty: no ssh-agent."""
     known_hosts: tuple[Path, ...]
     host_key_alias: str | None
     proxy_command: str | None
 
     @property
     def key_name(self) -> str:
-        """The name under which known_hosts files have the host's key."""
+        """The host's name in known_hosts files."""
         name = self.host_key_alias or self.hostname
         return name if self.port == 22 or self.host_key_alias else f"[{name}]:{self.port}"
 
 
 @dataclass(frozen=True)
 class SshOverrides:
-    """What is to be so whatever the configuration says; None leaves it to that."""
+    """Settings that override the configuration; None keeps the configuration's."""
 
     user: str | None = None
     hostname: str | None = None
@@ -60,13 +60,13 @@ class SshOverrides:
     proxy_jump: str | None = None
 
     def options(self) -> list[str]:
-        """As options of `ssh`, which go before its configuration."""
+        """The settings as options of `ssh`, which take precedence over its configuration."""
         given = {
             "User": self.user,
             "HostName": self.hostname,
             "Port": self.port,
             "IdentityFile": self.identity_file,
-            # An agent with many keys would use up the attempts that sshd allows, before this one's turn.
+            # An ssh-agent with many keys would use up sshd's attempts before this key's turn.
             "IdentitiesOnly": None if self.identity_file is None else "yes",
             "ProxyJump": self.proxy_jump,
         }
@@ -74,7 +74,7 @@ class SshOverrides:
 
 
 def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
-    """The effective configuration of a host.
+    """The effective configuration for a host.
 
     Raises:
         LinkError: the configuration cannot be read.
@@ -83,7 +83,7 @@ def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
     target = _load_configured(host, overrides.options())
     if overrides.known_hosts_file is None:
         return target
-    # Not by an option: OpenSSH prints several names without saying where one with a space in it ends.
+    # Not as an option: OpenSSH prints several names without quotes, so that a space in one is ambiguous.
     return replace(target, known_hosts=(_path(overrides.known_hosts_file, target.hostname, target.user),))
 
 
@@ -117,7 +117,7 @@ def _ask_openssh(host: str, options: Iterable[str]) -> str:
                 kernel.send_signal(below, signal.SIGKILL)
             process.kill()
             raise LinkError(
-                f"`ssh -G {host}` does not answer within {ANSWER_S:g} s; a `Match exec` of its configuration may hang"
+                f"`ssh -G {host}` does not answer within {ANSWER_S:g} s; a `Match exec` in its configuration may hang"
             ) from None
     if process.returncode != 0:
         raise LinkError(f"ssh does not accept its configuration: {errors.decode(errors='replace').strip()}")
@@ -129,10 +129,10 @@ def _ask_openssh(host: str, options: Iterable[str]) -> str:
 
 
 def parse_target(host: str, text: str) -> SshTarget:
-    """What `ssh -G` printed → SshTarget.
+    """The output of `ssh -G` as a target.
 
     Raises:
-        LinkError: it makes no sense.
+        LinkError: a value is invalid.
     """
     values: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -146,7 +146,7 @@ def parse_target(host: str, text: str) -> SshTarget:
     hostname = first("hostname", host.rpartition("@")[2])
     port = _port(first("port", "22"))
     user = first("user") or getpass.getuser()
-    # Names without quotes, whatever is in them.
+    # OpenSSH prints names without quotes.
     files = f"{first('userknownhostsfile', '~/.ssh/known_hosts')} {first('globalknownhostsfile')}".split()
     return SshTarget(
         host=host,
@@ -164,7 +164,7 @@ def parse_target(host: str, text: str) -> SshTarget:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
-        raise LinkError(f"ssh's configuration of this host has Port {text}, which is no port")
+        raise LinkError(f"ssh's configuration of this host has Port {text}, which is not a port")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Which keys a host may show, by the user's known_hosts files. As strict as OpenSSH in batch mode."""
+"""The keys that a host may present, from the user's known_hosts files; as strict as OpenSSH in batch mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paramiko.hostkeys import HostKeyEntry
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """What the files say of one name."""
+    """What the files say about one name."""
 
     trusted: tuple[paramiko.PKey, ...] = ()
     revoked: tuple[paramiko.PKey, ...] = ()
@@ -34,16 +34,16 @@ class KnownKeys:
 
 
 def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
-    """The keys of a host, named as known_hosts has it (`[host]:port` where the port is not 22)."""
+    """The keys of a host, by its name in known_hosts (`[host]:port` if the port is not 22)."""
     trusted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
     has_authority = False
     for path in files:
         try:
             facts = path.stat()
-            with _reading:  # all nodes' threads want it at once, and one of them reads it
+            with _reading:  # all nodes' threads ask at once; one of them reads it
                 lines = _read(path, facts.st_mtime_ns, facts.st_size)
-        except OSError:  # most users have but one of the files
+        except OSError:  # most users have only one of the files
             continue
         for marker, line in lines.find(name):
             if marker == "@cert-authority":
@@ -56,7 +56,7 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
 
 
 class _Lines:
-    """The lines of a file by the hosts that they name: files can have thousands, and so can clusters."""
+    """The lines of a file, indexed by host: files and clusters may have thousands."""
 
     def __init__(self, text: str) -> None:
         self._lines: list[tuple[str, str]] = []
@@ -82,11 +82,11 @@ class _Lines:
                 self._plain.setdefault(name, []).append(number)
 
     def find(self, name: str) -> Iterator[tuple[str, str]]:
-        """Marker and rest of the lines that mean the host, in the file's order."""
+        """Marker and rest of the lines that match the host, in the file's order."""
         encoded = name.encode()
         found = set(self._plain.get(name, ()))
         found |= {number for salt, hashed, number in self._hashed if hmac.digest(salt, encoded, "sha1") == hashed}
-        found |= {number for patterns, number in self._patterns if _mean(patterns, name)}
+        found |= {number for patterns, number in self._patterns if _match(patterns, name)}
         return (self._lines[number] for number in sorted(found))
 
 
@@ -99,25 +99,25 @@ def _read(path: Path, _changed: int, _size: int) -> _Lines:
 
 
 def remember_key(name: str, key: paramiko.PKey, path: Path) -> None:
-    """Adds a host's key to a file, which is made if missing; raises OSError."""
+    """Adds a host's key to a file, which is created if missing; raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two hosts at once must not mix
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # lines of concurrent writers must not mix
         size = os.fstat(descriptor).st_size
         is_whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
         line = f"{name} {key.get_name()} {key.get_base64()}\n"
         file.write((line if is_whole else f"\n{line}").encode())
 
 
-def _mean(patterns: Iterable[str], name: str) -> bool:
-    """Whether the patterns of a line mean the host."""
+def _match(patterns: Iterable[str], name: str) -> bool:
+    """Whether the patterns of a line match the host."""
     if any(_matches(pattern[1:], name) for pattern in patterns if pattern.startswith("!")):
         return False
     return any(_matches(pattern, name) for pattern in patterns)
 
 
 def _matches(pattern: str, name: str) -> bool:
-    # Brackets stand around a name with a port, and mean nothing else here.
+    # Brackets enclose a name with a port and have no other meaning here.
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

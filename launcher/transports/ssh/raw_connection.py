@@ -1,4 +1,4 @@
-"""The socket to a host's sshd, or to the proxy that leads there."""
+"""The socket to a host's sshd, or to the proxy before it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from launcher.transports.base import LinkError
 from launcher.transports.ssh.config import SshTarget
 
 PROXY_END_S = 2.0
-
-
-LOOK_S = 1.0
-
-
-HEARD_LIMIT = 200
+"""How long a proxy may take to end before it is killed."""
+POLL_S = 1.0
+"""How often paramiko checks whether its socket was closed."""
+BANNER_LIMIT = 200
+"""First bytes of a connection that are kept for an error."""
 
 
 class _Banner:
-    """A socket that remembers the first bytes that came: what is no SSH server says there what it is.
+    """A socket that keeps the first bytes received, by which a server other than sshd can be recognized.
 
-    And one that has its reader look up less often: with hundreds of nodes that is half of an idle controller's work.
+    It also makes its reader poll less often: with hundreds of nodes, polling is half of an idle controller's work.
     """
 
     def __init__(self, wrapped: socket.socket) -> None:
@@ -33,13 +32,13 @@ class _Banner:
 
     def recv(self, size: int) -> bytes:
         data = self._wrapped.recv(size)
-        if len(self.first) < HEARD_LIMIT:
-            self.first += data[: HEARD_LIMIT - len(self.first)]
+        if len(self.first) < BANNER_LIMIT:
+            self.first += data[: BANNER_LIMIT - len(self.first)]
         return data
 
     def settimeout(self, seconds: float) -> None:
-        """So often paramiko looks whether it was closed: ten times a second, unless we tell it ourselves."""
-        self._wrapped.settimeout(max(seconds, LOOK_S))
+        """Sets how often paramiko polls: ten times a second if it had its way."""
+        self._wrapped.settimeout(max(seconds, POLL_S))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)
@@ -47,19 +46,19 @@ class _Banner:
 
 @dataclass(frozen=True)
 class RawConnection:
-    """A socket to sshd, or to the proxy that leads there."""
+    """A socket to sshd, or to the proxy before it."""
 
     socket: _Banner
     proxy: subprocess.Popen[bytes] | None = None
     errors: IO[bytes] | None = None
 
-    def heard(self) -> str:
-        """What came first, for the user; nothing if it was SSH."""
+    def render_banner(self) -> str:
+        """The first line received, for an error; empty if it was SSH's."""
         text = self.socket.first.decode(errors="replace").strip()
-        return f"; it said {text.splitlines()[0]!r}" if text and not text.startswith("SSH-2.0-") else ""
+        return f"; it sent {text.splitlines()[0]!r}" if text and not text.startswith("SSH-2.0-") else ""
 
     def close(self) -> str:
-        """Ends it; returns the last line that the proxy wrote to stderr."""
+        """Closes the connection; returns the last line that the proxy wrote to stderr."""
         self.socket.close()
         if self.proxy is None or self.errors is None:
             return ""
@@ -73,7 +72,7 @@ _proxies: set[subprocess.Popen[bytes]] = set()
 
 
 def _end_proxy(proxy: subprocess.Popen[bytes]) -> None:
-    """As OpenSSH does: a proxy need not end by itself when nobody uses it any more."""
+    """Ends a proxy, as OpenSSH does: an unused proxy may not end by itself."""
     proxy.terminate()
     try:
         proxy.wait(PROXY_END_S)
@@ -85,7 +84,7 @@ def _end_proxy(proxy: subprocess.Popen[bytes]) -> None:
 
 @atexit.register
 def _end_all_proxies() -> None:
-    """Those of connections that were still being made."""
+    """Ends the proxies of unfinished connections."""
     for proxy in list(_proxies):
         _end_proxy(proxy)
 
@@ -110,10 +109,10 @@ def dial(target: SshTarget, within_s: float) -> RawConnection:
 
 
 def _start_proxy(command: str) -> RawConnection:
-    """The proxy between us and sshd: a line of shell, as OpenSSH has it."""
+    """Starts the proxy before sshd: a shell command line, as in OpenSSH."""
     ours, its = socket.socketpair()
-    # Ours to read when it fails; a file never blocks a proxy that has a lot to say.
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the way does
+    # Read when the proxy fails; unlike a pipe, a file never blocks a proxy that writes a lot.
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the connection
     try:
         proxy = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],

@@ -1,7 +1,7 @@
-"""Starts the agent of another machine over SSH: one connection, one command, and frames over its stdin and stdout.
+"""Starts another machine's agent over SSH: one connection, one command, and frames over its stdin and stdout.
 
-Everything about the way there is the user's own ssh set-up (`ssh_config`); host keys are checked as OpenSSH does in
-batch mode (`known_hosts`), before anything is sent.
+The connection follows the user's own ssh configuration (`config`). Host keys are checked as by OpenSSH in batch mode
+(`known_hosts`), before anything is sent.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from worker_entry.protocol.values import TaskExit
 
 BANNER_S = 60.0
 END_WAIT_S = 15.0
-"""How long an agent that was asked to end may take: its grace for the tasks, and the way there and back."""
+"""How long an agent may take to stop: its grace for the tasks, and the round trip."""
 LAST_TRY_S = 5.0
-"""How long a node may take to be reached once more, when its agent is not heard any more."""
+"""How long one more connection may take when a node's agent is silent."""
 END_BY_GUARDIAN_S = 25.0
-"""How long it may then take until nothing is left there."""
+"""How long that connection may take to clean the node."""
 ATTEMPTS = 5
-"""Connections tried where sshd drops them because it is busy (its MaxStartups)."""
+"""Connections tried if sshd drops them because it is busy (MaxStartups)."""
 
 _connecting = threading.BoundedSemaphore(32)
 
 
 class SshTransport:
-    """A machine that has sshd and Python. `python` is its interpreter, looked up on its PATH.
+    """A machine with sshd and Python. `python` is its interpreter, found on its PATH.
 
-    With `accept_new`, the key of a host that known_hosts does not have is believed.
+    With `accept_new`, the key of an unknown host is trusted and remembered.
     """
 
     shares_files = False
@@ -50,21 +50,29 @@ class SshTransport:
         self._accept_new = accept_new
 
     def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> SshLink:
-        return SshLink(node, self._target, self._python, deliver, mirror, lease_s, accept_new=self._accept_new)
+        return SshLink(
+            node=node,
+            target=self._target,
+            python=self._python,
+            deliver=deliver,
+            mirror=mirror,
+            lease_s=lease_s,
+            accept_new=self._accept_new,
+        )
 
 
 class SshLink:
-    """The way to a node, from the first attempt to connect on; connections are made by the link's own thread."""
+    """The link to a node, from the first attempt to connect; its own thread makes the connections."""
 
     def __init__(
         self,
+        *,
         node: str,
         target: SshTarget,
         python: str,
         deliver: Deliver,
         mirror: LogSink,
         lease_s: float,
-        *,
         accept_new: bool,
     ) -> None:
         self._target = target
@@ -84,8 +92,8 @@ class SshLink:
         )
 
     @property
-    def heard(self) -> float:
-        return self._frames.heard
+    def last_heard(self) -> float:
+        return self._frames.last_heard
 
     @property
     def clock_offset_s(self) -> float:
@@ -101,9 +109,9 @@ class SshLink:
         with self._lock:
             self._closing.set()
             if not self._began:
-                return 0  # nothing of ours ever came to the node
+                return 0  # nothing was started on the node
         if not self._frames.began:
-            self._frames.give_up()  # what starts there yet finds that nobody has a word for it, and ends
+            self._frames.give_up()  # an agent that still starts finds its stdin closed, and ends
             return 0
         self._frames.finish()
         if not self._frames.join(END_WAIT_S):
@@ -111,7 +119,7 @@ class SshLink:
         return 0 if self._frames.ended or self._end_by_guardian() else None
 
     def _end_by_guardian(self) -> bool:
-        """Ends an agent that we cannot talk to, over a connection of its own; returns whether nothing is left."""
+        """Has the guardian stop an unreachable agent, over a new connection; returns whether nothing is left."""
         if self._frames.reattach_folder is None:
             return False
         try:
@@ -134,10 +142,10 @@ class SshLink:
         )
 
     def _begin(self) -> None:
-        """From here on there may be something of ours on the node, which `close` has to wait for."""
+        """Notes that something may be started on the node, which `close` has to wait for."""
         with self._lock:
             if self._closing.is_set() and not self._began:
-                raise LinkError("the run ended before the connection stood")
+                raise LinkError("the run ended before the connection was established")
             self._began = True
 
 
@@ -153,9 +161,9 @@ class ChannelStream:
         try:
             data = self._channel.recv(size)
         except TimeoutError:
-            raise LinkBroken(f"nothing came for {timeout_s:.0f} s") from None
-        # The command's end is that of the guardian, which ends when nothing is left below it. Only it has a status:
-        # a broken connection has none.
+            raise LinkBroken(f"no data for {timeout_s:.0f} s") from None
+        # The command ends with the guardian, which ends once nothing is left below it. A command that ended has an
+        # exit status, a broken connection has none.
         if not data and not (self._channel.status_event.wait(END_WAIT_S) and self._channel.exit_status >= 0):
             raise LinkBroken("the connection broke")
         return data
@@ -184,7 +192,7 @@ class ChannelStream:
 def _broken_as_os_error() -> Iterator[None]:
     try:
         yield
-    except (EOFError, paramiko.SSHException) as error:  # how paramiko says that the connection is gone
+    except (EOFError, paramiko.SSHException) as error:  # paramiko's errors for a lost connection
         raise OSError(f"the connection broke: {error}") from None
 
 
@@ -199,20 +207,20 @@ def open_stream(
     begin: Callable[[], None] = lambda: None,
     accept_new: Callable[[str], None] | None = None,
 ) -> ChannelStream:
-    """Starts worker_entry on a machine, as what `verb` says.
+    """Starts `verb` of worker_entry on a machine.
 
     Args:
-        target: where.
-        python: its interpreter.
-        verb: of `worker_entry.__main__`.
-        within_s: no step takes longer.
-        attempts: how often a busy sshd is asked.
-        cancelled: set when nobody wants it any more.
-        begin: called when the connection stands, before anything is started; it may raise LinkError.
-        accept_new: as of `connect`.
+        target: the machine.
+        python: the machine's interpreter.
+        verb: a verb of `worker_entry.__main__`.
+        within_s: the time limit of each step.
+        attempts: how often a busy sshd is tried.
+        cancelled: set when the stream is no longer needed.
+        begin: called once the connection is established, before anything is started; may raise LinkError.
+        accept_new: as for `connect`.
 
     Raises:
-        LinkError: there is no way.
+        LinkError: the machine cannot be reached, or runs no command.
     """
     payload = make_payload(verb)
     with _connecting:
@@ -230,11 +238,13 @@ def open_stream(
             channel.exec_command(payload.command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             connection.close()
-            raise LinkError(f"{place_of(target)} starts no command: {str(error) or 'it hung up'}") from None
+            raise LinkError(
+                f"{place_of(target)} runs no command: {str(error) or 'the connection was closed'}"
+            ) from None
         except LinkError:
             connection.close()
             raise
     stream = ChannelStream(connection, channel)
-    with contextlib.suppress(OSError):  # whoever hung up may have said why; the reader finds it
+    with contextlib.suppress(OSError):  # the other side may have sent its reason, which the reader finds
         stream.write(payload.first_bytes(python))
     return stream
