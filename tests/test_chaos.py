@@ -138,7 +138,7 @@ class TestRealFaults:
         assert (
             "Chaos: worker:1 was killed in attempt 1, at epoch 3, step 41; attempt 2 resumed in epoch 3" in ran.stderr
         )
-        assert "Chaos: worker:0 was made to exit in attempt 2, at epoch 4, step 21; attempt 3 went on" in ran.stderr
+        assert "Chaos: worker:0 was made to exit in attempt 2, at epoch 4, step 21; attempt 3 resumed" in ran.stderr
         references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
         assert references == ["task-killed", "task-failed", "succeeded"]
 

@@ -631,7 +631,7 @@ def test_a_gpu_in_use_is_warned_about(oddities: dict[str, Any]) -> None:
 
 def test_a_proxy_is_warned_about(oddities: dict[str, Any]) -> None:
     [warning] = warnings(oddities, "proxy")
-    assert warning.startswith("https_proxy and http_proxy of gpu-b would send workers' traffic through a proxy")
+    assert warning.startswith("https_proxy and http_proxy on gpu-b would send workers' traffic through a proxy")
 
 
 def test_clocks_that_are_off_are_warned_about_with_sign_and_size(oddities: dict[str, Any]) -> None:

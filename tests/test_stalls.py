@@ -303,7 +303,7 @@ class TestRealClusters:
         ran = distlaunch("local", "-n", "3", "--start-timeout", "15", "--keep-own-tf-config", LOST_LEADER, "worker:1")
         verdict = ran.report["attempts"][0]["verdict"]
         assert (ran.status, verdict["reference"], verdict["task"]) == (3, "start-timeout", "worker:1"), ran.stderr
-        waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard of it\)"
+        waiting = r"waiting for worker:1 on local \(port \d+ open, worker:0 has not heard from it\)"
         assert re.search(f"{waiting}; worker:0, worker:2 are ready", verdict["message"])
 
     def test_collectives_that_wait_for_each_other(self, distlaunch: Distlaunch) -> None:

@@ -28,7 +28,7 @@ def _render_task(state: AttemptState, task: TaskId, now: float) -> str:
     not_joined = task in state.listening
     known = [f"port {state.ports[task]} {'open' if not_joined else 'not open'}"] if task in state.ports else []
     if not_joined:
-        known.append(f"{find_leader(state.policy.tasks)} has not heard of it")
+        known.append(f"{find_leader(state.policy.tasks)} has not heard from it")
     if task in state.halted:
         known.append("stopped by a signal")
     elif task in state.status and not not_joined:

@@ -112,7 +112,7 @@ class RestartSpec(Model):
     period_s: Annotated[Seconds, UNLESS_0] = 0.0
     """The period within which restarts are counted, in seconds; 0: the whole run."""
     pause_s: Annotated[Seconds, LIMITED_S] = 1.0
-    """Seconds before the second of restarts in quick succession; then doubles, up to 60. The first is immediate."""
+    """Seconds before the second restart in quick succession; doubles each time, up to 60. The first is immediate."""
     min_workers: Annotated[int, Field(ge=0)] = 0
     """If a node is lost and no spare is left, continue without it if this many workers remain; 0: do not continue."""
     max_worker_restarts: Times = 3
