@@ -84,6 +84,7 @@ def test_imports_nothing_of_the_launcher() -> None:
 @pytest.mark.quick
 @pytest.mark.tensorflow
 def test_two_workers_train_agree_and_save_once(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    """Takes long, for the demo trains until it is good, and its model is read again by another process."""
     # The workers' temporary directory, to see what they leave there.
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -141,6 +142,7 @@ def test_no_image_is_seen_twice_in_an_epoch_by_all_workers_together(distlaunch: 
 def test_devices_of_one_process_train_as_one_device_with_the_same_global_batch(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
+    """Takes long, for it trains three times: what one device learns is what the others are compared with."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, float] = {}
     for strategy in ("one_device", "mirrored", "central_storage"):

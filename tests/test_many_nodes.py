@@ -40,6 +40,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def test_64_nodes_start_together_and_nothing_is_left_on_any(hosts: Hosts, tmp_path: Path) -> None:
+    """Takes long: 64 sessions of sshd and 64 agents, each with a Python, on the cores of one machine."""
     mark, go, run = make_mark(), tmp_path / "go", tmp_path / "run"
     script = f"echo waiting; until [ -e {go} ]; do sleep 1; done; echo $DISTLAUNCH_TASK has ended"
     rest = f"program: {{command: [sh, -c, '{script}']}}\nenv_from: [{next(iter(mark))}]\n"

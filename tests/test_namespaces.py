@@ -138,7 +138,9 @@ def test_nothing_of_a_network_stays_after_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_two_nodes_train_the_demo(network: Network, tmp_path: Path) -> None:
+def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None:
+    """Only as an ordinary user, for it takes long; `test_ssh` trains it as root."""
+    network = user_network
     ran = up(network, network.write_spec(""), tmp_path, timeout=240)
     assert ran.status == 0, ran.stderr
     assert "0 processes left on 2 nodes" in ran.stderr

@@ -237,6 +237,7 @@ class TestWhenNotTo:
 @pytest.mark.tensorflow
 class TestRealClusters:
     def test_the_same_seeds_give_the_same_numbers(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        """Takes long, for two clusters train one after the other."""
         program = tmp_path / "seeded.py"
         program.write_text(
             "import keras, sys, worker_entry.demo.train as demo\n"
@@ -269,6 +270,7 @@ class TestRealClusters:
         assert all(one != other for one, other in zip(*drawn, strict=True))
 
     def test_a_node_with_64_tasks(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        """Takes long: a quarter of a second of CPU for each of them."""
         (tmp_path / "trivial.py").write_text("import tensorflow\nprint(tensorflow.__version__)\n")
         mark = make_mark()
         ran = distlaunch("local", "-n", "64", "--oversubscribe", "trivial.py", env=mark)
@@ -290,6 +292,7 @@ class TestRealClusters:
         assert starts in (0, 1, 2)  # lines of one import, not of three
 
     def test_one_that_is_killed_comes_back_for_the_next_attempt(self, tmp_path: Path) -> None:
+        """Takes long, for TensorFlow is imported twice, and both attempts train meanwhile."""
         mark = make_mark()
         command = distlaunch_command(
             "local", "-n", "2", "--run-dir", "run", "--max-restarts", "1", KERAS, "nobody", "x"
