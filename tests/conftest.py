@@ -109,6 +109,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = quick
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Two for each core: half of the time a test waits. More would take more memory than a small machine has."""
+    return min(2 * (os.cpu_count() or 1), 8)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Longest:
     # Not xdist's own `loadgroup`: from pytest 9.2 on, xdist 3.8 cannot mark tests for it.
     return Longest(config, log)

@@ -155,7 +155,9 @@ def _answers(address: str, port: int) -> bool:
 
 def _daemon(hosts: Hosts, addresses: Sequence[str], options: Mapping[str, object], env: Mapping[str, str]) -> list[str]:
     folder = hosts.folder
-    session = {"HOME": str(hosts.home), **env}  # what a node keeps must not land in the home of who runs the tests
+    measuring = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
+    # What a node keeps must not land in the home of who runs the tests.
+    session = {"HOME": str(hosts.home), **measuring, **env}
     usual = {
         "HostKey": folder / "host_key",
         "Port": hosts.port,

@@ -1066,7 +1066,7 @@ def test_the_task_dies_with_agent_and_guardian_together(client: Client) -> None:
 
 
 def test_silence_for_longer_than_the_lease_ends_everything(either: Client) -> None:
-    either.greet(lease_s=0.5)
+    either.greet(lease_s=2.0)  # nobody beats while the family starts
     either.start_family("child", "grandchild")
     either.expect_nothing_left()
     assert either.wait() == 0

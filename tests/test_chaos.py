@@ -46,10 +46,10 @@ class TestParsing:
     @pytest.mark.parametrize(
         ("text", "why"),
         [
-            ("kill", "is no fault"),
-            ("kill:worker:1@epoch=soon", "is no fault"),
+            ("kill", "is not a fault"),
+            ("kill:worker:1@epoch=soon", "is not a fault"),
             ("maim:worker:1@epoch=3", "cannot 'maim' a task"),
-            ("kill:worker:1@moon=3", "knows no moment 'moon'"),
+            ("kill:worker:1@moon=3", "does not know the moment 'moon'"),
             ("kill:worker:2@epoch=3", "has no worker:2"),
             ("kill:walker:1@epoch=3", "is not a task"),
         ],
@@ -89,19 +89,22 @@ class TestReport:
         assert self.message(attempt(1, 3, injected=True), attempt(3, 6)) == (
             1,
             True,
-            "worker:1 was killed in attempt 1, at epoch 3, step 21; attempt 2 went on in epoch 3",
+            "worker:1 was killed in attempt 1, at epoch 3, step 21; attempt 2 resumed in epoch 3",
         )
 
     def test_says_that_it_began_anew(self) -> None:
         _, resumed, message = self.message(attempt(1, 3, injected=True), attempt(1, 6))
         assert resumed is False
-        assert message.endswith("at epoch 3, step 21; attempt 2 began anew, in epoch 1: nothing was resumed")
+        assert message.endswith("at epoch 3, step 21; attempt 2 started over in epoch 1: nothing was resumed")
 
     def test_says_what_else_can_be(self) -> None:
-        assert self.message(attempt(1, 2))[2] == "kill:worker:1@epoch=3 was not done: worker:1 came to epoch 2, step 21"
-        assert self.message(attempt())[2] == "kill:worker:1@epoch=3 was not done: worker:1 came to no step"
+        assert (
+            self.message(attempt(1, 2))[2]
+            == "kill:worker:1@epoch=3 was not injected: worker:1 reached epoch 2, step 21"
+        )
+        assert self.message(attempt())[2] == "kill:worker:1@epoch=3 was not injected: worker:1 reached no step"
         assert self.message(attempt(1, 3, injected=True))[2].endswith("; it was not started again")
-        assert self.message(attempt(1, 3, injected=True), attempt())[2].endswith("; no attempt after it did a step")
+        assert self.message(attempt(1, 3, injected=True), attempt())[2].endswith("; no later attempt did a step")
 
     @given(st.lists(st.tuples(st.sampled_from([(), (1, 2), (3, 6), (7, 9)]), st.booleans()), min_size=1, max_size=12))
     def test_is_the_same_from_what_is_kept_of_many_attempts(self, told: list[tuple[tuple[int, ...], bool]]) -> None:
@@ -133,7 +136,7 @@ class TestRealFaults:
         assert [fault["resumed"] for fault in ran.report["chaos"]] == [True, True]
         assert [fault["attempt"] for fault in ran.report["chaos"]] == [1, 2]
         assert (
-            "Chaos: worker:1 was killed in attempt 1, at epoch 3, step 41; attempt 2 went on in epoch 3" in ran.stderr
+            "Chaos: worker:1 was killed in attempt 1, at epoch 3, step 41; attempt 2 resumed in epoch 3" in ran.stderr
         )
         assert "Chaos: worker:0 was made to exit in attempt 2, at epoch 4, step 21; attempt 3 went on" in ran.stderr
         references = [attempt["verdict"]["reference"] for attempt in ran.report["attempts"]]
@@ -145,7 +148,7 @@ class TestRealFaults:
         assert ran.status == 0, ran.stderr
         [fault] = ran.report["chaos"]
         assert (fault["resumed"], fault["attempt"]) == (False, 1)
-        assert fault["message"].endswith("at epoch 2, step 30; attempt 2 began anew, in epoch 1: nothing was resumed")
+        assert fault["message"].endswith("at epoch 2, step 30; attempt 2 started over in epoch 1: nothing was resumed")
 
     def test_a_preemption_that_is_heeded(self, distlaunch: Distlaunch) -> None:
         program = (str(PROGRAMS / "resume_loop.py"), "6", "handler")
@@ -153,7 +156,7 @@ class TestRealFaults:
         assert ran.status == 0, ran.stderr
         [fault] = ran.report["chaos"]
         assert fault["resumed"]
-        assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 went on in epoch 3", fault["message"])
+        assert re.search(r"worker:1 was preempted in attempt 1, at .*; attempt 2 resumed in epoch 3", fault["message"])
         assert ran.report["attempts"][0]["verdict"]["reference"] == "preempted"
 
     def test_a_stop_by_the_clock_before_the_cluster_is_up(self, distlaunch: Distlaunch, tmp_path: Path) -> None:

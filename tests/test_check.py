@@ -151,7 +151,7 @@ def test_check_shows_a_row_for_every_node_and_that_all_dials_were_answered(netwo
         assert re.fullmatch(r"\d+\.\d GiB", disk)
         assert re.fullmatch(r"[+-]\d+\.\d{3} s", clock)
         assert abs(float(clock[:-2])) < SECONDS
-    assert dials == "4 of 4 dials of every task's address from every node were answered"
+    assert dials == "4 of 4 dials from every node to every task's address were answered"
     assert verdict == "cluster: good"
 
 
@@ -281,7 +281,7 @@ def test_a_name_that_means_the_dialler_itself_is_told(network: Network, check: C
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         report = check(spec_of(network, b="address: gpu-b"))
     assert errors(report) == [
-        "gpu-a cannot reach worker:1 on gpu-b at gpu-b:20000: there the name stands for 127.0.1.1, gpu-a itself"
+        "gpu-a cannot reach worker:1 on gpu-b at gpu-b:20000: there the name resolves to 127.0.1.1, gpu-a itself"
     ]
     assert failures(report) == {("gpu-a", "worker:1"): "other"}
     assert [dial["resolved"] for dial in report["dials"] if dial["failure"]] == [["127.0.1.1"]]
@@ -299,9 +299,9 @@ def gpu_b_named(network: Network, on: str, address: str) -> Iterator[None]:
 def test_addresses_that_lead_nowhere_are_told_of_every_node(network: Network, check: Check) -> None:
     report = check(spec_of(network, a="address: no-such-host.invalid", b="address: 192.0.2.9"))
     assert errors(report) == [
-        "gpu-a cannot reach itself at no-such-host.invalid:20000: the name is not known there",
+        "gpu-a cannot reach itself at no-such-host.invalid:20000: the name does not resolve there",
         "gpu-a cannot reach worker:1 on gpu-b at 192.0.2.9:20000: no route",
-        "gpu-b cannot reach worker:0 on gpu-a at no-such-host.invalid:20000: the name is not known there",
+        "gpu-b cannot reach worker:0 on gpu-a at no-such-host.invalid:20000: the name does not resolve there",
         "gpu-b cannot reach itself at 192.0.2.9:20000: no route",
     ]
     assert [dial["failure"] for dial in report["dials"]] == ["unknown-name", "no-route"] * 2
@@ -326,7 +326,7 @@ def test_of_several_addresses_the_first_that_all_reach_is_taken_and_told(network
     with gpu_b_named(network, "gpu-a", "127.0.1.1"):
         ran = up(network, spec, tmp_path)
     assert ran.status == 0, ran.stderr
-    assert "gpu-b is dialled at 10.77.0.12\n" in ran.stderr
+    assert "gpu-b is reached at 10.77.0.12\n" in ran.stderr
     for task in ("worker-0", "worker-1"):
         assert json.loads(ran.log(task))["cluster"]["worker"] == ["10.77.0.11:20000", "10.77.0.12:20000"]
     assert [task["address"] for task in ran.report["attempts"][0]["tasks"]] == ["10.77.0.11:20000", "10.77.0.12:20000"]
@@ -499,8 +499,8 @@ def test_a_checkpoint_directory_that_is_not_shared_is_told(network: Network, che
         assert marks(network, checkpoints) == ["", ""]
     told = f"checkpoint_directory {checkpoints} is not shared: "
     assert errors(report) == [
-        f"{told}gpu-a does not see what is written there on gpu-b",
-        f"{told}gpu-b does not see what is written there on gpu-a",
+        f"{told}gpu-a does not see what gpu-b writes there",
+        f"{told}gpu-b does not see what gpu-a writes there",
     ]
 
 

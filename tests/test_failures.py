@@ -118,7 +118,7 @@ def test_what_a_task_leaves_running_is_ended_and_counted_though_the_run_succeeds
     assert ran.status == 0
     assert marked(mark) == []
     assert ran.report["attempts"][0]["left_behind"] == 1
-    assert "0 processes left on this machine (1 process that had outlived its task was ended)" in ran.stderr
+    assert "0 processes left on this machine (1 process that outlived its task was stopped)" in ran.stderr
 
 
 def test_no_cluster_in_time_names_the_tasks_whose_port_is_not_open(distlaunch: Distlaunch) -> None:

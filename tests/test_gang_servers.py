@@ -181,7 +181,7 @@ class TestRoles:
         )
 
     def test_several_processes_are_too_many_for_one(self) -> None:
-        assert "is one process on one node, this spec has 2 tasks" in (self.problem("mirrored", worker=2) or "")
+        assert "runs one process on one node, but this spec has 2 tasks" in (self.problem("mirrored", worker=2) or "")
 
 
 def test_the_state_of_a_gang_without_servers_is_as_it_was() -> None:

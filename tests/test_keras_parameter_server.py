@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_fit_comes_back_and_every_batch
         *(str(PROGRAM), str(out), "lose_a_worker", str(log)),
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "worker:1 was started again alone, after SIGKILL (signal 9)" in done.stderr
+    assert "worker:1 was restarted individually, after SIGKILL (signal 9)" in done.stderr
     result = json.loads((out / "results.json").read_text())["lose_a_worker"]
     assert "error" not in result, result["error"]
     epochs = len(result["epochs"])

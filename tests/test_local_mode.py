@@ -14,8 +14,9 @@ import pytest
 from launcher.cli import cluster
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_tasks
-from launcher.spec.strategies import STRATEGIES, StrategyName
+from launcher.spec.strategies import STRATEGIES
 from tests.conftest import Distlaunch
+from worker_entry.protocol.strategy_names import StrategyName
 
 SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]]), flush=True)\n"
 

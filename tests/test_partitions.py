@@ -98,7 +98,7 @@ def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
     assert run.end() == 3, run.said
     assert run.left_on("gpu-a") == 0  # at once
     assert "Error: node gpu-b was lost: no data for 2 s, and not reconnected within 5 s" in run.said
-    assert "not known what is left on gpu-b" in run.said
+    assert "unknown what is left on gpu-b" in run.said
     wait_until(lambda: run.left_on("gpu-b") == 0, "the lost node ends its tasks by itself", 15)
     network.hosts["gpu-b"].up()
     cleaned = network.run(distlaunch_command("clean", str(tmp_path / "run")))

@@ -274,7 +274,7 @@ class TestAddresses:
         answered = Answered(self.CHOICE, failures=failures)
 
         assert answered.preflight.choose_addresses() == {"gpu-a": expected, "gpu-b": "10.0.0.12"}
-        assert answered.preflight.render_choices() == [f"gpu-a is dialled at {expected}"]
+        assert answered.preflight.render_choices() == [f"gpu-a is reached at {expected}"]
 
     def test_must_be_good_for_all_tasks_of_the_node(self) -> None:
         spec = spec_of({"host": "gpu-a", "addresses": ["a.1", "a.2"], "tasks": {"worker": 2}}, B)
@@ -318,11 +318,15 @@ class TestWhoDoesNotReachWhom:
     @pytest.mark.parametrize(
         ("failure", "message", "hint"),
         [
-            ("refused", "connection refused", "another machine may have that address, or a firewall rejects"),
-            ("timed-out", "no answer", "a firewall may drop it: open ports 20000-20999 between the nodes"),
-            ("no-route", "no route", "it is an address of another network: name another `address:`"),
-            ("other", "something else answers there", "another machine has that address: name another `address:`"),
-            ("unknown-name", "the name is not known there", "give the node an `address:` in the spec"),
+            (
+                "refused",
+                "connection refused",
+                "another machine may have that address, or a firewall rejects connections",
+            ),
+            ("timed-out", "no answer", "a firewall may drop packets: open ports 20000-20999 between the nodes"),
+            ("no-route", "no route", "the address belongs to another network: set another `address:`"),
+            ("other", "something else answers there", "another machine has that address: set another `address:`"),
+            ("unknown-name", "the name does not resolve there", "give the node an `address:` in the spec"),
             ("Permission denied", "Permission denied", ""),
         ],
     )
@@ -352,9 +356,12 @@ class TestWhoDoesNotReachWhom:
         [finding] = Answered(spec, failures={key: "other"}, resolved={key: [itself]}).findings
 
         assert finding.message == (
-            f"gpu-a cannot reach worker:1 on gpu-b at b.lan:20001: there the name stands for {itself}, gpu-a itself"
+            f"gpu-a cannot reach worker:1 on gpu-b at b.lan:20001: there the name resolves to {itself}, gpu-a itself"
         )
-        assert finding.hint == "/etc/hosts of gpu-a names itself so: correct it, or give gpu-b an `address:`"
+        assert (
+            finding.hint
+            == "/etc/hosts on gpu-a gives that name to gpu-a itself: correct it, or give gpu-b an `address:`"
+        )
 
     def test_tells_a_node_that_does_not_reach_itself(self) -> None:
         [finding] = Answered(spec_of(), failures={("gpu-b", "10.0.0.12"): "refused"}).findings
@@ -442,7 +449,7 @@ class TestCheckpointDirectory:
 
         told = f"checkpoint_directory {CHECKPOINTS} is not shared: "
         assert [(finding.level, finding.reference, finding.node, finding.message) for finding in findings] == [
-            ("error", "checkpoint-not-shared", node, f"{told}{node} does not see what is written there on {other}")
+            ("error", "checkpoint-not-shared", node, f"{told}{node} does not see what {other} writes there")
             for node, other in [("gpu-a", "gpu-b"), ("gpu-b", "gpu-a")]
         ]
 
@@ -502,7 +509,7 @@ class TestWarnings:
         [finding] = Answered(spec_of(), looks={"gpu-b": {"proxies": ["https_proxy", "http_proxy"]}}).findings
 
         assert (finding.level, finding.reference) == ("warning", "proxy")
-        assert finding.message.startswith("https_proxy and http_proxy of gpu-b would send workers' traffic through")
+        assert finding.message.startswith("https_proxy and http_proxy on gpu-b would send workers' traffic through")
 
     def test_come_after_errors_and_both_in_the_order_of_the_spec(self) -> None:
         answered = Answered(
@@ -531,7 +538,7 @@ class TestReport:
         ]
         assert {len(row) for row in make_rows(report)} == {len(COLUMNS)}
         assert render_findings(report) == [
-            "4 of 4 dials of every task's address from every node were answered",
+            "4 of 4 dials from every node to every task's address were answered",
             "test: good",
         ]
 
@@ -540,11 +547,11 @@ class TestReport:
 
         assert not report.good
         assert render_findings(report) == [
-            "3 of 4 dials of every task's address from every node were answered",
+            "3 of 4 dials from every node to every task's address were answered",
             "Error: gpu-a cannot reach worker:1 on gpu-b at 10.0.0.12:20001: no answer [cannot-reach]",
-            "  a firewall may drop it: open ports 20000-20999 between the nodes, or try another address",
+            "  a firewall may drop packets: open ports 20000-20999 between the nodes, or try another address",
             "Warning: the clock of gpu-a is 3.0 s ahead of ours [clock]",
-            "test: cannot be started so",
+            "test: not startable: 1 error",
         ]
 
     def test_of_warnings_only_is_good(self) -> None:
@@ -599,7 +606,7 @@ class TestReport:
         assert render_findings(report)[1:] == [
             "Error: worker:1: port 20000 is held by pid 7 (nginx) [port-taken]",
             "  end it",
-            "test: cannot be started so",
+            "test: not startable: 1 error",
         ]
 
     def test_of_a_node_that_refused_and_ended_tells_only_why_it_refused(self) -> None:

@@ -68,8 +68,8 @@ class TestSummary:
         one = render_summary(make_report(history(LOCAL, *clean, left_behind=1)))
         two = render_summary(make_report(history(LOCAL, *clean, left_behind=2)))
 
-        assert "\n  0 processes left on this machine (1 process that had outlived its task was ended)\n" in one
-        assert "\n  0 processes left on this machine (2 processes that had outlived their task were ended)\n" in two
+        assert "\n  0 processes left on this machine (1 process that outlived its task was stopped)\n" in one
+        assert "\n  0 processes left on this machine (2 processes that outlived their task were stopped)\n" in two
 
     def test_of_a_failure(self) -> None:
         state = history(TWO_NODES, failed(W1, 1050.0), ended(W0, 1052.0, by=signal.SIGKILL))
@@ -115,7 +115,7 @@ class TestSummary:
             "  worker:0  SIGTERM (signal 15), stopped by distlaunch\n"
             "  worker:1  its end was not seen\n"
             "  0 processes left on 1 node\n"
-            "  not known what is left on b; once it can be reached:\n"
+            "  unknown what is left on b; once reachable, run:\n"
             "    distlaunch clean /runs/x\n"
             "Failed after 62.5 s, exit status 3\n"
             "Logs and report: /runs/x"

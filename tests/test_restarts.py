@@ -81,7 +81,7 @@ class TestDecision:
     def test_is_to_give_up_after_a_program_error_before_the_first_step_and_no_other(self) -> None:
         given_up = decide(ending("task-failed", trained=False))
         assert given_up == GiveUp(
-            "not started again: the program failed before its first training step, and would do so again"
+            "not started again: the program failed before its first training step, and would fail again"
         )
         assert isinstance(decide(ending("task-failed")), Restart)
         assert isinstance(decide(ending("task-killed", trained=False)), Restart)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Distlaunch, Ran
+from worker_entry.protocol.strategy_names import CLASSES
 
 pytestmark = pytest.mark.tensorflow
 
@@ -90,8 +93,8 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     assert float(done[1]) > 0.95
     assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
     assert "worker:1 ended with SIGKILL (signal 9); restarting it, the others continue\n" in ran.stderr
-    assert "worker:1 was started again alone, after SIGKILL (signal 9)" in ran.stderr
-    assert "Chaos: worker:1 was killed in attempt 1; it was started again alone" in ran.stderr
+    assert "worker:1 was restarted individually, after SIGKILL (signal 9)" in ran.stderr
+    assert "Chaos: worker:1 was killed in attempt 1; it was restarted individually" in ran.stderr
     [attempt] = ran.report["attempts"]
     exits = {task["task"]: task["exit_code"] for task in attempt["tasks"]}
     assert exits["chief:0"] == exits["evaluator:0"] == 0
@@ -124,3 +127,15 @@ def test_workers_of_a_divided_cpu_use_its_first_device_only(distlaunch: Distlaun
     """What TensorFlow does not allow to be emulated; README says so."""
     told = looked(distlaunch("local", "--workers", "2", "--devices", "2", look))
     assert told["replicas"] == 2  # not four
+
+
+def test_the_classes_of_strategies_are_those_that_tensorflow_has() -> None:
+    source = (
+        "import tensorflow as tf\n"
+        "made = tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy,"
+        " tf.distribute.experimental.CentralStorageStrategy, tf.distribute.MultiWorkerMirroredStrategy,"
+        " tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy\n"
+        "print(*(kind.__name__ for kind in made))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [*CLASSES.values()]

@@ -345,7 +345,7 @@ def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path:
     first, last = report["attempts"]
     assert (first["verdict"]["reference"], last["verdict"]) == ("node-lost", report["verdict"])
     assert [task["started"] for task in last["tasks"]] == [None, None]
-    assert " 1 workers with 64 each need 64 [too-few-gpus]\n" in run.said
+    assert " 1 worker with 64 each would need 64 [too-few-gpus]\n" in run.said
     assert run.said.endswith(f"exit status 3\nLogs and report: {tmp_path}/run")
 
 
@@ -354,7 +354,7 @@ def test_a_smaller_cluster_goes_on_where_that_is_allowed(tmp_path: Path) -> None
     report = run.run()
     assert report.outcome == "succeeded"
     assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-c"]
-    assert "going on without gpu-b\n2 workers of 3 are left" in run.said
+    assert "continuing without gpu-b\n2 of 3 workers are left" in run.said
 
 
 @pytest.mark.parametrize("return_s", [0, 30])

@@ -24,7 +24,8 @@ HAS_TORCH = sys.executable != TORCH_PYTHON or importlib.util.find_spec("torch") 
 
 
 def needs_torch(test: Callable[..., None]) -> Callable[..., None]:
-    marked: Callable[..., None] = pytest.mark.slow(pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is missing")(test))
+    reason = "PyTorch is not installed"
+    marked: Callable[..., None] = pytest.mark.slow(pytest.mark.skipif(not HAS_TORCH, reason=reason)(test))
     return marked
 
 

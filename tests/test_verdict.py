@@ -85,9 +85,9 @@ def plan_of(policy: AttemptPolicy) -> LaunchPlan:
     return LaunchPlan("test", "multi_worker_mirrored", "/work", tuple(tasks))
 
 
-def judged(state: AttemptState, agents_said: Sequence[str] = ()) -> Verdict:
+def judged(state: AttemptState, agent_stderr: Sequence[str] = ()) -> Verdict:
     logs = {task: f"/runs/x/attempt-1/{task.type}-{task.index}.log" for task in state.policy.tasks}
-    return judge(state, plan_of(state.policy), logs, agents_said=agents_said)
+    return judge(state, plan_of(state.policy), logs, agent_stderr=agent_stderr)
 
 
 def failed(
@@ -268,7 +268,7 @@ class TestFailure:
 
         assert verdict.message == "worker:0 on a was ended by SIGKILL (signal 9) after 10.0 s"
         assert verdict.hint == (
-            "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
+            "the sender of SIGKILL is unknown; most often it is the kernel's OOM killer: see `dmesg` on that node"
         )
 
     def test_of_others_on_their_own_tells_how(self) -> None:
@@ -435,7 +435,7 @@ class TestLoss:
         verdict = judged(state)
 
         assert verdict.reference == "task-failed"
-        assert "node b was lost: did not say that all of its processes ended" in verdict.evidence
+        assert "node b was lost: did not report that all of its processes have ended" in verdict.evidence
 
 
 class TestStartTimeout:

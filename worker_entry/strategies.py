@@ -10,10 +10,11 @@ A program that builds its own strategy does not need this module.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from worker_entry.protocol import environment
+from worker_entry.protocol.strategy_names import StrategyName
 
 DEFAULT = "multi_worker_mirrored"
 """The strategy without a launcher; without TF_CONFIG, its only worker is this process."""
@@ -31,25 +32,32 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
     import tensorflow as tf
 
     name = environ.get(environment.STRATEGY, DEFAULT)
-    if name == "multi_worker_mirrored":
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                implementation=tf.distribute.experimental.CommunicationImplementation[
-                    environ.get(environment.COMMUNICATION, "auto").upper()
-                ]
-            )
-        )
-    if name == "parameter_server":
-        return tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
-    if name == "one_device":
-        return tf.distribute.OneDeviceStrategy(_devices(tf)[0])
-    if name == "mirrored":
-        return tf.distribute.MirroredStrategy(_devices(tf), _cross_device(tf, environ.get(environment.CROSS_DEVICE)))
-    if name == "central_storage":
-        return tf.distribute.experimental.CentralStorageStrategy(_devices(tf), "/cpu:0")
-    if name == "tpu":
-        return _make_tpu_strategy(tf, environ)
-    raise ValueError(f"DISTLAUNCH_STRATEGY is {name!r}, which is not a strategy")
+    make: Mapping[StrategyName, Callable[[], Any]] = {
+        "one_device": lambda: tf.distribute.OneDeviceStrategy(_devices(tf)[0]),
+        "mirrored": lambda: tf.distribute.MirroredStrategy(
+            _devices(tf), _cross_device(tf, environ.get(environment.CROSS_DEVICE))
+        ),
+        "central_storage": lambda: tf.distribute.experimental.CentralStorageStrategy(_devices(tf), "/cpu:0"),
+        "multi_worker_mirrored": lambda: _make_multi_worker_strategy(
+            tf, environ.get(environment.COMMUNICATION, "auto")
+        ),
+        "parameter_server": lambda: tf.distribute.ParameterServerStrategy(
+            tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        ),
+        "tpu": lambda: _make_tpu_strategy(tf, environ),
+    }
+    for known, make_strategy in make.items():
+        if name == known:
+            return make_strategy()
+    raise ValueError(f"{environment.STRATEGY} is {name!r}, which is not a strategy")
+
+
+def _make_multi_worker_strategy(tf: Any, communication: str) -> Any:
+    experimental = tf.distribute.experimental
+    implementation = experimental.CommunicationImplementation[communication.upper()]
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=experimental.CommunicationOptions(implementation=implementation)
+    )
 
 
 def _devices(tf: Any) -> list[str]:

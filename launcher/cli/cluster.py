@@ -15,7 +15,8 @@ from launcher.cli.sections import SectionedCommand
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
     from launcher.spec.models import ClusterSpec
-    from launcher.spec.strategies import Framework, StrategyName
+    from launcher.spec.strategies import Framework
+    from worker_entry.protocol.strategy_names import StrategyName
 
 
 # Not imported from `strategies`, which costs more than the rest of `--help`.

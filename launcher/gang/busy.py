@@ -1,7 +1,7 @@
-"""Which tasks are at work although nothing is heard of a step: they are named, and not stopped for it. Pure.
+"""Which tasks are at work although no steps are reported: they are named, and not stopped.
 
-A task waits that uses no processor time, reads and writes nothing, and sleeps in one of TensorFlow's calls, in a lock
-or in a connection. Every other one is at work.
+A task waits if it uses no processor time, reads and writes nothing, and sleeps in a call of TensorFlow's, in a lock or
+in a connection. Any other task is at work.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from launcher.tasks import TaskId, name_tasks
 from worker_entry.protocol.values import Activity
 
 ACTIVE_S = 15.0
-"""Who was at work so recently, by what its node has measured, is."""
+"""A task is at work if its node has measured work this recently."""
 RECHECK_S = 60.0
-"""How long a cluster in which somebody is at work is not asked again."""
+"""How long a cluster with a task at work is not asked again."""
 
 
 def find_busy(state: AttemptState) -> dict[TaskId, str]:
-    """The training tasks that are at work, by what they have just said, and where that is, as far as it is known."""
+    """The training tasks that are at work, by their last answers, each with its place, as far as that is known."""
     busy = {}
     for task in sorted(state.policy.trainers & state.started.keys() - state.exits.keys() - state.halted.keys()):
         activity = state.activity.get(task, Activity())
@@ -32,12 +32,12 @@ def find_busy(state: AttemptState) -> dict[TaskId, str]:
 
 
 def is_excused(state: AttemptState, reason: Reason, busy: dict[TaskId, str]) -> bool:
-    """Whether tasks that are at work keep the cluster from being stopped for this."""
+    """Whether tasks at work keep the cluster from being stopped for this reason."""
     if not busy:
         return False
-    if reason is Reason.STALLED:  # a limit that the user gave is exact; a task that a signal has stopped is waited for
+    if reason is Reason.STALLED:  # the user's limit is exact; others wait for a halted task
         return state.policy.stall_s is None and not state.halted
-    if reason is Reason.START_TIMEOUT:  # who has opened its port waits for the others, and would do so for ever
+    if reason is Reason.START_TIMEOUT:  # a task with an open port waits for the others, for ever
         running = state.policy.trainers - state.exits.keys()
         return busy.keys() == running and not running & state.listening.keys()
     return reason is Reason.DRAIN_TIMEOUT

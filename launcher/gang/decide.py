@@ -1,10 +1,10 @@
 """The rules by which a cluster lives and dies, as a pure function: `decide(state, event) → (state, actions)`.
 
-MultiWorkerMirroredStrategy is all or nothing. Success is that every chief and worker ended with status 0; the first
-one that does not decides, and all others are stopped. An evaluator watches: its end decides nothing.
+MultiWorkerMirroredStrategy is all or nothing. An attempt succeeds when every chief and worker ends with status 0; the
+first one that fails decides, and all others are stopped. An evaluator only watches: its end decides nothing.
 
-With ParameterServerStrategy the chief decides. The others serve and never end; of them a worker that does is started
-again alone. Which tasks are which is in the rules (`strategies`).
+With ParameterServerStrategy the chief decides. The others serve and never end; a worker that does end restarts
+individually. `spec.strategies` defines which tasks are which.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Indiv
 from launcher.tasks import TaskId
 
 FAILURE_GRACE_S = 1.0
-"""From TERM to KILL after a failure: the others cannot go on, and TensorFlow does not heed TERM."""
+"""From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
 SAVED_STATUS = 42
-"""With this a worker ends whose PreemptionCheckpointHandler was asked to: all workers save, and end like that."""
+"""The exit status of PreemptionCheckpointHandler when it is asked to save: all workers save, and exit with it."""
 STOP_MARGIN_S = 30.0
-"""How long after the last KILL a node may take to say that it is empty."""
+"""How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
-"""How long all tasks may take to say what they are doing, before they are stopped for doing nothing."""
+"""How long all tasks may take to report what they are doing, before they are stopped for doing nothing."""
 
 
 _Fact = TypeVar("_Fact")
@@ -60,10 +60,10 @@ def new_attempt(policy: AttemptPolicy, now: float) -> AttemptState:
 
 
 def decide(state: AttemptState, event: Event, now: float) -> Decision:
-    """What an event changes, and what is to be done about it.
+    """The state after an event, and the actions that follow.
 
     Args:
-        gang: the state so far.
+        state: the state so far.
         event: what has happened.
         now: the controller's monotonic clock, in seconds.
     """
@@ -75,7 +75,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
     if isinstance(event, Interrupted):
-        if state.is_over and state.policy.keeps_auxiliary:  # only what was kept for the user is left
+        if state.is_over and state.policy.keeps_auxiliary:  # only auxiliary tasks, kept for the user, are left
             return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
         return _stop(replace(state, signal=event.signal), Reason.INTERRUPTED, state.policy.stop_grace_s, now)
     if not state.policy.only_checks:
@@ -92,7 +92,7 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase is Phase.CONNECTING and state.policy.nodes.keys() <= state.ready | state.lost.keys() | _refused(
         state
     ):
-        # All that stands in the way is told at once.
+        # Every node has answered, so that the user sees all obstacles at once.
         if state.lost and not state.policy.only_checks:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
         if not state.awaited:
@@ -124,10 +124,10 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
     trainer_ended = isinstance(event, TaskExited) and event.task in trainers
     ended = trainers & state.exits.keys()
     failed = state.broken
-    asks = state.suspicion is Reason.TASK_FAILED  # where all are, before they are stopped
+    asks = state.suspicion is Reason.TASK_FAILED  # all tasks report where they are before they are stopped
     if isinstance(event, TaskExited) and state.fails(event) and not asks:
-        if _may_restart_alone(state, event.task):
-            return _start_again(state, event)
+        if _may_restart_individually(state, event.task):
+            return _restart_individually(state, event)
         if is_out_of_step(event) and ended != trainers:
             return _suspect(replace(state, suspicion=None), Reason.TASK_FAILED, event, now)
         if event.exit.code != SAVED_STATUS or not trainer_ended:
@@ -139,7 +139,7 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
         return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now) if over else (state, ())
     drained = now + state.policy.drain_s if state.policy.drain_s else None
     if state.phase is Phase.FORMING:
-        # A trainer that has ended well needed no cluster, or had it: nobody waits for ports any more.
+        # A trainer that has ended well needed no cluster, or had one: ports no longer matter.
         if state.started.keys() == state.policy.tasks and (ended or state.is_up):
             state = replace(
                 state, phase=Phase.RUNNING, deadline=drained if ended else None, suspicion=None, last_progress=now
@@ -149,7 +149,7 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
     elif trainer_ended and (len(ended) == 1 or ended == trainers):
         state = replace(state, deadline=drained)
     if ended == trainers:
-        # An evaluator may want to look at the last checkpoint; a task that has ended has nothing more to do.
+        # Until the deadline, an evaluator may still look at the last checkpoint.
         if state.is_over and state.policy.keeps_auxiliary and state.policy.auxiliary - state.exits.keys():
             return replace(state, deadline=None), ()
         if state.is_over or _is_due(state, now):
@@ -159,20 +159,20 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
             return _suspect(state, Reason.STALLED, event, now)
         if ended and (state.suspicion is Reason.DRAIN_TIMEOUT or _is_due(state, now)):
             return _suspect(state, Reason.DRAIN_TIMEOUT, event, now)
-        if state.suspicion is not None:  # it gets on
+        if state.suspicion is not None:  # there is progress again
             state = replace(state, suspicion=None, deadline=state.deadline if ended else None)
     return state, ()
 
 
-def _may_restart_alone(state: AttemptState, task: TaskId) -> bool:
+def _may_restart_individually(state: AttemptState, task: TaskId) -> bool:
     return (
         task.type in state.policy.strategy.restarted_individually
         and len(state.restarted.get(task, ())) < state.policy.max_individual_restarts
     )
 
 
-def _start_again(state: AttemptState, event: TaskExited) -> Decision:
-    """As if this one task had never been started."""
+def _restart_individually(state: AttemptState, event: TaskExited) -> Decision:
+    """Forgets that this one task was ever started, and starts it again."""
     task = event.task
 
     def without(facts: Mapping[TaskId, _Fact]) -> dict[TaskId, _Fact]:
@@ -194,7 +194,7 @@ def _start_again(state: AttemptState, event: TaskExited) -> Decision:
 
 
 def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> Decision:
-    """Has the tasks say what they are doing before they are stopped for it; who is at work is left at it."""
+    """Asks the tasks what they are doing before it stops them; tasks at work continue."""
     if state.suspicion is None:
         stalled_s = now - state.last_progress if state.last_progress is not None else 0.0
         return replace(state, suspicion=reason, stalled_s=stalled_s, deadline=now + STACKS_S), (AskStacks(),)
@@ -212,15 +212,15 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
 
 
 def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
-    # Ctrl-C insists. TERM and HUP may come more than once without anybody's impatience (`timeout`, a closed window),
-    # and PIPE follows when Ctrl-C ended the reader of our output as well.
+    # Ctrl-C while stopping means: at once. TERM and HUP do not, because they may come twice by themselves (`timeout`, a
+    # closed window), nor does PIPE, which follows when Ctrl-C has ended the reader of our output as well.
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert state.deadline is not None
         return replace(state, deadline=min(state.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
-    # Where no agent has answered nothing was started; what comes of its link is for the link to know.
+    # Nothing was started on a node whose agent has not answered; its link looks after itself.
     silent = state.ready - state.empty.keys() - state.lost.keys()
     if silent and _is_due(state, now):
-        reasons = dict.fromkeys(silent, "did not say that all of its processes ended")
+        reasons = dict.fromkeys(silent, "did not report that all of its processes have ended")
         state, silent = replace(state, lost={**state.lost, **reasons}), frozenset()
     if not silent:
         return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)

@@ -1,4 +1,4 @@
-"""What a gang can be told, and what it can ask for. `at` is seconds of the controller's monotonic clock."""
+"""The events that `decide` takes, and the actions that it returns. Times are Unix seconds of the controller's clock."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class NodePrepared:
 
 @dataclass(frozen=True)
 class NodeInspected:
-    """The node has looked at itself, and has left its mark in the checkpoint directory."""
+    """The node has inspected itself, and has left its mark in the checkpoint directory."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class Checked:
-    """All nodes have been looked at, and nothing keeps the cluster from being started."""
+    """All nodes were checked, and nothing keeps the cluster from starting."""
 
 
 @dataclass(frozen=True)
 class NodeRefused:
-    """The node cannot start its tasks, or cannot go on."""
+    """The node cannot start its tasks, or cannot continue."""
 
     node: str
     problems: tuple[Problem, ...]
@@ -87,18 +87,18 @@ class TaskListening:
 
 @dataclass(frozen=True)
 class LeaderWaits:
-    """The tasks that the cluster's leader has not heard of yet, as it said last; None if it has said nothing."""
+    """The tasks that have not joined yet, as the cluster's leader last reported; None if it has reported nothing."""
 
     tasks: frozenset[TaskId] | None
 
 
 @dataclass(frozen=True)
 class TaskReported:
-    """How far the task's program has come, as a phrase that goes on from its name, and since when.
+    """What the task's program is doing, as a phrase that follows the task's name, and since when.
 
-    `injected`: the faults of `--chaos` that were done to it. `strategy`: the class of the tf.distribute strategy that
-    it has built. `own_tf_config`: the line by which it sets a TF_CONFIG of its own. `keras`: what was patched, once it
-    trains with Keras.
+    `injected`: the faults of `--chaos` that the task has had. `strategy`: the class of the tf.distribute strategy that
+    the program has built. `own_tf_config`: the line that sets a TF_CONFIG of its own. `keras`: what was patched, once
+    the program trains with Keras.
     """
 
     task: TaskId
@@ -113,7 +113,7 @@ class TaskReported:
 
     @property
     def stepping(self) -> Progress | None:
-        """How far it is, if it is in the middle of training and has done a step."""
+        """The progress of a task in the middle of training that has done a step; None for any other task."""
         progress = self.progress
         return progress if progress is not None and progress.training and progress.first_step else None
 
@@ -127,7 +127,7 @@ class TaskWrote:
 
 @dataclass(frozen=True)
 class TaskHalted:
-    """A signal has stopped the task, as SIGSTOP does; None: it goes on."""
+    """A signal has stopped the task, as SIGSTOP does; None: the task continues."""
 
     task: TaskId
     signal: int | None
@@ -141,31 +141,31 @@ class TaskExited:
     time: float
     crash: CrashRecord | None = None
     finished: float | None = None
-    """When the program came to its end, as far as that is known, whatever its interpreter did afterwards."""
+    """When the program ended, if that is known, whatever its interpreter did afterwards."""
     evidence: Problem | None = None
-    """What its node adds: a disk that is full, a kernel that was out of memory."""
+    """What its node adds: a full disk, or a kernel that ran out of memory."""
 
     @property
     def failed(self) -> bool:
-        """Whether the program failed; an interpreter that fails once the program has come to its end is no matter."""
+        """Whether the program failed; an interpreter that fails after the end of the program does not count."""
         return not self.exit.ok and self.finished is None
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The user (or the system) asks us to end; `signal` by its number."""
+    """The user (or the system) interrupts the run; `signal` is the number of the signal."""
 
     signal: int
 
 
 @dataclass(frozen=True)
 class StacksAsked:
-    """The user wants to know what all tasks are doing; it changes nothing."""
+    """The user asks what all tasks are doing; the state does not change."""
 
 
 @dataclass(frozen=True)
 class StacksReceived:
-    """What all tasks are doing, as faulthandler has it, empty for those that have not said; and whether they work."""
+    """faulthandler's output for every task, empty for tasks that have not answered, and whether each is at work."""
 
     texts: Mapping[TaskId, str]
     activity: Mapping[TaskId, Activity] = field(default_factory=dict)
@@ -214,7 +214,7 @@ class PrepareNodes:
 
 @dataclass(frozen=True)
 class CheckNodes:
-    """Have every node dial all others on the ports that they hold."""
+    """Make every node dial all others on the ports that they hold."""
 
 
 @dataclass(frozen=True)
@@ -226,19 +226,19 @@ class StartTasks:
 
 @dataclass(frozen=True)
 class RestartTask:
-    """Start this one task again, on the same node and port, while the others go on."""
+    """Start this one task again, on the same node and port, while the others continue."""
 
     task: TaskId
 
 
 @dataclass(frozen=True)
 class AskStacks:
-    """Have all tasks say what they are doing."""
+    """Ask all tasks what they are doing."""
 
 
 @dataclass(frozen=True)
 class StopNodes:
-    """TERM now, KILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
+    """SIGTERM now, SIGKILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
 
     grace_s: float
 

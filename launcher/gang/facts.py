@@ -1,4 +1,4 @@
-"""Which events are news, and what is known after them. Pure."""
+"""Which events are news, and what is known after each."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from launcher.gang.events import (
 from launcher.gang.state import BEFORE_START, AttemptState, Phase
 
 REFUSALS = 1000
-"""Refusals of one node, and problems in them, that are kept; a broken one has no end of them."""
+"""How many refusals of one node, and problems in them, are kept; a broken node may send them without end."""
 
 
 def is_news(state: AttemptState, event: Event) -> bool:
-    """Whether the event can be news; a broken agent is not believed, and an echo changes nothing."""
+    """Whether the event can be news: repetitions, and what only a broken agent can send, are ignored."""
     match event:
         case NodeReady(node):
             return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
@@ -42,8 +42,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case NodeInspected(node):
             return state.phase is Phase.PREPARING and state.policy.checks and node in state.policy.nodes
         case NodeRefused(node):
-            said = sum(1 + len(refusal.problems) for refusal in state.refusals if refusal.node == node)
-            return node in state.policy.nodes and said < REFUSALS
+            kept = sum(1 + len(refusal.problems) for refusal in state.refusals if refusal.node == node)
+            return node in state.policy.nodes and kept < REFUSALS
         case NodeLost(node):
             return node in state.policy.nodes and node not in state.empty and node not in state.lost
         case NodeEmpty(node):
@@ -54,7 +54,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case TaskHalted(task) | TaskReported(task):
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case TaskListening(task):
-            # A port that opens after its deadline does not change what the cluster was stopped for.
+            # A port that opens after the deadline does not change why the cluster was stopped.
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case TaskExited(task):
             return task in state.started and task not in state.exits
@@ -70,6 +70,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
 
 
 def record(state: AttemptState, event: Event) -> AttemptState:
+    """The state with what the event reports."""
     match event:
         case NodeReady(node):
             return replace(state, ready=state.ready | {node})

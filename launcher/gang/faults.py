@@ -1,4 +1,4 @@
-"""`--chaos`: faults that are done on purpose, to see whether a program goes on where it was. Pure."""
+"""`--chaos`: faults injected on purpose, to see whether a program resumes where it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXAMPLE = "write it like kill:worker:1@epoch=3"
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault to be done once, to one task."""
+    """A fault to inject once, into one task."""
 
     task: TaskId
     injection: Injection
@@ -34,16 +34,16 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
     """`kill:worker:1@epoch=3` → Fault.
 
     Raises:
-        UsageError: it is none, or cannot be done to this cluster.
+        UsageError: the text is not a fault, or this cluster cannot have it.
     """
     found = _FAULT.fullmatch(text)
     if found is None:
-        raise UsageError(f"--chaos {text!r} is no fault", hint=_EXAMPLE)
+        raise UsageError(f"--chaos {text!r} is not a fault", hint=_EXAMPLE)
     what, at = found["what"], found["at"]
     if what not in DONE:
         raise UsageError(f"--chaos cannot {what!r} a task", hint=f"use one of {', '.join(DONE)}")
     if at not in _MOMENTS:
-        raise UsageError(f"--chaos knows no moment {at!r}", hint=f"use one of {', '.join(_MOMENTS)}")
+        raise UsageError(f"--chaos does not know the moment {at!r}", hint=f"use one of {', '.join(_MOMENTS)}")
     try:
         task = parse_task_id(found["task"])
     except ValueError as error:
@@ -61,12 +61,12 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
 
 
 def pending(faults: Iterable[Fault], states: Collection[AttemptState]) -> list[Fault]:
-    """Those that none of these attempts has seen."""
+    """The faults that none of these attempts has had."""
     return [fault for fault in faults if not any(was_done(fault, state) for state in states)]
 
 
 def needed(faults: Collection[Fault], states: Mapping[int, AttemptState]) -> dict[int, AttemptState]:
-    """Those of the attempts, by their numbers, from which the report on the faults can still be made."""
+    """The attempts, by number, that are enough to make the report on the faults."""
     if not faults or not states:
         return {}
     done = {number for number, state in states.items() if any(was_done(fault, state) for fault in faults)}
@@ -80,20 +80,21 @@ def injections_of(task: TaskId, faults: Iterable[Fault]) -> list[Injection]:
 
 
 def was_done(fault: Fault, state: AttemptState) -> bool:
-    told = [told_before(state, fault), state.status.get(fault.task)]
-    return any(str(fault.injection) in words.injected for words in told if words is not None)
+    statuses = [find_status_before_restart(state, fault), state.status.get(fault.task)]
+    return any(str(fault.injection) in status.injected for status in statuses if status is not None)
 
 
-def told_before(state: AttemptState, fault: Fault) -> TaskReported | None:
-    """What the task had told when it ended and was started again alone."""
+def find_status_before_restart(state: AttemptState, fault: Fault) -> TaskReported | None:
+    """The last status of the task before its first individual restart."""
     ends = [end.status for end in state.restarted.get(fault.task, ()) if end.status is not None]
     return ends[0] if ends else None
 
 
 def find_beginning(state: AttemptState) -> tuple[int, int] | None:
     """The epoch and step that an attempt began with; None if it did no step."""
-    told = [told.progress for told in state.status.values() if told.progress is not None and told.progress.first_step]
-    return min(((progress.first_epoch or 0, progress.first_step) for progress in told), default=None)
+    known = [status.progress for status in state.status.values() if status.progress is not None]
+    begun = [(progress.first_epoch or 0, progress.first_step) for progress in known if progress.first_step]
+    return min(begun, default=None)
 
 
 def render_place(state: AttemptState, task: TaskId) -> str:

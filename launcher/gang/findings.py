@@ -1,4 +1,4 @@
-"""What the checks before a start find, as parts of their report."""
+"""Results of the checks before a start, as parts of their report."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from launcher.result import Result
 
 
 class Finding(Result):
-    """Something that the checks before a start have found."""
+    """One problem that the checks before a start have found."""
 
     level: Literal["error", "warning"]
-    """An error keeps the cluster from being started."""
+    """An error keeps the cluster from starting."""
     node: str
-    """The node that it was found on."""
+    """The node that has the problem."""
     reference: str
     """Stable kebab-case name: `cannot-reach`, `program-differs`, …"""
     message: str
@@ -23,15 +23,15 @@ class Finding(Result):
 
 
 class DialReport(Result):
-    """One node dialled one task of the cluster, on the address and port of TF_CONFIG."""
+    """One dial: from a node to a task's address and port in TF_CONFIG."""
 
     node: str
     """The node that dialled."""
     task: str
-    """Whose address it was."""
+    """The task whose address it dialled."""
     address: str
     """`host:port`."""
     resolved: list[str]
-    """What the host's name stands for on the node that dialled."""
+    """What the host's name resolves to on the node that dialled."""
     failure: str
-    """Empty if the task's own node answered."""
+    """Why the dial failed; empty if the task's own node answered."""

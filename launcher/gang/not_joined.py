@@ -1,7 +1,7 @@
-"""Which tasks the leader of a cluster has not heard of yet, by what TensorFlow writes into its log. Pure.
+"""Which tasks have not joined the cluster's leader yet, from what TensorFlow writes to the leader's log.
 
-A task whose port is open need not have found the leader: the way there may be barred. TensorFlow tells at the level of
-INFO only; with TF_CPP_MIN_LOG_LEVEL above 0 nothing is known.
+A task with an open port may still not reach the leader, because something blocks its connection. TensorFlow reports
+this at level INFO only; with TF_CPP_MIN_LOG_LEVEL above 0 nothing is known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
 
 
 def parse_not_joined(log: bytes) -> frozenset[TaskId] | None:
-    """Those that the leader named last, of many only some; None if it has said nothing."""
+    """The tasks that the leader named last (of many, only some); None if it has reported nothing."""
     last = None
     for last in _WAITING.finditer(log):  # noqa: B007 - the last one counts
         pass

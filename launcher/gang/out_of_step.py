@@ -1,7 +1,7 @@
-"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet others of its peers. Pure.
+"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet different ones of its peers.
 
-TensorFlow notices it where two collectives that meet are not alike, and says so to one worker, or to some. Where each
-worker was is known from its crash record, or from its stack, which is asked for before it is stopped.
+TensorFlow notices when two collectives that meet differ, and reports it to one worker or to some. The place of each
+worker is in its crash record, or in its stack, which it sends before it is stopped.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ SIGNATURE = re.compile(
     r"Collective instance \d+ expected |Shape mismatch in the collective instance"
     r"|is joining a group (?:with size|with incompatible device type|that is already full)"
 )
-"""What TensorFlow says of collectives that meet and are not alike."""
+"""What TensorFlow reports when collectives that meet differ."""
 PHRASES = ("Collective instance ", "Shape mismatch in the collective instance", "is joining a group ")
-"""What is in its sentence."""
+"""Parts of its sentence."""
 
 
 def is_out_of_step(event: TaskExited) -> bool:
@@ -29,7 +29,7 @@ def is_out_of_step(event: TaskExited) -> bool:
 
 
 def render_split(state: AttemptState) -> str:
-    """Who was where: `worker:0 is in evaluate at train.py:31, worker:1 in fit at train.py:29`; empty if unknown."""
+    """Each task's place: `worker:0 is in evaluate at train.py:31, worker:1 in fit at train.py:29`; empty if unknown."""
     places, unknown = _find_places(state)
     groups = [(tasks, _render_place(place)) for place, tasks in places.items()]
     if not groups:
@@ -44,7 +44,7 @@ def render_split(state: AttemptState) -> str:
 
 
 def find_outsider(state: AttemptState) -> TaskId | None:
-    """The only task that was elsewhere, if there are enough of the others to tell."""
+    """The one task that was elsewhere, if at least two others were together."""
     places, unknown = _find_places(state)
     alone = [tasks[0] for tasks in places.values() if len(tasks) == 1]
     return alone[0] if len(places) == 2 and len(alone) == 1 and not unknown else None

@@ -1,7 +1,7 @@
-"""What is looked at on the nodes before a start, and what follows from what they answer. Pure.
+"""What the nodes have to check before a start, and what follows from their answers.
 
-TensorFlow waits for an hour for a peer that it cannot reach, and does not say which; so every node dials every task
-first, on the very addresses and ports of TF_CONFIG.
+TensorFlow waits an hour for a peer that it cannot reach, and does not say which one it is; so every node first dials
+every task, at exactly the addresses and ports of TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from worker_entry.protocol.orders import Dial, Inspect
 from worker_entry.protocol.values import DialResult, Target
 
 CLOCK_LIMIT_S = 2.0
-"""Clocks further apart are worth a word: checkpoints and logs of different nodes no longer sort by time."""
+"""Clocks further apart get a warning: checkpoints and logs of different nodes no longer sort by time."""
 LITTLE_SPACE = 1 << 30
 BUSY_SHARE = 0.1
-"""Part of a GPU's memory in use above which somebody else is at work on it."""
+"""Share of a GPU's memory in use above which the GPU counts as busy."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a node has said so far."""
+    """What a node has answered so far."""
 
     ready: Ready
     clock_offset_s: float = 0.0
@@ -39,7 +39,7 @@ class Answers:
 class Preflight:
     """The checks of one start. `nonce` is a word that no other run uses.
 
-    `candidates`: the addresses by which the tasks of each node may be reached, by host; without it, those of the spec.
+    `candidates`: by host, the addresses at which the node's tasks may be reached; by default, those of the spec.
     """
 
     def __init__(self, spec: ClusterSpec, nonce: str, candidates: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -55,7 +55,7 @@ class Preflight:
         return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "")
 
     def make_dial(self, ports: Mapping[TaskId, int]) -> Dial:
-        """Every candidate address of every task; of a cluster of one, nothing, since nobody will dial it."""
+        """Dials every candidate address of every task; none for a cluster of one task, which no other task dials."""
         placements = list(self._spec.placements())
         targets = [
             Target(str(task), host, ports[task])
@@ -85,7 +85,7 @@ class Preflight:
     # --- what follows ---
 
     def choose_addresses(self) -> dict[str, str]:
-        """For each node the first of its candidates that every node reaches; the first of all if there is none."""
+        """For each node, the first candidate that every node reaches, or else its first candidate."""
         failed = {(str(r.target.task), r.target.host) for _, r in self._results() if r.failure}
         chosen = {}
         for node in self._spec.nodes:
@@ -99,7 +99,7 @@ class Preflight:
         """A line for each node that had several addresses to choose from."""
         chosen = self.choose_addresses()
         return [
-            f"{n.host} is dialled at {chosen[n.host]}" for n in self._spec.nodes if len(self._candidates[n.host]) > 1
+            f"{n.host} is reached at {chosen[n.host]}" for n in self._spec.nodes if len(self._candidates[n.host]) > 1
         ]
 
     def dials(self) -> list[DialReport]:
@@ -115,7 +115,7 @@ class Preflight:
         ]
 
     def findings(self) -> list[Finding]:
-        """Everything that is wrong, or may be; errors first."""
+        """All errors and warnings; errors first."""
         found = [*self._dial_findings(), *self._differences(), *self._shared_findings()]
         for node, answers in self.answers.items():
             found += _node_findings(node, answers)
@@ -124,7 +124,7 @@ class Preflight:
     def _results(self) -> Iterator[tuple[str, DialResult]]:
         for node, answers in self.answers.items():
             for result in answers.dialled.results if answers.dialled is not None else ():
-                if result.target.task in self._owners:  # a broken agent is not believed
+                if result.target.task in self._owners:  # else the agent is broken
                     yield node, result
 
     def _dial_findings(self) -> Iterator[Finding]:
@@ -150,14 +150,14 @@ class Preflight:
                 node=next(iter(hashes)),
                 reference="program-differs",
                 message=f"the program is not the same on all nodes: {_group(hashes)}",
-                hint="copy it there, or have `sync:` in the spec do it; --no-check starts it as it is",
+                hint="copy it to all nodes, or add `sync:` to the spec; --no-check starts it anyway",
             )
 
     def _shared_findings(self) -> Iterator[Finding]:
         folder = self._spec.checkpoint_directory
         if folder is None:
             return
-        seen: dict[str, list[str]] = {}  # by the nodes that have left a mark; of one lost meanwhile, nothing is known
+        seen: dict[str, list[str]] = {}  # only of nodes that left a mark, and were not lost since
         for node, answers in self.answers.items():
             problem = answers.inspected.problem if answers.inspected is not None else ""
             if problem:
@@ -172,9 +172,9 @@ class Preflight:
                     level="error",
                     node=node,
                     reference="checkpoint-not-shared",
-                    message=f"checkpoint_directory {folder} is not shared: {node} does not see what is written there "
-                    f"on {', '.join(unseen)}",
-                    hint="name a folder on a file system that all nodes have mounted",
+                    message=f"checkpoint_directory {folder} is not shared: {node} does not see what "
+                    f"{' and '.join(unseen)} {'writes' if len(unseen) == 1 else 'write'} there",
+                    hint="name a folder on a file system that all nodes mount",
                 )
 
 
@@ -197,8 +197,8 @@ def _node_findings(node: str, answers: Answers) -> Iterator[Finding]:
     if inspected.proxies:
         yield warn(
             "proxy",
-            f"{' and '.join(inspected.proxies)} of {node} would send workers' traffic through a proxy; distlaunch "
-            "tells TensorFlow to go around it (no_grpc_proxy)",
+            f"{' and '.join(inspected.proxies)} on {node} would send workers' traffic through a proxy; distlaunch "
+            "makes TensorFlow bypass it (no_grpc_proxy)",
         )
 
 
@@ -221,24 +221,30 @@ def _minor(version: str) -> str:
 
 
 _CAUSES = {
-    "unknown-name": ("the name is not known there", "give the node an `address:` in the spec"),
-    "refused": ("connection refused", "another machine may have that address, or a firewall rejects; try another"),
-    "timed-out": ("no answer", "a firewall may drop it: open ports {ports} between the nodes, or try another address"),
-    "no-route": ("no route", "it is an address of another network: name another `address:`"),
-    "other": ("something else answers there", "another machine has that address: name another `address:`"),
+    "unknown-name": ("the name does not resolve there", "give the node an `address:` in the spec"),
+    "refused": (
+        "connection refused",
+        "another machine may have that address, or a firewall rejects connections; try another address",
+    ),
+    "timed-out": (
+        "no answer",
+        "a firewall may drop packets: open ports {ports} between the nodes, or try another address",
+    ),
+    "no-route": ("no route", "the address belongs to another network: set another `address:`"),
+    "other": ("something else answers there", "another machine has that address: set another `address:`"),
 }
 
 
 def _explain(node: str, owner: NodeSpec, result: DialResult, ports: str) -> tuple[str, str]:
-    """Why a node does not reach a task, and what to do about it."""
+    """Why a node cannot reach a task, and what to do about it."""
     target = result.target
     place = format_address(target.host, target.port)
     where = "itself" if node == owner.host else f"{target.task} on {owner.host}"
     message = f"{node} cannot reach {where} at {place}"
     itself = [address for address in result.resolved if _is_loopback(address)]
     if itself and node != owner.host:
-        hint = f"/etc/hosts of {node} names itself so: correct it, or give {owner.host} an `address:`"
-        return f"{message}: there the name stands for {itself[0]}, {node} itself", hint
+        hint = f"/etc/hosts on {node} gives that name to {node} itself: correct it, or give {owner.host} an `address:`"
+        return f"{message}: there the name resolves to {itself[0]}, {node} itself", hint
     shown = f" ({', '.join(result.resolved)})" if result.resolved and result.resolved != [target.host] else ""
     cause, hint = _CAUSES.get(result.failure, (result.failure, ""))
     return f"{message}{shown}: {cause}", hint.replace("{ports}", ports)

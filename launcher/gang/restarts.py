@@ -1,7 +1,7 @@
-"""Whether a cluster that has failed is started again, and when. Pure.
+"""Whether a failed cluster restarts, and when.
 
-A gang restarts as one: the same tasks, fresh ports. What keeps it from doing so for ever is a budget: so many
-restarts, within so much time. What is nobody's fault, a preemption or a port that was taken, costs nothing.
+A gang restarts as a whole: the same tasks, fresh ports. A budget keeps it from restarting for ever: a number of
+restarts within a period. Failures that are nobody's fault, a preemption or a taken port, do not count.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from launcher.wording import count_of
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
-"""An attempt that lasted as long was no part of a crash loop: pauses begin anew after it."""
+"""An attempt this long was not part of a crash loop: after it, pauses start from zero again."""
 
 REMEMBERED = 64
-"""Of so many attempts that failed soon one after the other, more make no longer pause."""
+"""Attempts that are remembered; more than this in quick succession do not make the pause longer."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start again after a pause; `count` is which restart of those that are counted it is."""
+    """Restart after a pause; `count` is its number among the restarts that are counted."""
 
     pause_s: float
     count: int
@@ -46,13 +46,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Leave it at that; `reason` is for the user, and empty where there was nothing to hope for."""
+    """Do not restart; `reason` is for the user, and empty if no restart was to be expected."""
 
     reason: str = ""
 
 
 def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | GiveUp:
-    """What follows the last of these attempts, all of which have failed.
+    """What follows the last of these attempts, which have all failed.
 
     Args:
         spec: what the user allows.
@@ -64,7 +64,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
     if last.reference not in spec.on:
         return GiveUp(f"not started again: `restart.on` does not name {last.reference}")
     if last.reference == "task-failed" and not last.trained:
-        return GiveUp("not started again: the program failed before its first training step, and would do so again")
+        return GiveUp("not started again: the program failed before its first training step, and would fail again")
     since = last.ended - spec.period_s if spec.period_s else float("-inf")
     spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])
     if not last.is_free and spent >= spec.max_restarts:
@@ -74,7 +74,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
 
 
 def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
-    """None before the first restart; then twice as long after each attempt that failed soon."""
+    """No pause before the first restart; then twice as long after each attempt that failed soon."""
     in_a_row = 0
     for ending in reversed(endings):
         if ending.ended - ending.started >= LONG_S:
@@ -82,11 +82,11 @@ def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:
         in_a_row += 1
     if in_a_row < 2:
         return 0.0
-    # The exponent is bounded because preemptions are not: 2.0 ** 1024 is no float any more.
+    # Preemptions are not bounded, so the exponent is: 2.0 ** 1024 overflows a float.
     return min(spec.pause_s * 2.0 ** min(in_a_row - 2, REMEMBERED), max(LONGEST_PAUSE_S, spec.pause_s))
 
 
 def remember(endings: Sequence[Ending]) -> list[Ending]:
-    """Those of the endings on which decisions can still depend: a run that is preempted for ever keeps no more."""
+    """The endings on which decisions can still depend; they stay few, even if a run is preempted for ever."""
     recent = len(endings) - REMEMBERED
     return [ending for number, ending in enumerate(endings) if number >= recent or not ending.is_free]

@@ -1,4 +1,4 @@
-"""What all tasks of a cluster are doing just now: their Python stacks, with equal ones told together. Pure."""
+"""What all tasks of a cluster are doing now: their Python stacks, with equal ones grouped."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from worker_entry.protocol.values import Activity, Place
 
 SHOWN_THREADS = 2
 """Threads besides the main one that a task's line names."""
-PATIENCE_S = 5.0
+ANSWER_S = 5.0
+"""How long the tasks have to answer."""
 
-# Bounded: a node that is broken may send a line of a million digits, which is no number, or takes hours to match.
+# Bounded: a broken node may send a line of a million digits, which int() refuses, or which takes hours to match.
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]{1,32}.{0,300}\(most recent call first\):$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d{1,9}) in (.*)$', re.MULTILINE)
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "__autograph_generated_file")
 _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "subprocess.py", "_base.py", "thread.py")
-"""Modules of Python's own in which a thread waits for others."""
+"""Modules of the standard library in which a thread waits for others."""
 _OURS = re.compile(r"/worker_entry/(?!demo/)(?:\w+/)*\w+\.py$")  # the demo is a program like a user's
 
 _WRAPPERS = ("error_handler",)
-"""Functions that Keras and TensorFlow wrap their public ones in."""
+"""Functions in which Keras and TensorFlow wrap their public ones."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -32,28 +33,28 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a task is: its main thread, innermost frame first, and those of its other threads that run its own code."""
+    """Where a task is: its main thread, innermost frame first, and the other threads that run its program's code."""
 
     main: tuple[Frame, ...] = ()
     others: tuple[tuple[Frame, ...], ...] = ()
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the program's own code that is running, and not a library's, which may wait for others."""
+        """Whether the program's own code is running, and not a library's, which may wait for others."""
         return bool(self.others) or (bool(self.main) and _own_frame(self.main) is self.main[0])
 
     @property
     def own(self) -> Frame | None:
-        """The innermost line of the program in its main thread."""
+        """The innermost frame of the program's code in the main thread."""
         return _own_frame(self.main)
 
 
 class StackCollector:
-    """What the tasks have answered since all were asked at `now`, in monotonic seconds."""
+    """The tasks' answers since all were asked, at `now` in monotonic seconds."""
 
     def __init__(self, tasks: Iterable[TaskId], now: float) -> None:
         self._missing = set(tasks)
-        self._deadline = now + PATIENCE_S
+        self._deadline = now + ANSWER_S
         self._texts: dict[TaskId, str] = {}
         self.activity: dict[TaskId, Activity] = {}
 
@@ -63,17 +64,17 @@ class StackCollector:
         self._missing.discard(task)
 
     def texts(self, now: float) -> dict[TaskId, str] | None:
-        """The answers, once all tasks have given theirs, or have had their time: then they are empty."""
+        """The answers once all tasks have answered, or their time is over: missing ones are empty. None before that."""
         if self._missing and now < self._deadline:
             return None
         return {**dict.fromkeys(self._missing, ""), **self._texts}
 
 
 def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]]:
-    """The tasks that are at the same place, and the place; the largest group first.
+    """Groups of tasks at the same place, each with the place; the largest group first.
 
     Args:
-        texts: what faulthandler has written of each task; empty if it has written nothing.
+        texts: faulthandler's output for each task; empty if there is none.
     """
     groups: dict[Stack, list[TaskId]] = {}
     for task in sorted(texts):
@@ -82,7 +83,7 @@ def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]
 
 
 def find_call(text: str) -> Place | None:
-    """Where the program's own code is in its main thread, and what public function of a library it has called there."""
+    """Where the program's code is in its main thread, and which public function of a library it has called there."""
     frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
     own = _own_frame(frames)
     if own is None:
@@ -98,7 +99,7 @@ def render_places(texts: Mapping[TaskId, str]) -> list[str]:
 
 
 def render_stacks(texts: Mapping[TaskId, str]) -> str:
-    """The same, each with its place's stack below it."""
+    """The same lines, each with the stack below it."""
     lines = []
     for place, (_, stack) in zip(render_places(texts), group_stacks(texts), strict=True):
         lines += [place, *_render_frames(stack.main)]
@@ -108,12 +109,12 @@ def render_stacks(texts: Mapping[TaskId, str]) -> str:
 
 
 def parse_stack(text: str) -> Stack:
-    """What faulthandler has written last; our own frames are left out."""
+    """The last stack that faulthandler wrote, without our own frames."""
     first, *children = text.split(CHILD)
     threads = _parse_threads(first)
     if not threads:
         return Stack()
-    # A process lists its main thread last, which was its first.
+    # The newest thread is first, so the main thread is last.
     others = [*threads[:-1], *(frames for child in children for frames in _parse_threads(child))]
     return Stack(threads[-1], tuple(sorted(frames for frames in others if _own_frame(frames) is not None)))
 
@@ -130,22 +131,22 @@ def _parse_frames(text: str) -> tuple[Frame, ...]:
 
 
 def _own_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost of the program's own code."""
+    """The innermost frame of the program's own code."""
     theirs = (frame for frame in frames if not _OURS.search(frame[0]))
     return next((frame for frame in theirs if not any(part in frame[0] for part in _LIBRARIES)), None)
 
 
 def working_frame(stack: Stack, *, waits: bool) -> Frame | None:
-    """The line of the program that is running now, if one is: not one that waits in a library for somebody else.
+    """The line of the program that is running now, if any: not one that waits in a library for others.
 
     Args:
         stack: where the task is.
-        waits: whether the kernel says that its main thread waits.
+        waits: whether the main thread waits, as the kernel reports it.
     """
     own = stack.own
     if own is not None and not waits and not any(map(_is_waiting, stack.main[: stack.main.index(own)])):
         return own
-    # What TensorFlow calls to get the next batch, in a thread of its own; not a thread that the program has started.
+    # TensorFlow's own threads call the program for the next batch; threads that the program started do not count.
     fed = (frames for frames in stack.others if any("/tensorflow/" in file for file, _, _ in frames))
     return next((frames[0] for frames in fed if _own_frame(frames) is frames[0]), None)
 

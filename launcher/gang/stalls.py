@@ -1,7 +1,7 @@
-"""Whether a cluster that is up has stopped getting on. Pure.
+"""Whether a running cluster makes no more progress.
 
-What counts: a batch, if the program tells of them, whoever did it; else a line of output. A cluster whose steps are
-told is watched by itself, since it is known how long they take.
+If the program reports steps, a step of any task counts as progress; otherwise a line of output does. A cluster that
+reports steps is watched by default, because the usual time of a step is known.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from launcher.gang.events import Event, TaskListening, TaskReported, TaskStarted
 from launcher.gang.state import AttemptState, Phase
 
 STEPS = 20
-"""So many times as long as a step takes is too long for one, …"""
+"""A step that takes this many times its usual time takes too long, …"""
 LEAST_S = 120.0
-"""… but never less: between steps there may be a checkpoint, or a validation of the program's own."""
+"""… but it always has this long: between steps, the program may save a checkpoint or validate."""
 
 
 def is_progress(state: AttemptState, event: Event) -> bool:
-    """Whether the event shows that the cluster gets on."""
+    """Whether the event shows that the cluster makes progress."""
     if isinstance(event, TaskWrote):
         return not reports_steps(state)
     return isinstance(event, (TaskStarted, TaskListening, TaskReported))
 
 
 def is_stalled(state: AttemptState, now: float) -> bool:
-    """Whether it has got nowhere for too long; `now`: the controller's monotonic clock, in seconds."""
+    """Whether there was no progress for too long; `now`: the controller's monotonic clock, in seconds."""
     if state.last_progress is None or now - state.last_progress < (state.policy.stall_s or LEAST_S):
         return False
     if state.excused is not None and now < state.excused:
@@ -33,9 +33,9 @@ def is_stalled(state: AttemptState, now: float) -> bool:
 
 
 def stall_limit_s(state: AttemptState) -> float | None:
-    """How long it may go without progress just now; None for ever."""
+    """How long the cluster may now go without progress; None: no limit."""
     if state.phase is not Phase.RUNNING or state.policy.stall_s == 0 or state.policy.trainers & state.exits.keys():
-        return None  # who has ended is waited for by the rules of the end
+        return None  # the drain time-out applies once a task has ended
     if state.policy.stall_s is not None:
         return state.policy.stall_s
     step_s = usual_step_s(state)
@@ -43,15 +43,15 @@ def stall_limit_s(state: AttemptState) -> float | None:
 
 
 def usual_step_s(state: AttemptState) -> float | None:
-    """Seconds from one step to the next, on the average of this attempt; None until there were two."""
+    """Seconds per step of the slowest task, on average over this attempt; None until a task has done two steps."""
     times = [
         (progress.time - progress.began) / (progress.step - progress.first_step)
-        for progress in (told.stepping for told in state.status.values())
+        for progress in (status.stepping for status in state.status.values())
         if progress is not None and progress.step > progress.first_step
     ]
     return max(times, default=None)
 
 
 def reports_steps(state: AttemptState) -> bool:
-    """Whether all that train are in the middle of it, and tell of each step."""
+    """Whether all training tasks are in the middle of training, and report their steps."""
     return all(task in state.status and state.status[task].stepping for task in state.policy.trainers)

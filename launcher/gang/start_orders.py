@@ -1,4 +1,4 @@
-"""What a node is told about the tasks that it starts, by the plan and the attempt. Pure."""
+"""The order by which a node starts its tasks, from the plan and the attempt."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def make_start(
         tasks: as they were planned.
         run_id: the run's name.
         attempt: which start of the cluster it is, from 1.
-        lease_s: how long TensorFlow's workers wait for a sign of each other.
-        faults: those that are done to the attempt on purpose.
+        lease_s: how long TensorFlow's workers wait for a sign of life from each other.
+        faults: the faults to inject into the attempt.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
     env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
@@ -36,7 +36,7 @@ def _make_task_start(
     faults: Sequence[Fault],
 ) -> TaskStart:
     env = {**task.env, **attempt_env}
-    joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees another one
+    joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees a different cluster
     if joins:
         del env[environment.TF_CONFIG]
     return TaskStart(

@@ -1,4 +1,4 @@
-"""What is known of one attempt: a frozen value, which `gang.decide` makes anew with every event."""
+"""What is known of one attempt: a frozen value, which `decide` replaces at every event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.gang.events import (
     TaskReported,
     TaskStarted,
 )
-from launcher.spec.strategies import RULES, StrategyRules
+from launcher.spec.strategies import RULES, SEPARATE_CLASSES, StrategyRules
 from launcher.tasks import TaskId
 from worker_entry.protocol.values import NOT_IMPORTED, Activity
 
@@ -32,8 +32,8 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-ALONE_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy", "TPUStrategyV2", "jax")
-"""Classes of tf.distribute that are one process with all of its devices; and what knows nothing of TF_CONFIG."""
+ALONE_STRATEGIES = (*SEPARATE_CLASSES, "jax")
+"""What a program may train with that ignores TF_CONFIG; JAX by the name that its tasks report."""
 BEFORE_START = (Phase.CONNECTING, Phase.SYNCING, Phase.PREPARING, Phase.CHECKING)
 
 
@@ -53,7 +53,7 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True)
 class AttemptPolicy:
-    """What a gang has to know of the plan. Durations in seconds; 0 is for ever."""
+    """What `decide` has to know of the plan. Durations are in seconds; 0: no limit."""
 
     nodes: Mapping[str, frozenset[TaskId]]
     forming: frozenset[TaskId]
@@ -63,20 +63,20 @@ class AttemptPolicy:
     stop_grace_s: float
     strategy: StrategyRules = RULES["multi_worker_mirrored"]
     max_individual_restarts: int = 0
-    """How often each task may be started again alone whose type may be at all."""
+    """How often each task may restart individually, if its type allows that."""
     keeps_auxiliary: bool = False
-    """Whether what runs beside the tasks stays after their success, until the user ends it."""
+    """Whether auxiliary tasks stay after the success of the others, until the user stops them."""
     stall_s: float | None = None
-    """How long a cluster that is up may go without progress; None: by how long its steps take."""
+    """How long a running cluster may go without progress; None: it depends on the usual step time."""
     syncs: frozenset[str] = frozenset()
     """The nodes that the program's folder is sent to."""
     checks: bool = False
     """Whether the nodes are checked before the start."""
     only_checks: bool = False
-    """Whether that is all: nothing is started, and a node that cannot be used does not keep the others from it."""
+    """Whether there are only checks: nothing is started, and an unusable node does not keep the others from theirs."""
 
     def __post_init__(self) -> None:
-        # All of no tasks have ended well from the start: such an attempt would be a success that trained nothing.
+        # "All trainers have succeeded" is true of no trainers: such an attempt would succeed at once.
         if not self.trainers:
             raise ValueError("a cluster needs a task whose end decides")
 
@@ -86,7 +86,7 @@ class AttemptPolicy:
 
     @cached_property
     def trainers(self) -> frozenset[TaskId]:
-        """The tasks that decide, which run the program."""
+        """The tasks that decide; they run the program."""
         return frozenset(task for task in self.tasks if task.type in self.strategy.decides)
 
     @cached_property
@@ -100,7 +100,7 @@ class AttemptPolicy:
 
 @dataclass(frozen=True)
 class IndividualRestart:
-    """The end of a task that was started again alone, and what it had told before."""
+    """The end of a task that restarted individually, and its last status before."""
 
     exited: TaskExited
     status: TaskReported | None
@@ -108,7 +108,7 @@ class IndividualRestart:
 
 @dataclass(frozen=True)
 class AttemptState:
-    """One attempt as far as it has come."""
+    """One attempt so far."""
 
     policy: AttemptPolicy
     phase: Phase = Phase.CONNECTING
@@ -120,35 +120,35 @@ class AttemptState:
     started: Mapping[TaskId, TaskStarted] = field(default_factory=dict)
     listening: Mapping[TaskId, TaskListening] = field(default_factory=dict)
     not_joined: frozenset[TaskId] | None = None
-    """The tasks that the leader has not heard of yet, as far as it says so; None if it was not looked at."""
+    """The tasks that have not joined the leader yet, as it reports; None if its log is not read."""
     status: Mapping[TaskId, TaskReported] = field(default_factory=dict)
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
-    """The tasks that a signal has stopped, and that did not go on before we stopped the attempt."""
+    """The tasks that a signal has stopped, and that have not continued before we stopped the attempt."""
     last_progress: float | None = None
-    """When something showed last that the cluster gets on, on the controller's monotonic clock."""
+    """When the cluster last made progress, on the controller's monotonic clock."""
     suspicion: Reason | None = None
-    """What it will be stopped for, unless it gets on, as soon as all tasks have said what they are doing."""
+    """Why the attempt will be stopped, unless it makes progress, once all tasks have reported what they are doing."""
     stalled_s: float = 0.0
-    """How long nothing had shown that it gets on, when it was suspected."""
+    """How long there had been no progress when the suspicion arose."""
     stacks: Mapping[TaskId, str] = field(default_factory=dict)
-    """What they have said."""
+    """The stacks that the tasks reported then."""
     activity: Mapping[TaskId, Activity] = field(default_factory=dict)
-    """Whether they were at work then."""
+    """Whether the tasks were at work then."""
     busy: Mapping[TaskId, str] = field(default_factory=dict)
-    """The tasks that are at work although nothing progresses, and where; they were found when last asked."""
+    """The tasks at work although there is no progress, each with its place, as of the last answers."""
     excused: float | None = None
-    """Until when it is not suspected again because of them, on the controller's monotonic clock."""
+    """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
-    """The tasks that were started again alone."""
+    """The tasks that restarted individually."""
     refusals: tuple[NodeRefused, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
     reason: Reason | None = None
     signal: int | None = None
-    """The signal for which the attempt is stopped, if it is for one."""
+    """The signal that interrupted the attempt, if one did."""
     stopped: frozenset[TaskId] = frozenset()
-    """The tasks that were running when we began to stop them, or were just being started."""
+    """The tasks that were running, or just starting, when we began to stop them."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
 
@@ -161,7 +161,7 @@ class AttemptState:
 
     @property
     def silent(self) -> frozenset[str]:
-        """The nodes that the start waits for: they have not answered what all were asked last."""
+        """The nodes that the start waits for: they have not answered the last question to all nodes."""
         waited = self.awaited - self.lost.keys()
         synced = self.synced | (waited - self.policy.syncs)
         inspected = self.inspected if self.policy.checks else waited
@@ -170,7 +170,7 @@ class AttemptState:
 
     @property
     def is_up(self) -> bool:
-        """Whether all have joined the cluster, or train without having done so."""
+        """Whether all tasks have joined the cluster, or train without it."""
         if self.separate or all(map(self._has_trained, self.policy.trainers)):
             return True
         return not self.missing and (
@@ -179,7 +179,7 @@ class AttemptState:
 
     @property
     def separate(self) -> frozenset[TaskId]:
-        """All training tasks, if each of them trains for itself: steps are done, and no port was ever opened."""
+        """All training tasks, if each trains by itself: they do steps, and none has ever opened its port."""
         return (
             self.policy.trainers
             if self._is_apart and all(map(self._trains_alone, self.policy.trainers))
@@ -188,14 +188,14 @@ class AttemptState:
 
     @property
     def never_met(self) -> bool:
-        """Whether training tasks that ought to be one cluster have ended without a word of each other."""
+        """Whether training tasks that should form one cluster have ended without contact."""
         if not self._is_apart or self.separate:
             return False
-        return any(told.phase != NOT_IMPORTED for task, told in self.status.items() if task in self.policy.trainers)
+        return any(status.phase != NOT_IMPORTED for task, status in self.status.items() if task in self.policy.trainers)
 
     @property
     def _is_apart(self) -> bool:
-        """Whether several training tasks ought to be one cluster, and none has opened its port."""
+        """Whether several training tasks should form one cluster, and none has opened its port."""
         trainers = self.policy.trainers
         return len(trainers) > 1 and self.policy.strategy.collective and self.listening.keys().isdisjoint(trainers)
 
@@ -203,34 +203,34 @@ class AttemptState:
         return self._has_trained(task) or (task in self.status and self.status[task].strategy in ALONE_STRATEGIES)
 
     def _has_trained(self, task: TaskId) -> bool:
-        """Whether the task has told of a step."""
+        """Whether the task has reported a step."""
         progress = self.status[task].progress if task in self.status else None
         return progress is not None and bool(progress.first_step)
 
     @property
     def is_over(self) -> bool:
-        """Whether all that end by themselves have, and well."""
+        """Whether all tasks that end by themselves have ended, and well."""
         rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary
         return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.broken
 
     @property
     def broken(self) -> bool:
-        """Whether a task has ended that the cluster cannot do without."""
+        """Whether a task has ended without which the cluster cannot continue."""
         return any(self.fails(event) for event in self.exits.values())
 
     def fails(self, event: TaskExited) -> bool:
-        """Whether the end of a task is a failure of the attempt, unless it was stopped."""
-        if event.task in self.policy.servers:  # who serves does so until the program has come to its end
+        """Whether the end of a task fails the attempt, unless the task was stopped."""
+        if event.task in self.policy.servers:  # a server has to serve until the program ends
             ended = {task for task, end in self.exits.items() if not end.failed} - self.stopped
             return not self.policy.trainers <= ended
         return event.task in self.policy.trainers and event.failed
 
     @property
     def missing(self) -> list[TaskId]:
-        """The tasks that the cluster waits for: their port is not open, or the leader has not heard of them.
+        """The tasks that the cluster waits for: their port is not open, or they have not joined the leader.
 
-        Once stopped, those that it had to wait for.
+        Once the attempt is stopped, the tasks for which it waited then.
         """
         ended = self.exits.keys() - self.stopped
-        heard = self.listening.keys() - (self.not_joined or ())
-        return sorted(self.policy.forming - heard - ended)
+        joined = self.listening.keys() - (self.not_joined or ())
+        return sorted(self.policy.forming - joined - ended)

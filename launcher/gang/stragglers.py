@@ -1,4 +1,4 @@
-"""Which workers keep the others waiting: those that need longer for their own part of a step. Pure."""
+"""Which workers keep the others waiting: those that need longer for their own part of a step."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from launcher.gang.events import Event, TaskReported
 from launcher.tasks import TaskId
 
 SAMPLES = 5
-"""So many of the last measures of a task count, each of a second or more."""
+"""How many of a task's last measurements count, each of a second or more."""
 SLOW_RATIO = 1.5
 SLOW_SHARE = 0.1
-"""Of a step's time, by which a task has to be behind the others, for it to matter."""
-SAY_AGAIN_S = 600.0
+"""The share of a step's time by which a task has to be slower than the others to matter."""
+REPEAT_S = 600.0
+"""How long the same task is not reported again."""
 
 
 class StragglerWatch:
-    """Compares the times that the tasks need for a step, without those in which they wait for each other."""
+    """Compares the tasks' times for a step, without the time for which they wait for each other."""
 
     def __init__(self) -> None:
         self._own: dict[TaskId, deque[float]] = {}
-        self._said: dict[TaskId, float] = {}
+        self._reported: dict[TaskId, float] = {}
 
     def note(self, event: Event, now: float) -> str | None:
-        """A line, when it is news that a task is slow; `now`: monotonic seconds."""
+        """A line if the event is news that a task is slow; `now`: monotonic seconds."""
         if not isinstance(event, TaskReported) or event.progress is None or event.progress.own_s is None:
             return None
         samples = self._own.setdefault(event.task, deque(maxlen=SAMPLES))
         if samples and samples[-1] == event.progress.own_s:
             return None
         samples.append(event.progress.own_s)
-        if len(samples) < SAMPLES or now - self._said.get(event.task, -SAY_AGAIN_S) < SAY_AGAIN_S:
+        if len(samples) < SAMPLES or now - self._reported.get(event.task, -REPEAT_S) < REPEAT_S:
             return None
         own = {task: statistics.median(times) for task, times in self._own.items() if len(times) == SAMPLES}
         line = render_slow(event.task, own, event.progress.step_s or 0.0)
         if line is not None:
-            self._said[event.task] = now
+            self._reported[event.task] = now
         return line
 
 
@@ -47,7 +48,7 @@ def render_slow(task: TaskId, own: Mapping[TaskId, float], step_s: float) -> str
     Args:
         task: which task to look at.
         own: seconds that each task needs for its own part of a step.
-        step_s: seconds that a step takes with all waiting.
+        step_s: seconds that a step takes, waiting included.
     """
     others = [seconds for name, seconds in own.items() if name != task]
     if not others:

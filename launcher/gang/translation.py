@@ -1,4 +1,4 @@
-"""From an agent's message to an event. Pure."""
+"""Turns an agent's message into an event."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from worker_entry.protocol.messages import (
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
-    """What a frame of an agent means to the gang; None for frames that mean nothing to it.
+    """The event that a node's message stands for; None if the message does not matter to the gang.
 
-    Times become those of the controller's clock, which the node's is ahead of by `clock_offset_s`.
+    Times become those of the controller's clock; `clock_offset_s` is how far the node's clock is ahead of it.
 
     Raises:
-        ValueError: the frame names a task that cannot be.
+        ValueError: the message names an impossible task.
     """
     match message:
         case Ready():

@@ -1,4 +1,4 @@
-"""Whom a cluster that forms is waiting for, by what is known of each task. Pure."""
+"""Which tasks a forming cluster waits for, and what is known of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def render_waiting(state: AttemptState, now: float) -> str:
     """`waiting for worker:2 on gpu-b (port 20001 not open, is importing TensorFlow, 40 s); worker:0 is ready`.
 
     Args:
-        gang: a cluster that not all tasks have joined.
+        state: an attempt whose cluster not all tasks have joined.
         now: Unix seconds by the controller's clock.
     """
     missing = state.missing
@@ -32,8 +32,8 @@ def _render_task(state: AttemptState, task: TaskId, now: float) -> str:
     if task in state.halted:
         known.append("stopped by a signal")
     elif task in state.status and not not_joined:
-        told = state.status[task]
-        known.append(f"{told.phase}, {max(now - told.since, 0.0):.0f} s")
-        if told.strategy:
-            known.append(f"has built {told.strategy}")
+        status = state.status[task]
+        known.append(f"{status.phase}, {max(now - status.since, 0.0):.0f} s")
+        if status.strategy:
+            known.append(f"has built {status.strategy}")
     return f"{task} on {node} ({', '.join(known)})" if known else f"{task} on {node}"

@@ -1,4 +1,4 @@
-"""What the checks came to, as a report and as text for people. Pure."""
+"""From finished checks to their report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.spec.models import ClusterSpec
 
 
 def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptState) -> CheckReport:
-    """The report of finished checks; `gang` knows which nodes could not be used."""
+    """The report of finished checks; `state` knows which nodes are unusable."""
     addresses = preflight.choose_addresses()
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
     missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
@@ -37,7 +37,7 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
 def _unusable(state: AttemptState) -> Iterator[Finding]:
     refused = {refusal.node for refusal in state.refusals}
     for node, reason in state.lost.items():
-        if node in refused:  # it has said why, before it ended
+        if node in refused:  # its refusal says why
             continue
         reference = "node-lost" if node in state.ready else "node-unreachable"
         yield Finding(level="error", node=node, reference=reference, message=f"node {node} cannot be used: {reason}")

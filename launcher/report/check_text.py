@@ -1,8 +1,9 @@
-"""The report of a check as text for people: a table, and the findings. Pure."""
+"""A check's report as text: a table, and the findings."""
 
 from __future__ import annotations
 
 from launcher.report.models import CheckReport, NodeReport
+from launcher.wording import count_of
 
 COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
 
@@ -29,13 +30,15 @@ def _row(node: NodeReport) -> tuple[str, ...]:
 
 
 def render_findings(report: CheckReport) -> list[str]:
-    """What follows the table: the dials in one line, then all findings with their hints."""
+    """The lines below the table: one for all dials, all findings with their hints, and the result."""
     lines = []
     if report.dials:
         good = sum(not dial.failure for dial in report.dials)
-        lines.append(f"{good} of {len(report.dials)} dials of every task's address from every node were answered")
+        lines.append(f"{good} of {len(report.dials)} dials from every node to every task's address were answered")
     for finding in report.findings:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
         lines += [f"  {finding.hint}"] if finding.hint else []
-    lines.append(f"{report.name}: {'good' if report.good else 'cannot be started so'}")
+    errors = sum(finding.level == "error" for finding in report.findings)
+    result = "good" if report.good else f"not startable: {count_of(errors, 'error')}"
+    lines.append(f"{report.name}: {result}")
     return lines

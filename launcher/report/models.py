@@ -1,4 +1,4 @@
-"""What came out of a run: frozen values that console, report.json and exit status are all made from."""
+"""The results of a run: frozen values from which the console, report.json and the exit status are made."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ class CrashReport(Result):
     """An unhandled Python exception, seen in the task's own interpreter."""
 
     time: float
-    """The moment of the raise, in Unix seconds by the controller's clock."""
+    """When it was raised, in Unix seconds by the controller's clock."""
     exception: str
     """The exception's class."""
     message: str
-    """Its text; of more than 20,000 characters the first and the last ones."""
+    """Its text; of more than 20,000 characters, the beginning and the end."""
     file: str | None = None
     """The innermost file that is the user's own code."""
     line: int | None = None
     """The line in that file."""
     thread: str | None = None
-    """The thread that it ended, if that was not the main one."""
+    """The thread that it ended, if not the main one."""
 
 
 class ProgressReport(Result):
-    """How far training had come in one task."""
+    """How far the training of one task got."""
 
     epoch: int | None = None
     """The epoch that was under way, from 1; null if the program reports none."""
     first_epoch: int | None = None
-    """The one that this attempt began with."""
+    """The epoch that this attempt began with."""
     step: int
-    """Steps that were done: as the program counts them, or, by `model.fit`, in this attempt."""
+    """Steps done: as the program counts them or, with `model.fit`, in this attempt."""
     first_step: int
-    """The first that was done."""
+    """The first step that was done."""
     began: float
-    """When that was, in Unix seconds."""
+    """When the first step was done, in Unix seconds."""
     step_s: float | None = None
-    """Seconds that a step took at last; null if it was never measured."""
+    """Seconds that a step took, as last measured; null if it was never measured."""
     own_s: float | None = None
-    """The same without what the task waited for the others; null where that is not known."""
+    """The same without the time for which the task waited for the others; null if that is unknown."""
     metrics: dict[str, float | None] = {}
-    """The last values that were reported; null for what is not a finite number."""
+    """The last values reported; null for a value that is not a finite number."""
 
 
 class TaskReport(Result):
@@ -59,13 +59,13 @@ class TaskReport(Result):
     address: str
     """`host:port` as in TF_CONFIG."""
     pid: int | None = None
-    """Its process, on that machine; null if it was never started."""
+    """Its process ID on that machine; null if it was never started."""
     started: float | None = None
     """Unix seconds by the controller's clock, like all times; null if it was never started."""
     port_opened: float | None = None
-    """When TensorFlow's server listened; null if it never did."""
+    """When TensorFlow's server began to listen; null if it never did."""
     ended: float | None = None
-    """When its process ended; null if that was never seen."""
+    """When its process ended; null if that is unknown."""
     exit_code: int | None = None
     """The exit status, if the process ended by itself."""
     exit_signal: int | None = None
@@ -73,13 +73,13 @@ class TaskReport(Result):
     core_dumped: bool = False
     """Whether that signal left a core dump."""
     finished: bool = False
-    """Whether the program came to its end, whatever the interpreter did afterwards."""
+    """Whether the program ran to its end, whatever the interpreter did afterwards."""
     stopped_by_us: bool = False
     """Whether it was still running when distlaunch stopped the attempt."""
     crash: CrashReport | None = None
-    """The exception that it failed with, if it was one of Python's."""
+    """The Python exception that it failed with, if any."""
     progress: ProgressReport | None = None
-    """How far it had come; null if it did no step, or reported none."""
+    """How far it got; null if it did no step, or reported none."""
     log: str
     """The log file, relative to the run's directory."""
 
@@ -88,11 +88,11 @@ class AttemptReport(Result):
     """One start of all tasks."""
 
     attempt: int
-    """Which start it is, from 1."""
+    """Its number, from 1."""
     started: float
     """Unix seconds."""
     ended: float
-    """When nothing was left of it."""
+    """When none of its processes was left."""
     cluster_up: float | None = None
     """When every task had opened its port."""
     tasks: list[TaskReport]
@@ -102,22 +102,22 @@ class AttemptReport(Result):
     processes_left: int | None = Field(ge=0)
     """Processes left on the nodes at the end: 0, or null if a node could not be asked."""
     unverified: list[str] = []
-    """The nodes that could not be asked what is left on them."""
+    """The nodes that could not be asked for processes left on them."""
     left_behind: int = 0
-    """Processes that had outlived their task and were ended."""
+    """Processes that outlived their task, and were stopped."""
     killed: int = 0
     """Processes that ignored SIGTERM, and were killed."""
 
 
 class LeftOutAttempts(Result):
-    """Attempts of a run with very many, of which no more is kept than this."""
+    """What is kept of the attempts that the report leaves out, because the run had very many."""
 
     first: int
     """The first of them."""
     last: int
-    """The last of them; all between the two are left out as well."""
+    """The last of them; all between the two are left out, too."""
     references: dict[str, int]
-    """How often each verdict was given, by its reference."""
+    """How many of them had each verdict, by its reference."""
 
 
 class NodeReport(Result):
@@ -128,23 +128,23 @@ class NodeReport(Result):
     usable: bool
     """Whether its agent answered, and refused nothing."""
     hostname: str | None = None
-    """What it calls itself."""
+    """The node's own name for itself."""
     address: str | None = None
-    """The one for TF_CONFIG."""
+    """The address for TF_CONFIG."""
     executable: str | None = None
-    """Its Python."""
+    """Its Python interpreter."""
     python: str | None = None
-    """The version of that."""
+    """The version of that interpreter."""
     tensorflow: str | None = None
-    """As installed for that Python; null if it is not."""
+    """The version installed for that Python; null if there is none."""
     keras: str | None = None
-    """The same."""
+    """The version installed for that Python; null if there is none."""
     cores: int | None = None
     """Cores that tasks may use."""
     gpus: list[str] = []
-    """Their identifiers, each with its memory in use."""
+    """The GPUs' identifiers, each with its memory in use."""
     free_bytes: int | None = None
-    """On the disk of the run's files."""
+    """Free space on the disk of the run's files."""
     clock_offset_s: float | None = None
     """How far its clock is ahead of the controller's."""
     directory: str | None = None
@@ -159,24 +159,24 @@ class CheckReport(Result):
     name: str
     """The name of the cluster, from the spec."""
     good: bool
-    """Whether nothing keeps the cluster from being started."""
+    """Whether nothing keeps the cluster from starting."""
     nodes: list[NodeReport]
-    """In the spec's order."""
+    """All nodes, in the order of the spec."""
     dials: list[DialReport]
-    """Every pair, itself included."""
+    """One from every node to every task, those on the node itself included."""
     findings: list[Finding]
-    """Errors first."""
+    """All errors and warnings, errors first."""
 
 
 class FaultReport(Result):
-    """A fault of `--chaos`, and what came of it."""
+    """A fault of `--chaos`, and what happened after it."""
 
     fault: str
     """`kill:worker:1@epoch=3`."""
     attempt: int | None = None
-    """The attempt that it was done in; null if its moment never came."""
+    """The attempt in which it was injected; null if its moment never came."""
     resumed: bool | None = None
-    """Whether an attempt after it went on where one before had been; null if there was none."""
+    """Whether a later attempt resumed where an earlier one had been; null if no later one did a step."""
     message: str
     """One sentence."""
 
@@ -187,7 +187,7 @@ class RunReport(Result):
     schema_version: Literal[1] = 1
     """Changes when a reader of older reports would no longer understand them."""
     run_id: str
-    """Names this run; unique on the machine of the controller."""
+    """The run's name, unique on the controller's machine."""
     name: str
     """The name of the cluster, from the spec."""
     outcome: OutcomeName
@@ -199,15 +199,15 @@ class RunReport(Result):
     directory: str
     """Where the files of the run are."""
     started: float
-    """Unix seconds by the controller's clock as it was set when the run began: differences are true durations."""
+    """Unix seconds by the controller's clock, as it was set when the run began: differences are true durations."""
     ended: float
-    """The same, when nothing was left of the run."""
+    """The same, when no process of the run was left."""
     verdict: Verdict
-    """Why it ended: that of the last attempt, or what ended the run outside of its attempts."""
+    """Why the run ended: the verdict on the last attempt, or on what ended the run outside of its attempts."""
     attempts: list[AttemptReport]
-    """Every start of the cluster; without restarts there is one, and none if it was never tried. Of more than 100, the
-    first 20 and the last 80."""
+    """Every start of the cluster: one without restarts, none if the run ended first. Of more than 100, the first 20
+    and the last 80."""
     left_out: LeftOutAttempts | None = None
-    """What is known of the starts between those; null if there are none."""
+    """What is kept of the attempts between those; null if there are none."""
     chaos: list[FaultReport] = []
-    """What was done on purpose."""
+    """The faults that were injected on purpose."""

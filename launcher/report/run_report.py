@@ -1,4 +1,4 @@
-"""From finished attempts to their report, and from reports to the last lines on the console. Pure."""
+"""From finished attempts to the report of a run."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from worker_entry.protocol.values import CrashRecord, TaskExit
 
 FIRST_KEPT = 20
 RECENT_KEPT = 79
-"""Attempts before the last that the report has; of those in between it has how many ended how."""
+"""Attempts before the last that the report has in full; of those in between, it counts the verdicts."""
 REFERENCES_KEPT = 50
-"""Nodes name some of them, and a broken one may never name the same twice."""
+"""Different references to count: some come from nodes, and a broken node may send a new one each time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What has ended a run outside of its attempts."""
+    """What ended a run outside of its attempts."""
 
     verdict: Verdict
     exit_status: int
@@ -69,7 +69,7 @@ class RunEnd:
 
 
 def end_by_error(error: Exception) -> RunEnd:
-    """That distlaunch cannot go on."""
+    """The end of a run by an error of distlaunch's own."""
     error = as_ours(error)
     if isinstance(error, InterruptionError):
         return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
@@ -82,21 +82,21 @@ def end_by_error(error: Exception) -> RunEnd:
 
 
 def end_by_signal(signum: int) -> RunEnd:
-    """That the user has ended the pause after an attempt."""
+    """The end of a run by a signal in the pause after an attempt."""
     message = f"interrupted by {TaskExit(signal=signum)} before the next attempt"
     return RunEnd(Verdict(reference="interrupted", message=message), 128 + signum, "interrupted")
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What is kept of the attempts before the last: a run that is started again for ever keeps no more."""
+    """What is kept of the attempts before the last: not more and more, even if a run restarts for ever."""
 
     first: tuple[AttemptReport, ...] = ()
     recent: tuple[AttemptReport, ...] = ()
     left_out: LeftOutAttempts | None = None
 
     def add(self, attempt: Attempt) -> Earlier:
-        """With this one, too, which came after them."""
+        """The same with one more attempt, the latest."""
         report = _attempt_report(attempt, _left_after(attempt.state))
         if len(self.first) < FIRST_KEPT:
             return replace(self, first=(*self.first, report))
@@ -127,17 +127,17 @@ def make_run_report(
     """The report of a run that is over.
 
     Args:
-        attempts: the last, and those before it that are not among `earlier`, in their order.
-        earlier: the ones before these.
+        attempts: the last attempt, after those that are not in `earlier`, in order.
+        earlier: the attempts before these.
         run_id: the run's name.
-        name: that of its cluster.
-        directory: where its files are.
-        started: when it began, in Unix seconds.
-        ended: when nothing was left of it, agents included.
-        left: how many processes are left on each node at the end, None where that is unknown.
-        versions: of what took part.
-        end: what has ended it, if that was not the last attempt.
-        chaos: what was done on purpose.
+        name: the cluster's name.
+        directory: the folder of the run's files.
+        started: when the run began, in Unix seconds.
+        ended: when none of its processes was left, agents included.
+        left: how many processes are left on each node at the end; None where that is unknown.
+        versions: the versions of what took part.
+        end: what ended the run, if not the last attempt.
+        chaos: the faults that were injected on purpose.
     """
     if end is None:
         last = attempts[-1]
@@ -150,7 +150,7 @@ def make_run_report(
         run_id=run_id,
         name=name,
         outcome=end.outcome,
-        # "Nothing was started" is what EXIT_USAGE says.
+        # EXIT_USAGE promises that nothing was started.
         exit_status=EXIT_INFRASTRUCTURE if after_start and end.exit_status == EXIT_USAGE else end.exit_status,
         versions=dict(versions),
         directory=directory,
@@ -164,7 +164,7 @@ def make_run_report(
 
 
 def _left_after(state: AttemptState) -> dict[str, int | None]:
-    """What an agent that goes on has said of the end of an attempt."""
+    """Processes left after an attempt, as reported by agents that stay for the next one."""
     return {node: 0 if node in state.empty or node not in state.ready else None for node in state.policy.nodes}
 
 
@@ -186,7 +186,7 @@ def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> Attempt
 
 
 def make_versions(nodes: Iterable[Ready]) -> dict[str, str]:
-    """What took part in a run."""
+    """The versions of what took part in a run."""
     versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
     for ready in nodes:
         if ready.tensorflow is not None:
@@ -218,8 +218,8 @@ def _task_report(state: AttemptState, plan: TaskPlan, log: str) -> TaskReport:
     )
 
 
-def _progress_report(told: TaskReported | None) -> ProgressReport | None:
-    progress = told.progress if told is not None else None
+def _progress_report(status: TaskReported | None) -> ProgressReport | None:
+    progress = status.progress if status is not None else None
     if progress is None or not progress.first_step:
         return None
     return ProgressReport(

@@ -1,4 +1,4 @@
-"""A run's report as text for people: the error of an attempt, and the last lines of the run. Pure."""
+"""A run's report as text: the error of an attempt, and the last lines of the run."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.errors import (
-    error_lines,
-)
-from launcher.report.models import (
-    AttemptReport,
-    RunReport,
-    TaskReport,
-)
+from launcher.errors import error_lines
+from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of
 from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
-"""Attempts before the last that the summary has a line for."""
-
+"""Attempts before the last that get a line of the summary each."""
 
 TAIL_LINES = 10
-"""Lines of the log of a failed task that its error shows."""
+"""The last log lines of a failed task that its error shows."""
 
 
 def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
@@ -37,8 +30,8 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
     """The last lines of a run: each task's end, the outcome, the time, the files.
 
     Args:
-        report: of a run that has made an attempt.
-        written: whether the report is among the files.
+        report: the report of a run with at least one attempt.
+        written: whether the report was written.
     """
     attempt = report.attempts[-1]
     lines = []
@@ -79,10 +72,10 @@ def _render_left(report: RunReport) -> list[str]:
     verified = len(nodes - {*unverified})
     where = "this machine" if nodes == {"local"} else count_of(verified, "node")
     if not unverified:
-        count = attempt.processes_left
-        return [f"  {count} process{'es' if count != 1 else ''} left on {where}{_render_cleaning(attempt)}"]
+        count = count_of(attempt.processes_left or 0, "process", "processes")
+        return [f"  {count} left on {where}{_render_cleaning(attempt)}"]
     lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}"] if verified else []
-    lines.append(f"  not known what is left on {', '.join(unverified)}; once it can be reached:")
+    lines.append(f"  unknown what is left on {', '.join(unverified)}; once reachable, run:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
 
 
@@ -90,8 +83,8 @@ def _render_cleaning(attempt: AttemptReport) -> str:
     if not attempt.left_behind:
         return ""
     if attempt.left_behind == 1:
-        return " (1 process that had outlived its task was ended)"
-    return f" ({attempt.left_behind} processes that had outlived their task were ended)"
+        return " (1 process that outlived its task was stopped)"
+    return f" ({attempt.left_behind} processes that outlived their task were stopped)"
 
 
 def _render_end(task: TaskReport) -> str:

@@ -166,7 +166,7 @@ class Supervisor:
                 for task, event in state.exits.items()
                 if event.failed
             },
-            agents_said=last_lines(files.agent_errors, 3),
+            agent_stderr=last_lines(files.agent_errors, 3),
             stacks=str(files.stacks),
         )
         self._console.end_logs()

@@ -13,9 +13,10 @@ from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import LOCAL, ClusterSpec, NodeSpec
 from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
-from launcher.spec.strategies import RULES, Framework, StrategyName, find_role_problem
+from launcher.spec.strategies import RULES, Framework, find_role_problem
 from launcher.tasks import TaskType
 from launcher.wording import count_of
+from worker_entry.protocol.strategy_names import StrategyName
 
 WORKERS_PER_CORE = 4
 """With more workers per core, a cluster cannot form in time; each worker also needs some 300 MB."""

@@ -28,16 +28,9 @@ from launcher.spec.fields import (
     VariableName,
 )
 from launcher.spec.parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
-from launcher.spec.strategies import (
-    RULES,
-    TORCH,
-    Communication,
-    CrossDevice,
-    Framework,
-    StrategyName,
-    StrategyRules,
-)
+from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
+from worker_entry.protocol.strategy_names import Communication, CrossDevice, StrategyName
 
 DEMO_MODULE = "worker_entry.demo.train"
 """The built-in demo, which runs when a spec names no program."""

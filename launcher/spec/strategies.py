@@ -7,23 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from launcher.tasks import TASK_TYPES, TaskType
+from worker_entry.protocol.strategy_names import CLASSES, StrategyName
 
-StrategyName = Literal[
-    "one_device",
-    "mirrored",
-    "central_storage",
-    "multi_worker_mirrored",
-    "parameter_server",
-    "tpu",
-]
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
 
 Framework = Literal["tensorflow", "torch"]
-
-Communication = Literal["auto", "ring", "nccl"]
-"""All-reduce algorithm between workers; MultiWorkerMirroredStrategy only."""
-CrossDevice = Literal["nccl", "hierarchical_copy", "reduction_to_one_device"]
-"""All-reduce algorithm within one process; MirroredStrategy only."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +71,9 @@ RULES: Mapping[StrategyName, StrategyRules] = {
     ),
 }
 
+
+SEPARATE_CLASSES = tuple(CLASSES[name] for name, rules in RULES.items() if rules.alone)
+"""TensorFlow's classes that are one process with all of its devices."""
 
 TORCH = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), shares_gpus=False)
 """PyTorch's processes: all alike, and all or nothing."""

@@ -1,4 +1,5 @@
 """Why an attempt ended.
 
-In: the last state of the attempt, and the ends of its logs. Out: one `Verdict`: a sentence, its evidence, a hint. Pure.
+In: the last state of the attempt, and the last lines of its logs. Out: one `Verdict`: a sentence, its evidence, a hint.
+Pure.
 """

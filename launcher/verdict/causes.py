@@ -1,8 +1,8 @@
-"""Which task broke an attempt, and how. Pure: from the gang's last state and the ends of logs to one cause.
+"""Which task broke an attempt, and how: from the last state and the last lines of the logs to one cause.
 
-The first death that is *seen* need not be the cause: an interpreter takes about a second to shut down, in which its
-peers can fail and end before it. So the cause is the earliest failure by the moment of its exception, and failures
-that show only that a peer went away come last.
+The first death that is *seen* need not be the cause: an interpreter takes about a second to shut down, and its peers
+can fail and end within that second. So the cause is the failure with the earliest exception, and failures that only
+show that a peer is gone come last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLLATERAL_SIGNATURES = (
     "The tasks have crashed",
     "/replica:0/task:",
 )
-"""How TensorFlow says that a peer is gone; it has no exception of its own for that."""
+"""How TensorFlow reports that a peer is gone; it has no exception of its own for that."""
 _TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _TORCH_SIGNATURES = (
     "Connection closed by peer",
@@ -62,7 +62,7 @@ _TERM_STATUS = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class Cause:
-    """What broke an attempt: the end of a task, its class by its stable name, and what is known beyond the end."""
+    """What broke an attempt: the end of a task, the class of the failure, and what is known beyond the end."""
 
     exited: TaskExited
     reference: str
@@ -71,10 +71,10 @@ class Cause:
 
 
 def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
-    """The failure that all others follow from, if a training task failed.
+    """The failure from which all others follow, if a training task failed.
 
     Args:
-        gang: the last state of the attempt.
+        state: the last state of the attempt.
         tails: the last lines of the logs of tasks that failed.
     """
     failures = [e for e in state.exits.values() if state.fails(e) and failed_by_itself(state, e)]
@@ -100,9 +100,9 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
 
 
 def was_stopped(state: AttemptState, event: TaskExited) -> bool:
-    """Whether the task was running when we began to stop, and ended as a task does that is stopped.
+    """Whether the task was running when we began to stop, and ended the way a stopped task does.
 
-    It may have raised before that: an interpreter that shuts down still runs.
+    It may have raised before: an interpreter that is shutting down still counts as running.
     """
     if event.task not in state.stopped:
         return False
@@ -110,21 +110,21 @@ def was_stopped(state: AttemptState, event: TaskExited) -> bool:
 
 
 def failed_by_itself(state: AttemptState, event: TaskExited) -> bool:
-    """Whether the end is the task's own doing: it raised, or did not end as a task does that is stopped."""
+    """Whether the task ended by its own fault: it raised, or did not end the way a stopped task does."""
     crash = event.crash
     if crash is None or crash.thread is not None:
         return not was_stopped(state, event)
-    heeded = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own handler of TERM
-    return not (heeded and was_stopped(state, event))
+    obeyed = crash.exception == "SystemExit" and event.exit.code == _TERM_STATUS  # by its own SIGTERM handler
+    return not (obeyed and was_stopped(state, event))
 
 
 def failure_time(event: TaskExited) -> float:
-    """When the task failed, in Unix seconds: the raise, if it was one of the main thread's."""
+    """When the task failed, in Unix seconds: the time of the exception, if the main thread raised one."""
     return event.crash.time if event.crash is not None and event.crash.thread is None else ended_time(event)
 
 
 def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> bool:
-    """Whether the failure shows only that a peer went away."""
+    """Whether the failure only shows that a peer is gone."""
     crash = event.crash
     if crash is not None and crash.thread is None:
         if is_out_of_step(event):
@@ -135,7 +135,7 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
             for exceptions, signatures in _COLLATERAL
             for signature in signatures
         )
-    # Not Python's word, but that of TensorFlow, which aborts, or of a program that we did not run in our interpreter.
+    # No Python exception: TensorFlow has aborted, or the program did not run in our interpreter.
     if event.exit.signal not in (None, signal.SIGABRT) or event.evidence is not None:
         return False
     return any(
@@ -146,13 +146,13 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
 
 
 def ended_before(state: AttemptState, failed: TaskExited) -> list[TaskExited]:
-    """The training tasks that had ended well by then."""
+    """The training tasks that had ended well before that failure."""
     ended = [event for event in state.exits.values() if not event.failed and event.task in state.policy.trainers]
     return [event for event in ended if ended_time(event) < failure_time(failed)]
 
 
 def ended_time(event: TaskExited) -> float:
-    """When the task's program came to its end; its interpreter takes longer."""
+    """When the task's program ended; its interpreter takes longer."""
     return event.time if event.finished is None else event.finished
 
 
@@ -161,11 +161,11 @@ def _is_preemption(how: TaskExit) -> bool:
 
 
 def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
-    """The class of a task's own failure, whatever became of the others."""
+    """The class of a task's own failure, whatever happened to the others."""
     crash = event.crash
     raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
     preempted = not raised and _is_preemption(event.exit)
-    # That a disk is full may be a coincidence; who says that it was preempted knows.
+    # A full disk may be a coincidence; a task that exits as preempted knows that it was.
     if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
         return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.hint)
     if preempted:
@@ -174,9 +174,9 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     known = find_known(texts)
     if known is not None:
         return Cause(event, known.reference, hint=known.hint)
-    if raised:  # whatever ended its interpreter afterwards: us, mostly
+    if raised:  # whatever ended its interpreter afterwards: mostly we did
         return Cause(event, "task-failed")
     if event.exit.signal == signal.SIGKILL:
-        hint = "who sent SIGKILL is unknown; most often it is the kernel's OOM killer: look at `dmesg` on that node"
+        hint = "the sender of SIGKILL is unknown; most often it is the kernel's OOM killer: see `dmesg` on that node"
         return Cause(event, "task-killed", hint=hint)
     return Cause(event, "task-killed" if event.exit.signal is not None else "task-failed")

@@ -1,6 +1,6 @@
-"""From the message of an exception to the one sentence that says what went wrong. Pure.
+"""Finds the one sentence of an exception's message that says what went wrong.
 
-TensorFlow puts what went wrong below the traceback of the graph's construction, Keras between a heading and a list of
+TensorFlow puts this sentence below the traceback of the graph's construction, Keras between a heading and a list of
 arguments, and AutoGraph below the frames of the user's code.
 """
 
@@ -13,16 +13,16 @@ from typing import NamedTuple
 from launcher.printable import printable
 
 LENGTH = 300
-"""Characters that a sentence has at most."""
+"""The most characters of a sentence."""
 NODE_LENGTH = 60
-"""Characters of a node's name that are shown whole; of a longer one the first part and the last are."""
+"""The most characters of a node's name; a longer name is reduced to its first and last part."""
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _IN_USER_CODE = re.compile(r"in user code:\n\n(?: {4}File .*\n {8}.*\n)+\n")
 _IN_CALL = re.compile(r"Exception encountered when calling (.+)\.\n\n")
 _GRAPH_ERROR = "Graph execution error:"
 _TRACE_LINE = re.compile(r"Detected at node |<stack traces unavailable>|Node: '|File \".*\", line \d+")
-"""The lines, without their indentation, between that heading and the sentence."""
+"""The lines between that heading and the sentence, without their indentation."""
 _ROOT = re.compile(r"^ +\(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -36,32 +36,32 @@ _MARKS = re.compile(
 )
 _INLINE_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _REPEATED = ("Additional GRPC error information", ":UNKNOWN:Error received from peer")
-"""Lines that say of an error, below it, how it came here."""
+"""Lines below an error that only say by which way it arrived."""
 _NO_PLACES = ("PyFunc", "EagerPyFunc", "IteratorGetNext")
 """Nodes that stand for the whole input pipeline."""
 
 
 class _Failure(NamedTuple):
-    """What a graph says of one failure, and in which node it was."""
+    """A graph's report of one failure, and the node that failed."""
 
     text: str
     node: str
 
 
 def without_wrappers(message: str) -> str:
-    """The message without the names of the functions that TensorFlow wraps single operations in.
+    """The message without the names of the functions in which TensorFlow wraps single operations.
 
-    Such a name has the device in it, and with that the name of the own task.
+    Such a name contains the device, and so the name of the task itself.
     """
     return _WRAPPER.sub("", message)
 
 
 def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
-    """The sentence that says what went wrong; empty if the message is.
+    """The sentence that says what went wrong; empty if the message is empty.
 
     Args:
         message: the exception's message.
-        preferred: a line with one of these goes before all others.
+        preferred: a line with one of these takes precedence.
     """
     text = without_wrappers(printable(_COLOURS.sub("", message)))
     _, found, inner = text.rpartition(_TRACEBACK)
@@ -89,7 +89,7 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
 
 
 def _find_failure(text: str) -> _Failure:
-    """The first failure that does not only follow from another one of the same graph."""
+    """The first failure that does not merely follow from another one in the same graph."""
     if text.startswith(_GRAPH_ERROR):
         text = _below_trace(text)
     starts = [*_ROOT.finditer(text)]

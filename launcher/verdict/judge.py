@@ -1,4 +1,4 @@
-"""Why an attempt ended as it did. Pure: from the gang's last state to one sentence and its evidence."""
+"""Why an attempt ended as it did: from its last state to one sentence and its evidence."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def judge(
     logs: Mapping[TaskId, str],
     *,
     tails: Mapping[TaskId, Sequence[str]] | None = None,
-    agents_said: Sequence[str] = (),
+    agent_stderr: Sequence[str] = (),
     stacks: str = "",
 ) -> Verdict:
     """The verdict on a finished attempt.
 
     Args:
-        gang: its last state.
+        state: the last state of the attempt.
         plan: what was started.
-        logs: the paths to show.
+        logs: the log files to name.
         tails: the last lines of the logs of tasks that failed.
-        agents_said: the last lines that agents wrote to stderr.
-        stacks: the file of what all tasks were doing, if they were asked.
+        agent_stderr: the last lines that agents wrote to stderr.
+        stacks: the file with the stacks of all tasks, if they were asked.
     """
     plans = {task.task: task for task in plan.tasks}
     tails = tails or {}
-    match _true_reason(state, tails):
+    match _find_reason(state, tails):
         case Reason.SUCCEEDED:
             verdict = _judge_success(state)
         case Reason.TASK_FAILED:
@@ -48,7 +48,7 @@ def judge(
         case Reason.REFUSED:
             verdict = _judge_refusal(state)
         case Reason.NODE_LOST:
-            return _judge_loss(state, agents_said)
+            return _judge_loss(state, agent_stderr)
         case Reason.START_TIMEOUT:
             verdict = _judge_start_timeout(state)
         case Reason.STALLED:
@@ -59,10 +59,9 @@ def judge(
             verdict = _judge_interruption(state)
     more = [_render_loss(state, node) for node in state.lost]
     if state.stacks:
-        places = (
-            render_places(state.stacks) if verdict.reference != "out-of-step" else []
-        )  # which has them in its message
-        more += [*places, f"stacks: {stacks}"]
+        if verdict.reference != "out-of-step":  # its message already has the places
+            more += render_places(state.stacks)
+        more.append(f"stacks: {stacks}")
     return verdict.model_copy(update={"evidence": [*verdict.evidence, *more]})
 
 
@@ -78,8 +77,8 @@ def exit_status(state: AttemptState, verdict: Verdict) -> int:
     return find_exit_status(verdict.reference)
 
 
-def _true_reason(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Reason | None:
-    """Why the attempt ended: a task that only missed a peer, on a node that was lost, is not the reason."""
+def _find_reason(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Reason | None:
+    """Why the attempt ended: if a node was lost, a task that failed only because a peer was gone is not the reason."""
     if state.reason is Reason.TASK_FAILED and state.lost:
         cause = find_cause(state, tails)
         if cause is not None and is_collateral(cause.exited, tails):
@@ -110,7 +109,7 @@ def _judge_success(state: AttemptState) -> Verdict:
         for task in sorted(state.stopped - state.policy.servers - state.policy.auxiliary)
     ]
     evidence += [
-        f"{task} was started again alone, after {', '.join(str(end.exited.exit) for end in ends)}"
+        f"{task} was restarted individually, after {', '.join(str(end.exited.exit) for end in ends)}"
         for task, ends in sorted(state.restarted.items())
     ]
     if state.separate or state.never_met:
@@ -150,7 +149,7 @@ def _same(one: Problem, other: Problem) -> bool:
     return (one.reference, one.message) == (other.reference, other.message)
 
 
-def _judge_loss(state: AttemptState, agents_said: Sequence[str]) -> Verdict:
+def _judge_loss(state: AttemptState, agent_stderr: Sequence[str]) -> Verdict:
     node, *rest = state.lost
     running = state.policy.nodes[node] & state.stopped
     return Verdict(
@@ -159,7 +158,7 @@ def _judge_loss(state: AttemptState, agents_said: Sequence[str]) -> Verdict:
         evidence=[
             *([f"its tasks: {name_tasks(running)}"] if running else []),
             *(_render_loss(state, other) for other in rest),
-            *agents_said,
+            *agent_stderr,
         ],
     )
 
@@ -173,9 +172,9 @@ def _judge_start_timeout(state: AttemptState) -> Verdict:
     if state.silent:
         message = f"no answer from {', '.join(sorted(state.silent))} within {state.policy.start_s:g} s"
         return Verdict(reference="start-timeout", message=message)
-    unborn = state.policy.tasks - state.started.keys()
-    if unborn:
-        message = f"no cluster within {state.policy.start_s:g} s: not started: {name_tasks(unborn)}"
+    not_started = state.policy.tasks - state.started.keys()
+    if not_started:
+        message = f"no cluster within {state.policy.start_s:g} s: not started: {name_tasks(not_started)}"
         return Verdict(reference="start-timeout", message=message)
     missing = state.missing
     hint = (
@@ -208,7 +207,7 @@ def _judge_stall(state: AttemptState) -> Verdict:
         message=f"{render_stall(state)}{blame}",
         task=str(task) if task is not None else None,
         evidence=[*filter(None, [render_steps(state)])],
-        hint="increase timeouts.stall_s (--stall-timeout) if a step may take as long; 0 turns the time-out off",
+        hint="increase timeouts.stall_s (--stall-timeout) if a step may take that long; 0 turns the time-out off",
     )
 
 

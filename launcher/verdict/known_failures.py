@@ -1,4 +1,4 @@
-"""Failures that are recognised by what an exception or the end of a log says: the class of each, and its hint. Pure."""
+"""Failures known by the text of an exception or of the last log lines: the class and the hint of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.gang.out_of_step import SIGNATURE
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """`pattern` is looked for in a line, `reference` is the failure's class, `hint` what to do about it."""
+    """`pattern` is searched in each line, `reference` is the failure's class, and `hint` says what to do."""
 
     pattern: re.Pattern[str]
     reference: str
@@ -19,7 +19,7 @@ class KnownFailure:
 
 
 def find_known(texts: Iterable[str]) -> KnownFailure | None:
-    """The first in the table that one of the texts shows.
+    """The first entry of the table that matches one of the texts.
 
     Args:
         texts: an exception with its message, or the lines of a log.
@@ -30,7 +30,7 @@ def find_known(texts: Iterable[str]) -> KnownFailure | None:
 
 _SAME_CALLS = (
     "all workers must make the same calls (fit, evaluate, predict, save, …), with the same number of steps and "
-    "the same shapes: do not put such a call under an `if` for one worker, and give all as many batches"
+    "the same shapes: do not put such a call under an `if` for one worker, and give all the same number of batches"
 )
 
 _KNOWN = tuple(
@@ -65,7 +65,7 @@ _KNOWN = tuple(
         (
             r"need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
             "task-failed",
-            "remove --no-keras-patch, without which model.fit of Keras 3 fails here, or set TF_USE_LEGACY_KERAS=1",
+            "model.fit of Keras 3 fails here unless patched: remove --no-keras-patch, or set TF_USE_LEGACY_KERAS=1",
         ),
         (
             r"Collective ops must be configured at program startup",
@@ -100,7 +100,7 @@ _KNOWN = tuple(
         (
             r"undefined symbol: |GLIBC(?:XX)?_[\d.]+' not found",
             "version-mismatch",
-            "libraries of different builds do not fit: reinstall TensorFlow and its extensions in matching versions",
+            "libraries of different builds do not match: reinstall TensorFlow and its extensions in matching versions",
         ),
         (
             r"was compiled to use \S+ instructions, but these aren't available",

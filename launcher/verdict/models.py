@@ -1,4 +1,4 @@
-"""A verdict, as a part of the report."""
+"""The verdict, a part of the report."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Verdict(Result):
     message: str
     """One sentence."""
     task: str | None = None
-    """The task that is the cause, if one is."""
+    """The task that caused it, if one did."""
     evidence: list[str] = []
-    """Lines that show it."""
+    """Lines that support the message."""
     hint: str = ""
-    """What to do about it; empty if there is nothing that always helps."""
+    """What to do; empty if nothing always helps."""

@@ -1,4 +1,4 @@
-"""Which task a stalled cluster waits for, and how the stall is told. Pure."""
+"""Which task a stalled cluster waits for, and the sentences about the stall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def render_stall(state: AttemptState) -> str:
 
 
 def find_staller(state: AttemptState) -> TaskId | None:
-    """The one task that the others wait for, if the stacks and steps tell."""
+    """The one task that the others wait for, if the stacks and steps show it."""
     trainers = state.policy.trainers & state.stopped
     halted = trainers & state.halted.keys()
     groups = [(trainers.intersection(tasks), stack) for tasks, stack in group_stacks(state.stacks)]
@@ -32,7 +32,7 @@ def find_staller(state: AttemptState) -> TaskId | None:
 
 
 def render_steps(state: AttemptState) -> str:
-    """`steps done: 49 by worker:1, 50 by the others`; nothing if all have done as many."""
+    """`steps done: 49 by worker:1, 50 by the others`; empty if all have done equally many."""
     done: dict[int, list[TaskId]] = {}
     for task in sorted(state.status):
         progress = state.status[task].progress

@@ -1,4 +1,4 @@
-"""The verdict on a task that failed: which one, how, with which exception, and what became of the others. Pure."""
+"""The verdict on a failed task: which one, how, with which exception, and what happened to the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from launcher.verdict.stall_blame import render_steps
 from worker_entry.protocol.values import CrashRecord
 
 SHOWN_LIMIT = 8
-"""Tasks that a verdict names one by one."""
+"""Tasks that a verdict lists one by one."""
 
 _HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: it "}
 
@@ -39,7 +39,7 @@ def judge_failure(
     logs: Mapping[TaskId, str],
     tails: Mapping[TaskId, Sequence[str]],
 ) -> Verdict:
-    """The verdict on an attempt that a training task has failed; the arguments are those of `verdict.judge`."""
+    """The verdict on an attempt in which a training task failed; for the arguments, see `judge`."""
     cause = find_cause(state, tails)
     assert cause is not None
     exited = cause.exited
@@ -61,7 +61,7 @@ def judge_failure(
 
 
 def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
-    """The verdict on workers that no longer do the same, of which the cause is only the first that noticed it."""
+    """The verdict on workers that no longer do the same; the task of the cause is only the first that noticed."""
     trainers = sorted(state.policy.trainers)
     names = " and ".join(map(str, trainers)) if len(trainers) == 2 else name_tasks(trainers)
     outsider = find_outsider(state)
@@ -103,7 +103,7 @@ def _render_crash(crash: CrashRecord) -> str:
 
 
 def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> str:
-    """Why another task failed; goes on from the moment."""
+    """Why another task failed; continues a sentence after the time."""
     if is_collateral(event, tails):
         return " because of it"
     if event.exit.code == SAVED_STATUS:
@@ -114,7 +114,7 @@ def _render_follower(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -
 
 
 def _followers(state: AttemptState, cause: Cause, tails: Mapping[TaskId, Sequence[str]]) -> list[str]:
-    """What became of the other tasks."""
+    """What happened to the other tasks."""
     lines = []
     when = failure_time(cause.exited)
     for event in sorted(state.exits.values(), key=failure_time):

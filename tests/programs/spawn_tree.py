@@ -15,11 +15,13 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     if os.fork() == 0:
         wait()
-    if os.fork() == 0:
+    between = os.fork()
+    if between == 0:
         os.setsid()
         if os.fork() == 0:
             wait()
         os._exit(0)
+    os.waitpid(between, 0)
     stopped = os.fork()
     if stopped == 0:
         os.kill(os.getpid(), signal.SIGSTOP)

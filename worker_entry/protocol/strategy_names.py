@@ -1,0 +1,28 @@
+"""The names of what a spec and a program call the strategies of tf.distribute and their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+StrategyName = Literal[
+    "one_device",
+    "mirrored",
+    "central_storage",
+    "multi_worker_mirrored",
+    "parameter_server",
+    "tpu",
+]
+CLASSES: Mapping[StrategyName, str] = {
+    "one_device": "OneDeviceStrategy",
+    "mirrored": "MirroredStrategy",
+    "central_storage": "CentralStorageStrategy",
+    "multi_worker_mirrored": "CollectiveAllReduceStrategy",
+    "parameter_server": "ParameterServerStrategyV2",
+    "tpu": "TPUStrategyV2",
+}
+"""The names that TensorFlow's classes have at run time."""
+Communication = Literal["auto", "ring", "nccl"]
+"""All-reduce implementation; MultiWorkerMirroredStrategy only."""
+CrossDevice = Literal["nccl", "hierarchical_copy", "reduction_to_one_device"]
+"""All-reduce algorithm; MirroredStrategy only."""
