@@ -51,7 +51,7 @@ class TestDrain:
         program = write(tmp_path, "mine and threading.Event().wait()")
         ran = distlaunch("local", "-n", "2", "--drain-timeout", "12", program)
         assert (ran.status, ran.report["attempts"][0]["verdict"]["reference"]) == (3, "drain-timeout")
-        assert "worker:1 is still running, the others have ended; stopped in " in ran.stderr
+        assert "worker:1 is still running, the others have ended; stopping in " in ran.stderr
         assert "--drain-timeout" in ran.report["attempts"][0]["verdict"]["hint"]
 
 

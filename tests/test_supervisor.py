@@ -368,7 +368,7 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     assert report.ended - report.attempts[0].ended == pytest.approx(return_s, abs=0.5)
     assert len(run.asked) == return_s / 2 + bool(return_s)
     assert (report.attempts[0].processes_left, report.attempts[0].unverified) == (None, ["gpu-b"])
-    assert f"not known what is left on gpu-b; once it can be reached:\n    distlaunch clean {tmp_path}/run" in run.said
+    assert f"unknown what is left on gpu-b; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
 
 
 def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:

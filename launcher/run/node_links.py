@@ -169,7 +169,7 @@ class NodeLinks:
 
 
 def _render_failure(error: OSError | ProcessLimitError) -> str:
-    meant = as_ours(error)
-    if isinstance(meant, OSError):
-        return f"cannot start {meant.filename or 'the agent'}: {meant.strerror}"
-    return meant.sentence if isinstance(meant, ProcessLimitError) else str(meant)
+    ours = as_ours(error)
+    if isinstance(ours, OSError):
+        return f"cannot start {ours.filename or 'the agent'}: {ours.strerror}"
+    return ours.sentence if isinstance(ours, ProcessLimitError) else str(ours)

@@ -129,8 +129,8 @@ class ResumableLink:
         except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}{' [protocol-error]' * self.began}"
         except Exception as error:  # noqa: BLE001 - a thread that died silently would leave the run waiting
-            meant = as_ours(error)
-            reason = meant.sentence if isinstance(meant, DistlaunchError) else f"a bug in distlaunch: {error!r}"
+            ours = as_ours(error)
+            reason = ours.sentence if isinstance(ours, DistlaunchError) else f"a bug in distlaunch: {error!r}"
         self._close(reason)
 
     def _close(self, reason: str) -> None:
