@@ -45,7 +45,7 @@ class Attempts:
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
         self._finished: Optional[processes.Tree] = None
-        """The tree of the attempt whose Empty was sent but may get lost; until then `_tasks` are that attempt's."""
+        """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
         self._number = 0
         self._prepared: set[str] = set()
         self._task_watch, self._stacks = TaskWatch(), StackDump()

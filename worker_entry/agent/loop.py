@@ -118,7 +118,7 @@ class Agent:
             messages = self._connection.read()
             if messages is None:
                 self._lose_connection()
-            elif not self._garbled:  # else only the end of the stream means something
+            elif not self._garbled:  # after a protocol error, only the end of the stream counts
                 for message, body in messages:
                     self._handle(message, body)
         except ProtocolError as error:

@@ -73,7 +73,16 @@ class WorkerData:
         self._out_of_data = False
         self._values: Any = None
         self._executions: Iterator[tuple[int, int, Execution]] = iter(())
-        source, batches = _make_source(tf, get_adapter, workers.count, trains, x, steps, class_weight, arrays)
+        source, batches = _make_source(
+            tf,
+            get_adapter,
+            workers=workers.count,
+            trains=trains,
+            x=x,
+            steps=steps,
+            class_weight=class_weight,
+            arrays=arrays,
+        )
         if steps is None and batches is None:
             argument = "steps_per_epoch" if trains else "validation_steps, or the steps of evaluate,"
             raise ValueError(
@@ -151,6 +160,7 @@ class WorkerData:
 def _make_source(
     tf: Any,
     get_adapter: Callable[..., Any],
+    *,
     workers: int,
     trains: bool,
     x: Any,

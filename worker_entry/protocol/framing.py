@@ -88,7 +88,7 @@ class Decoder:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._searched = 0
-        self._pending = _message(line, self._kinds)
+        self._pending = _parse_message(line, self._kinds)
         return True
 
     def _refuse_long(self, length: int) -> None:
@@ -101,7 +101,7 @@ class Decoder:
             raise ProtocolError(f"a header of more than {limit} bytes ({what})")
 
 
-def _message(line: bytes, kinds: dict[str, type[Any]]) -> Message:
+def _parse_message(line: bytes, kinds: dict[str, type[Any]]) -> Message:
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
