@@ -338,7 +338,7 @@ def test_the_address_that_all_nodes_reach_is_the_one_of_the_plan(tmp_path: Path)
     ]
     [start] = [order for order in run.nodes.orders_of("gpu-b") if isinstance(order, Start)]
     assert start.cluster == {"worker": ["10.1.0.1:20500", "gpu-b:20500"]}
-    assert "gpu-a is dialled at 10.1.0.1" in run.said
+    assert "gpu-a is reached at 10.1.0.1" in run.said
 
 
 # --- the program's folder ---

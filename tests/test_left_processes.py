@@ -41,6 +41,6 @@ def test_other_machines_are_not_counted_here(left: dict[str, int | None]) -> Non
 def test_both_counts_agree_after_a_run_whose_tasks_leave_processes_behind(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "--", "sh", "-c", "setsid sleep 1000 & exit 0")
     assert ran.status == 0, ran.stderr
-    assert "processes that had outlived their task were ended" in ran.stderr
+    assert "processes that outlived their task were stopped" in ran.stderr
     assert "psutil" not in ran.stderr
     assert find_left_processes(ran.report["run_id"]) == []
