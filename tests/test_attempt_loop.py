@@ -122,7 +122,7 @@ def test_a_node_that_is_lost_while_stopping_does_not_change_why(tmp_path: Path) 
 def test_a_node_that_never_says_that_it_is_empty_is_lost_after_a_margin(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [Exit("worker:0", KILL), At(Phase.STOPPING, say_nothing)])
     state = run.attempt()
-    assert state.lost == {"gpu-b": "did not say that all of its processes ended"}
+    assert state.lost == {"gpu-b": "did not report that all of its processes have ended"}
     assert 50 < run.timing.monotonic() - 1000 < 55  # it failed after 20 s; a second of grace, half a minute of margin
 
 

@@ -214,7 +214,7 @@ def test_fields_with_a_default_may_be_missing() -> None:
         (header("Refused", problems=[{"reference": "A b", "message": ""}]), "'A b' is not a problem reference"),
         (
             header("Refused", problems=[{"reference": "a", "message": "", "task": "worker:0/.."}]),
-            "'worker:0/..' is no task",
+            "'worker:0/..' is not a task",
         ),
         (header("Cleaned", ended=0, left=[1] * 100_001), "100001 items; at most 100000 are allowed"),
         (header("Prepared", attempt=1, ports=[]), "Prepared.ports: expected dict.*, got list"),

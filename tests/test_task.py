@@ -26,6 +26,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from worker_entry.protocol.framing import parse
 from worker_entry.protocol.values import CrashRecord, Place
+from worker_entry.task import crash_record
 from worker_entry.task.crash_record import MESSAGE_LIMIT
 
 ENTRY = str(Path(worker_entry.__file__).parent)
@@ -691,6 +692,17 @@ def test_a_crash_record_says_what_the_program_was_calling(task: Task, library: s
     (packages / "library.py").write_text(library)
     record = task.crash(f"import sys\nsys.path.append({str(packages)!r})\nimport library\nlibrary.fit()")
     assert record.place == Place(str(task.folder / "program.py"), 4, call)
+
+
+def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(task: Task) -> None:
+    """Keras' own frames are removed, so the next frame is one of ours: the patched `fit`, or a helper of a patch."""
+    ours = Path(crash_record.__file__).parents[1] / "keras_patches" / "callbacks.py"
+    (task.folder / "patched.py").write_text(
+        f"code = compile('def fit(x): 1 / 0\\ndef reduce(x): 1 / 0', {str(ours)!r}, 'exec')\nexec(code)\n"
+        "fit(list(())) if __import__('os').environ.get('PATCHED') else None\n"
+    )
+    record = task.crash("import os\nos.environ['PATCHED'] = '1'\nimport patched")
+    assert record.place == Place(str(task.folder / "patched.py"), 3, "fit")
 
 
 @pytest.mark.parametrize(("line", "call"), [("model.fit(x)", "fit"), ("model.fit(list(x))", None), ("x[1]", None)])

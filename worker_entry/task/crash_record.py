@@ -85,34 +85,41 @@ def _find_place(error: BaseException) -> Optional[Place]:
         if _is_theirs(frame.f_code.co_filename):
             file = frame.f_code.co_filename
             called = frames[number + 1][0] if number + 1 < len(frames) else None
-            return Place(_writable(file), line, (called and _public_name(called)) or _only_call(file, line))
+            return Place(_writable(file), line, _find_call(file, line, called))
     return None
 
 
-def _only_call(file: str, line: int) -> Optional[str]:
-    """The public name that the source calls on that line; None unless it is the only one.
+def _find_call(file: str, line: int, called: Optional[types.FrameType]) -> Optional[str]:
+    """The public function that the line calls: by the frame that follows, or else by the source, if it calls only one.
 
-    Needed when the traceback does not show the call: Keras and TensorFlow remove their own frames, and in a nested
-    call, such as `evaluate` in a callback of `fit`, no other frames follow except those of our patches.
+    Keras and TensorFlow remove their own frames from a traceback. In a nested call, such as `evaluate` in a callback of
+    `fit`, no other frames follow except those of our patches, which count if the source calls a function of that name.
     """
+    name = None if called is None else _public_name(called)
+    names = _called_names(file, line)
+    if called is not None and name is not None and (not _is_ours(called.f_code.co_filename) or name in names):
+        return name
+    return names[0] if len(names) == 1 and not names[0].startswith("_") else None
+
+
+def _called_names(file: str, line: int) -> list[str]:
+    """The names of the functions that the source calls on a line; none of a line that raises."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return None
+        return []
     here = [node for node in ast.walk(tree) if getattr(node, "lineno", None) == line]
     if any(isinstance(node, ast.Raise) for node in here):
-        return None
+        return []
     calls = [node.func for node in here if isinstance(node, ast.Call)]
-    names = [getattr(call, "attr", getattr(call, "id", "_")) for call in calls]
-    return names[0] if len(names) == 1 and not names[0].startswith("_") else None
+    return [getattr(call, "attr", getattr(call, "id", "_")) for call in calls]
 
 
 def _public_name(frame: types.FrameType) -> Optional[str]:
     name = frame.f_code.co_name
     if name == "error_handler":  # Keras and TensorFlow wrap their functions in it, and remove the frames below
         name = getattr(frame.f_locals.get("fn"), "__name__", "")
-    is_ours = frame.f_code.co_filename.startswith(os.path.join(PACKAGE, ""))
-    return name if name.isidentifier() and not name.startswith("_") and not is_ours else None
+    return name if name.isidentifier() and not name.startswith("_") else None
 
 
 def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tuple[Optional[str], Optional[int]]:
@@ -134,12 +141,16 @@ def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tu
     return (None, None) if place is None else (place.file, place.line)
 
 
+def _is_ours(file: str) -> bool:
+    return file.startswith(os.path.join(PACKAGE, "")) and not file.startswith(_DEMO)
+
+
 def _is_theirs(file: str) -> bool:
     """Whether it is the user's own file: not the standard library's, not an installed package's, not ours."""
     return not (
         file.startswith((*_libraries(), "<"))
         or "__autograph_generated_file" in file  # TensorFlow generates it from the user's function, and removes it
-        or (file.startswith(os.path.join(PACKAGE, "")) and not file.startswith(_DEMO))
+        or _is_ours(file)
         or any(folder in file for folder in _PACKAGES)
         or file.endswith(_CYTHON)  # a path on the machine where the package was built
         or not _is_there(file)
