@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -25,8 +26,9 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
-from launcher.run.sync import make_bundle
+from launcher.run.sync import Bundle, make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.tasks import TaskId
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
 from launcher.wording import count_of
@@ -57,23 +59,20 @@ def run(
     interrupts.install()  # before other processes can see the run and signal it
     try:
         files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
-        with files.hold(run_id), _reporting_failure(files, run_id, spec.name):
-            console = open_console([task for _, task in spec.placements()], verbose=verbose)
-            try:
-                supervisor = _prepare(
-                    spec,
-                    run_id=run_id,
-                    files=files,
-                    targets=targets,
-                    console=console,
-                    interrupts=interrupts,
-                    checks=checks,
-                    faults=faults,
-                )
-                return supervisor.run()
-            finally:
-                interrupts.deliver_to(lambda _: console.hurry())
-                console.close()
+        tasks = [task for _, task in spec.placements()]
+        with (
+            files.hold(run_id),
+            _reporting_failure(files, run_id, spec.name),
+            _opened_console(tasks, interrupts, verbose=verbose) as console,
+        ):
+            planner = _make_planner(spec, targets, files)
+            files.write_text(files.spec, render_spec(planner.spec))
+            console.note(f"Starting {_render_size(planner)}; logs in {files.root}")
+            _make_folders(planner.spec, files)
+            bundle = _make_bundle(planner.spec, interrupts)
+            context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle)
+            recovery = _Recovery(planner.spec, run_id)
+            return Supervisor(context, planner, recovery, interrupts, checks=checks, faults=faults).run()
     finally:
         interrupts.mute()
 
@@ -106,36 +105,23 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
         raise error from None
 
 
-def _prepare(
-    spec: ClusterSpec,
-    *,
-    run_id: str,
-    files: RunDir,
-    targets: Targets,
-    console: Console,
-    interrupts: Interrupts,
-    checks: bool,
-    faults: Sequence[Fault],
-) -> Supervisor:
-    """Does everything before the first connection; slow if a large folder is to be sent."""
-    planner = _make_planner(spec, targets, files)
-    spec, first = planner.spec, planner.without_spares()
-    files.write_text(files.spec, render_spec(spec))
-    tasks = [task for _, task in spec.placements()]
-    nodes = first.spec.nodes
+@contextlib.contextmanager
+def _opened_console(tasks: Sequence[TaskId], interrupts: Interrupts, *, verbose: bool = False) -> Iterator[Console]:
+    """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
+    console = open_console(tasks, verbose=verbose)
+    try:
+        yield console
+    finally:
+        interrupts.deliver_to(lambda _: console.hurry())
+        console.close()
+
+
+def _render_size(planner: Planner) -> str:
+    """`2 tasks on 2 nodes`, as the first attempt starts them."""
+    tasks = len([*planner.spec.placements()])
+    nodes = planner.without_spares().spec.nodes
     where = "this machine" if len(nodes) == 1 and nodes[0].is_local else count_of(len(nodes), "node")
-    console.note(f"Starting {count_of(len(tasks), 'task')} on {where}; logs in {files.root}")
-    _make_folders(spec, files)
-    return _make_supervisor(
-        planner,
-        run_id=run_id,
-        files=files,
-        targets=targets,
-        console=console,
-        interrupts=interrupts,
-        checks=checks,
-        faults=faults,
-    )
+    return f"{count_of(tasks, 'task')} on {where}"
 
 
 def check(spec: ClusterSpec) -> CheckReport:
@@ -153,23 +139,12 @@ def check(spec: ClusterSpec) -> CheckReport:
             planner = _make_planner(spec, targets, files)
             first = planner.without_spares()
             _make_folders(planner.spec, files)
-            console = open_console([], verbose=False)
-            try:
+            with _opened_console([], interrupts) as console:
                 run_id = make_run_id(spec.name)
-                supervisor = _make_supervisor(
-                    planner,
-                    run_id=run_id,
-                    files=files,
-                    targets=targets,
-                    console=console,
-                    interrupts=interrupts,
-                    checks=True,
-                    only_checks=True,
-                )
-                state, preflight = supervisor.check()
-            finally:
-                interrupts.deliver_to(lambda _: console.hurry())
-                console.close()
+                bundle = _make_bundle(planner.spec, interrupts)
+                context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle, only_checks=True)
+                recovery = _Recovery(planner.spec, run_id)
+                state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None
     finally:
@@ -205,35 +180,44 @@ def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
         files.make_checkpoints()
 
 
-def _make_supervisor(
-    planner: Planner,
-    *,
+def _make_bundle(spec: ClusterSpec, interrupts: Interrupts) -> Bundle | None:
+    """The program's folder, if it is sent to other machines."""
+    if spec.sync is None:
+        return None
+    with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
+        return make_bundle(spec.sync, current_directory())
+
+
+def _make_context(
+    spec: ClusterSpec,
     run_id: str,
     files: RunDir,
     targets: Targets,
     console: Console,
-    interrupts: Interrupts,
-    checks: bool,
+    *,
+    bundle: Bundle | None,
     only_checks: bool = False,
-    faults: Sequence[Fault] = (),
-) -> Supervisor:
-    spec = planner.spec
-
-    def recover(host: str, reattach_folder: str) -> bool:
-        return clean_node(spec, next(node for node in spec.nodes if node.host == host), [run_id], reattach_folder).good
-
-    bundle = None
-    if spec.sync is not None:
-        with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
-            bundle = make_bundle(spec.sync, current_directory())
+) -> RunContext:
     transports = {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
-    context = RunContext(
+    links = NodeLinks(transports, run_id, files, spec.timeouts.lease_s)
+    return RunContext(
         run_id=run_id,
         spec=spec,
         files=files,
-        links=NodeLinks(transports, run_id, files, spec.timeouts.lease_s),
+        links=links,
         console=console,
         bundle=bundle,
         only_checks=only_checks,
     )
-    return Supervisor(context, planner, recover, interrupts, checks=checks, faults=faults)
+
+
+@dataclass(frozen=True)
+class _Recovery:
+    """Stops what a run has left on a lost node; returns whether the node can be used again."""
+
+    spec: ClusterSpec
+    run_id: str
+
+    def __call__(self, host: str, reattach_folder: str) -> bool:
+        node = next(node for node in self.spec.nodes if node.host == host)
+        return clean_node(self.spec, node, [self.run_id], reattach_folder).good
