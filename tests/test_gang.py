@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang.decide import FAILURE_GRACE_S, STACKS_S, STOP_MARGIN_S, decide, new_attempt
@@ -690,7 +690,6 @@ def actions_of(steps: Iterable[tuple[AttemptState, Action | None, AttemptState]]
 
 
 class TestEveryHistory:
-    @settings(deadline=None)
     @given(histories())
     def test_has_its_actions_in_the_one_possible_order(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -701,7 +700,6 @@ class TestEveryHistory:
         assert kinds == sorted(kinds, key=order.index)
         assert all(kinds.count(kind) <= 1 for kind in order if kind not in (StopNodes, AskStacks))
 
-    @settings(deadline=None)
     @given(histories())
     def test_starts_tasks_only_when_every_node_holds_the_ports_of_its_own(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -712,14 +710,12 @@ class TestEveryHistory:
                 assert after.prepared == policy.nodes.keys()
                 assert action.ports.keys() == policy.tasks
 
-    @settings(deadline=None)
     @given(histories())
     def test_has_a_grace_that_only_shrinks(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         graces = [action.grace_s for action in actions_of(replay(*told)) if isinstance(action, StopNodes)]
 
         assert graces == sorted(graces, reverse=True)
 
-    @settings(deadline=None)
     @given(histories())
     def test_stops_every_node_that_may_have_processes_before_it_finishes(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -733,7 +729,6 @@ class TestEveryHistory:
                 assert after.ready <= told_to_stop | after.lost.keys()
                 assert not reachable
 
-    @settings(deadline=None)
     @given(histories())
     def test_keeps_its_reason_once_it_has_one(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         reasons = [after.reason for _, _, after in replay(*told)]
@@ -742,7 +737,6 @@ class TestEveryHistory:
         assert len(set(given_ones)) <= 1
         assert reasons == [None] * (len(reasons) - len(given_ones)) + given_ones
 
-    @settings(deadline=None)
     @given(histories())
     def test_succeeds_only_if_every_worker_ended_with_zero(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -753,7 +747,6 @@ class TestEveryHistory:
             trainers = [task for task in policy.tasks if task.trains]
             assert all(steps[-1][2].exits[task].exit.ok for task in trainers)
 
-    @settings(deadline=None)
     @given(histories())
     def test_that_is_being_stopped_ends_when_time_goes_on(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -766,7 +759,6 @@ class TestEveryHistory:
         assert steps[-1][2].phase is Phase.FINISHED
         assert isinstance(actions_of(steps)[-1], Finish)
 
-    @settings(deadline=None)
     @given(histories())
     def test_waits_for_ever_only_for_training_or_where_the_user_said_so(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.console import log_lines
@@ -59,14 +59,12 @@ cuts = st.lists(st.integers(0, 30), max_size=20)
 
 
 class TestPieces:
-    @settings(deadline=None)
     @given(logs, cuts, st.booleans(), st.booleans())
     def test_of_any_size_give_the_same_lines(self, data: bytes, pieces: list[int], colours: bool, fold: bool) -> None:
         assert shown(data, pieces, keep_colours=colours, fold=fold) == shown(data, keep_colours=colours, fold=fold)
 
     @pytest.mark.usefixtures("small_limits")
     def test_of_one_byte_give_the_same_lines_also_where_lines_are_too_long(self) -> None:
-        @settings(deadline=None)
         @given(logs, cuts)
         def check(data: bytes, pieces: list[int]) -> None:
             at_once = shown(data)
@@ -95,7 +93,6 @@ class TestPieces:
     def test_that_cut_a_line_in_two_change_nothing(self, data: bytes, lines: list[bytes], size: int) -> None:
         assert shown(data, [size] * len(data)) == lines
 
-    @settings(deadline=None)
     @given(
         st.lists(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\xa0"), max_size=20))
     )
@@ -207,7 +204,6 @@ class TestControlSequences:
     def test_that_colour_are_left_out_otherwise(self) -> None:
         assert shown(b"\x1b[1;31mred\x1b[m\nplain\n") == [b"red", b"plain"]
 
-    @settings(deadline=None)
     @given(logs, st.booleans())
     def test_never_come_through_but_for_colours(self, data: bytes, colours: bool) -> None:
         for line in shown(data, keep_colours=colours):
@@ -216,7 +212,6 @@ class TestControlSequences:
             assert not [char for char in text if unicodedata.category(char) == "Cc" and char != "\t"]
             assert not set(text) & set(TURNING)
 
-    @settings(deadline=None)
     @given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=3))).map(b"".join), st.booleans())
     def test_never_come_through_as_a_terminal_reads_them(self, data: bytes, colours: bool) -> None:
         """Byte by byte, and again as UTF-8: neither finds a sequence, but for colours."""
@@ -242,7 +237,6 @@ class TestBytes:
     def test_that_are_not_utf_8_are_replaced(self) -> None:
         assert shown(b"caf\xe9 \xff\xfe\n") == ["caf\ufffd \ufffd\ufffd".encode()]
 
-    @settings(deadline=None)
     @given(logs)
     def test_of_any_kind_are_shown_as_utf_8(self, data: bytes) -> None:
         for line in shown(data):

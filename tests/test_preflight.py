@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang.decide import FAILURE_GRACE_S
@@ -837,7 +837,6 @@ def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]
 
 
 class TestEveryHistory:
-    @settings(deadline=None)
     @given(histories())
     def test_has_its_actions_in_the_one_possible_order(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -848,7 +847,6 @@ class TestEveryHistory:
         assert kinds == sorted(kinds, key=order.index)
         assert all(kinds.count(kind) <= 1 for kind in order if kind is not StopNodes)
 
-    @settings(deadline=None)
     @given(histories())
     def test_dials_only_when_every_node_that_counts_is_ready_for_it(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -857,7 +855,6 @@ class TestEveryHistory:
             if isinstance(action, CheckNodes):
                 assert after.awaited <= after.ready & after.prepared & after.inspected
 
-    @settings(deadline=None)
     @given(histories())
     def test_starts_only_what_is_checked_and_nothing_if_it_only_checks(
         self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]
@@ -870,7 +867,6 @@ class TestEveryHistory:
                 assert not after.lost
                 assert not after.refusals
 
-    @settings(deadline=None)
     @given(histories())
     def test_comes_to_an_end_when_time_goes_on(self, told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
         policy, history = told

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import worker_entry
@@ -52,7 +52,6 @@ ENTRY = str(Path(worker_entry.__file__).parent)
 
 
 class TestOutbox:
-    @settings(deadline=None)
     @given(st.lists(st.sampled_from(["send", "deliver", "confirm", "drop"]), max_size=60))
     def test_every_frame_arrives_once_and_in_order_whatever_gets_lost(self, course: list[str]) -> None:
         """`way` is what was written and has not arrived; a drop loses it."""

@@ -131,7 +131,7 @@ class TestWhatIsAccepted:
         assert load(tmp_path, text).program.args == args
 
     @given(specs())
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_a_spec_written_as_json_is_the_same_spec(
         self, tmp_path_factory: pytest.TempPathFactory, spec: ClusterSpec
     ) -> None:
@@ -305,12 +305,12 @@ class TestWhateverTheBytes:
         assert all(line.isprintable() and line.startswith(f"{file}:") for line in lines)
 
     @given(st.binary(max_size=200))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_bytes(self, tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
         self.read(tmp_path_factory.getbasetemp(), data)
 
     @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join))
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=400)
     @example('"[key]": 1')
     @example('"\\UFFFFFFFF"')
     @example("%YAML 1." + "9" * 5000 + "\n---\n")
@@ -324,12 +324,12 @@ class TestWhateverTheBytes:
             max_leaves=20,
         )
     )
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_values_of_the_wrong_shape(self, tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
         self.read(tmp_path_factory.getbasetemp(), yaml.safe_dump(value, allow_unicode=True).encode())
 
     @given(specs(), st.integers(0, 2**32))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_specs_with_a_few_bytes_changed(
         self, tmp_path_factory: pytest.TempPathFactory, spec: ClusterSpec, seed: int
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED, EXIT_USAGE
 from launcher.gang.decide import FAILURE_GRACE_S, STOP_MARGIN_S
@@ -603,7 +603,6 @@ class TestExitStatus:
         assert status_of(drained) == EXIT_INFRASTRUCTURE
 
 
-@settings(deadline=None)
 @given(histories())
 def test_every_end_has_a_verdict(told: tuple[AttemptPolicy, list[tuple[float, Event]]]) -> None:
     steps = replay(*told)
