@@ -22,6 +22,7 @@ from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId
+from tests import loopback
 from tests.conftest import Distlaunch
 
 CUDA = "CUDA_VISIBLE_DEVICES"
@@ -446,8 +447,8 @@ AWKWARD = [
 
 
 def two_free_ports() -> int:
-    """The first of two neighbouring ports that are free."""
-    for port in range(21000, 29000, 2):
+    """The first of two neighbouring ports that are free, and that no other test process takes meanwhile."""
+    for port in loopback.ports()[::2]:
         try:
             for offset in (0, 1):
                 with socket.socket() as probe:
