@@ -84,7 +84,8 @@ class TestStart:
             while time.monotonic() < began + 4:
                 strategy.run(lambda: tf.constant(1) + 1)
         """
-        ran = distlaunch("local", "-n", "2", "--start-timeout", "3", write(tmp_path, source))
+        # Without an early import the tasks themselves import TensorFlow, which counts as work however long it takes.
+        ran = distlaunch("local", "-n", "2", "--start-timeout", "3", "--no-preload", write(tmp_path, source))
         assert ran.status == 0, ran.stderr
         separate = "worker:0, worker:1 train separately: the program uses MirroredStrategy, not"
         assert ran.stderr.count(separate) == 1
