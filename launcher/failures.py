@@ -105,12 +105,19 @@ USER_ERRORS: Mapping[str, str] = {
 
 def find_exit_status(reference: str) -> int:
     """distlaunch's exit status for a failed attempt whose verdict has this reference."""
-    return next((failure.exit_status for name, failure in FAILURES.items() if name == reference), EXIT_INFRASTRUCTURE)
+    failure = _find_failure(reference)
+    return failure.exit_status if failure is not None else EXIT_INFRASTRUCTURE
 
 
 def is_counted(reference: str) -> bool:
     """Whether a restart after such a failure counts."""
-    return all(failure.counted for name, failure in FAILURES.items() if name == reference)
+    failure = _find_failure(reference)
+    return failure is None or failure.counted
+
+
+def _find_failure(reference: str) -> FailureClass | None:
+    """The class of a verdict's reference; None if the reference is not a class."""
+    return next((failure for name, failure in FAILURES.items() if name == reference), None)
 
 
 def render_failures() -> str:

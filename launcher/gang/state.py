@@ -160,6 +160,11 @@ class AttemptState:
         return nodes - self.lost.keys() - refused if self.policy.only_checks else nodes
 
     @property
+    def occupied(self) -> frozenset[str]:
+        """The nodes that are not lost and have not reported that no process is left."""
+        return frozenset(self.policy.nodes.keys() - self.empty.keys() - self.lost.keys())
+
+    @property
     def silent(self) -> frozenset[str]:
         """The nodes that the start waits for: they have not answered the last question to all nodes."""
         waited = self.awaited - self.lost.keys()

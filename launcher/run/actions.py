@@ -84,7 +84,7 @@ class Actions:
             case StopNodes(grace_s):
                 if state.signal is not None:
                     self._links.hurry()
-                for node in state.policy.nodes.keys() - state.empty.keys() - state.lost.keys():
+                for node in state.occupied:
                     self._links.send(node, Stop(grace_s))
 
     def preload(self, node: str) -> None:

@@ -28,7 +28,7 @@ class StackRequests:
             self._collector = StackCollector(
                 state.started.keys() - state.exits.keys(), self._context.timing.monotonic()
             )
-            for node in state.policy.nodes.keys() - state.empty.keys() - state.lost.keys():
+            for node in state.occupied:
                 self._context.links.send(node, ShowStacks())
 
     def note(self, message: Stacks) -> None:

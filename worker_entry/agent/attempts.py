@@ -82,7 +82,7 @@ class Attempts:
         Raises:
             ProtocolError: an attempt is running, or a port number is invalid.
         """
-        self._forget_finished()
+        self.forget_finished()
         if self._tasks:
             raise ProtocolError(f"Prepare while attempt {self._number} is running")
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
@@ -180,10 +180,6 @@ class Attempts:
         """Sends the logs again from the offsets that the controller has reached."""
         self._tasks.rewind(attach, self._number)
 
-    def give_up(self) -> None:
-        """Sends nothing of the last attempt again."""
-        self._forget_finished()
-
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:
             self._tree = processes.Tree(self._forkserver.pids)
@@ -198,8 +194,8 @@ class Attempts:
         self.checks.close()
         self._ports.release()
 
-    def _forget_finished(self) -> None:
-        """Drops the last attempt, because the controller has received its Empty."""
+    def forget_finished(self) -> None:
+        """Drops an attempt whose Empty was sent: nothing of it is sent again."""
         if self._finished is None:
             return
         self._tasks.forget()

@@ -236,6 +236,6 @@ class Agent:
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
-        self._attempts.give_up()
+        self._attempts.forget_finished()
         self._send(Broken(problem))
         self._attempts.stop(GRACE_S)
