@@ -175,10 +175,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Steps:
-    """A task tells that it has done these steps."""
+    """A task tells that it has done these steps; `first` is None if it has begun to train and has done none."""
 
     task: str
-    first: int
+    first: int | None
     last: int
     after_s: float = 5.0
     attempt: int = 1
@@ -443,7 +443,8 @@ class FakeAgent:
 
     def _tell_steps(self, steps: Steps) -> None:
         now = self.now()
-        progress = Progress(steps.last, steps.first, steps.last - steps.first + 1, now, now)
+        done = 0 if steps.first is None else steps.last - steps.first + 1
+        progress = Progress(steps.last, steps.first, done, now, now)
         self._deliver(self.node, Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
 
 
