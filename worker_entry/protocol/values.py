@@ -67,7 +67,7 @@ class CrashRecord:
 class Progress:
     """How far training has come in one process: the last values that its program reported.
 
-    `epoch` and `step` are the program's own numbers, or, with `model.fit`, the epochs and steps since the program began,
+    `epoch` and `step` are the program's own numbers, or, with `model.fit`, the count since the program began,
     from 1. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
     when the last batch was done. Before the first step is done, `first_step` is None and the others are 0. `training`:
     whether training is under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during
