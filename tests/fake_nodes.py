@@ -27,6 +27,7 @@ from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
@@ -564,6 +565,7 @@ class FakeRun:
             files=self.files,
             links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
             console=self.console,
+            journal=Journal(self.files.events, self.timing.now),
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )
