@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.gang import events as gang
-from launcher.report.run_events import KINDS, Record, Said, make_schema, parse_record, render_record
+from launcher.report.run_events import Record, Said, State, make_schema, parse_record, render_record
 from launcher.run.journal import Journal
 from launcher.tasks import TaskId
 from tests.conftest import Distlaunch, distlaunch_command
@@ -67,7 +67,7 @@ def test_a_kind_of_a_later_version_is_ignored_and_a_torn_line_is_refused() -> No
         b'{"event":"said"}',
         b'{"time":1,"attempt":1,"event":"said"}',
     ):
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="not a line of a journal"):
             parse_record(torn)
 
 
@@ -103,14 +103,14 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
         Record(1.0, 0, Said("note", "first")),
         Record(1.0, 0, Said("note", "last")),
     )
-    with pytest.raises(ValueError, match="journal|Expecting|Unterminated"):
+    with pytest.raises(ValueError, match="not a line of a journal"):
         parse_record(torn)
 
 
 def test_a_run_that_restarts_is_told_in_order(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", "exit 3")
     told = records(ran.directory / "events.jsonl")
-    states = [record.event.state for record in told if isinstance(record.event, KINDS["state"])]  # type: ignore[attr-defined]  # a class by its name
+    states = [record.event.state for record in told if isinstance(record.event, State)]
     assert states == ["connecting", "forming", "stopping", "restarting", "connecting", "forming", "stopping", "failed"]
     exits = [(record.attempt, record.event.task) for record in told if isinstance(record.event, gang.TaskExited)]
     assert {*exits} == {(1, W0), (1, W1), (2, W0), (2, W1)}
