@@ -1,8 +1,7 @@
-"""Finds a run by its name or folder, and sends requests to its controller."""
+"""Requests to a run's controller."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -11,21 +10,8 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.run.controller import is_alive, send_signal
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import STACKS_SIGNAL
-from launcher.run.naming import absolute, runs_directory
 
 POLL_S = 0.05
-
-
-def find_run(what: str) -> RunDir:
-    """The run in a folder, or of a name.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
-    if not folder.is_dir():
-        raise UsageError(f"there is no run {what}", hint="give the run's folder, which is in its first line of output")
-    return RunDir(absolute(folder))
 
 
 def ask_stacks(files: RunDir, within_s: float = 15.0) -> str:

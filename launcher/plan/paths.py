@@ -21,6 +21,11 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
+    def events(self) -> Path:
+        """What has happened: one JSON object a line, written as it happens."""
+        return self.root / "events.jsonl"
+
+    @property
     def plan(self) -> Path:
         return self.root / "plan.json"
 

@@ -55,7 +55,8 @@ class RunDir(RunPaths):
                 self._write_run(run_id, controller, ended=True)
 
     def _write_run(self, run_id: str, controller: Controller, *, ended: bool) -> None:
-        self.write_json(self.run, {"run_id": run_id, "controller": asdict(controller), "ended": ended})
+        facts = {"run_id": run_id, "directory": str(self.root), "controller": asdict(controller), "ended": ended}
+        self.write_json(self.run, facts)
 
     def read_run(self) -> tuple[str, Controller | None]:
         """The run's name, and its controller; None if the run has ended.
