@@ -25,7 +25,7 @@ def write_run(
     exit_status: int = 0,
     started: float | None = None,
     ended_at: float | None = None,
-    generation: int = 1,
+    generation: int = 0,
     tasks: int = 1,
 ) -> RunDir:
     """A run that this process controls, but for what `controller` says; with an outcome, one that has ended."""

@@ -41,7 +41,7 @@ ONLY_IN = {
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console.terminal"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
-    "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner"},
+    "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""
@@ -178,6 +178,11 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
 def test_a_controller_needs_no_tensorflow() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
+
+
+def test_listing_runs_needs_no_models() -> None:
+    heavy = {"pydantic", "rich", "yaml", "paramiko"}
+    assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
 
 
 def test_the_agent_is_imported_without_anything_installed() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +25,12 @@ from launcher.run.record import read_last_events
 from launcher.run.selection import list_runs, select_run
 from launcher.run.summary import RunSummary, replay, summarize
 from launcher.wording import rough_duration
-from tests.conftest import distlaunch_command
+from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.runs_on_disk import GONE, append_events, write_run
 
 OTHER_BOOT = "2f6c1c6e-0000-4000-8000-000000000000"
+STEPS = PROGRAMS / "reports_steps.py"
 SLEEP = "echo up; sleep 600"
 
 
@@ -103,6 +105,16 @@ class TestRealRuns:
         assert table[1].split()[:2] == [running, "running"]
         assert len(ask("ls", "-a").stdout.splitlines()) == 6
 
+    def test_that_train_are_shown_with_the_furthest_step(self, runs: Path, start: Start) -> None:
+        _, name = start(f"exec {sys.executable} -u {STEPS}")
+
+        def shows() -> None:
+            row = ask("ls").stdout.splitlines()[1]
+            assert row.split(None, 3)[:2] == [name, "running"]
+            assert "1/1    epoch 2, step 1,500  0" in row
+
+        eventually(shows)
+
     def test_that_are_over_are_counted_when_none_runs(self, runs: Path) -> None:
         none = ask("ls")
         assert none.stderr == f"There are no runs in {runs}\n"
@@ -147,6 +159,14 @@ class TestRealRuns:
         assert (nothing.returncode, nothing.stdout) == (2, "")
         assert nothing.stderr.startswith("Error: no run is running [usage]\n")
 
+    def test_whose_controller_hangs_are_listed_all_the_same(self, runs: Path, start: Start) -> None:
+        process, name = start(SLEEP)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            assert [(run["name"], run["state"], run["tasks_up"]) for run in listed()] == [(name, "running", 1)]
+        finally:
+            process.send_signal(signal.SIGCONT)
+
     def test_that_run_in_a_copied_folder_run_in_one_of_them_only(self, runs: Path, start: Start) -> None:
         _, name = start(SLEEP)
         shutil.copytree(runs / name, runs / "copy")
@@ -176,23 +196,19 @@ class TestState:
             {"attempt": 0, "event": "run-started"},
             {"attempt": 0, "event": "state", "state": "connecting"},
             {"attempt": 1, "event": "state", "state": "forming"},
-            {"attempt": 1, "event": "task-started", "node": "local", "frame": {"type": "Started", "task": "worker:0"}},
-            {"attempt": 1, "event": "task-started", "node": "local", "frame": {"type": "Started", "task": "worker:1"}},
+            {"attempt": 1, "event": "task-started", "node": "local", "frame": 3, "task": "worker:0"},
+            {"attempt": 1, "event": "task-started", "node": "local", "frame": 4, "task": "worker:1"},
             {"attempt": 1, "event": "state", "state": "running"},
-            {
-                "attempt": 1,
-                "event": "task-reported",
-                "frame": {"task": "worker:0", "status": {"progress": {"step": 7}}},
-            },
-            {"attempt": 1, "event": "a-kind-of-tomorrow", "state": ["?"], "frame": 3, "task": {}},
-            {"attempt": 1, "event": "task-exited", "node": "local", "frame": {"type": "Exited", "task": "worker:1"}},
+            {"attempt": 1, "event": "task-reported", "task": "worker:0", "progress": {"step": 7}},
+            {"attempt": 1, "event": "a-kind-of-tomorrow", "state": ["?"], "progress": 3, "task": {}},
+            {"attempt": 1, "event": "task-exited", "node": "local", "frame": 9, "task": "worker:1"},
         ]
         for event in events:
             append_events(files, event)
             shown.append(summarize(files).shown_state)
         last = summarize(files)
 
-        assert shown == ["running"] * 2 + ["connecting"] + ["forming"] * 3 + ["running"] * 4
+        assert shown == ["running"] + ["connecting"] * 2 + ["forming"] * 3 + ["running"] * 4
         assert (last.tasks, last.tasks_up, last.step, last.epoch, last.restarts) == (2, 1, 7, None, 0)
         append_events(files, {"attempt": 2, "event": "state", "state": "restarting"})
         again = summarize(files)
@@ -209,7 +225,7 @@ class TestState:
 
     def test_of_a_long_journal_is_that_of_its_end(self, runs: Path) -> None:
         files = write_run(runs / "a", tasks=1)
-        started = {"attempt": 3, "event": "task-started", "frame": {"task": "worker:0"}}
+        started = {"attempt": 3, "event": "task-started", "task": "worker:0"}
         said = {"attempt": 3, "event": "said", "level": "note", "text": "x" * 1000}
         append_events(files, started, *[said] * 400, {"attempt": 3, "event": "state", "state": "stopping"})
 
@@ -219,8 +235,8 @@ class TestState:
         assert found.tasks_up is None  # it began before what is read
 
     def test_is_that_of_the_last_start_of_a_run_that_was_resumed(self) -> None:
-        up = {"attempt": 2, "event": "task-started", "frame": {"task": "worker:0"}}
-        facts = replay([up, {"attempt": 2, "event": "run-started", "generation": 2}], 1)
+        up = {"attempt": 2, "event": "task-started", "task": "worker:0"}
+        facts = replay([up, {"attempt": 2, "event": "run-started", "generation": 1}], 1)
         assert (facts.attempt, facts.tasks_up) == (2, 0)
 
     def test_of_a_run_on_another_machine_names_the_machine(self, runs: Path) -> None:
@@ -244,7 +260,7 @@ class TestState:
         assert (found.shown_state, found.exit_status, found.ended) == ("failed (disk-full)", 3, 1e9)
 
     def test_is_lost_if_only_an_earlier_start_has_ended(self, runs: Path) -> None:
-        files = write_run(runs / "a", controller=GONE, started=2e9, generation=2)
+        files = write_run(runs / "a", controller=GONE, started=2e9, generation=1)
         append_events(
             files, {"attempt": 1, "event": "ended", "outcome": "failed"}, {"attempt": 1, "event": "run-started"}
         )
@@ -282,9 +298,7 @@ class TestFolderOfRuns:
 
     def test_may_hold_runs_with_broken_files(self, runs: Path) -> None:
         files = write_run(runs / "a")
-        files.events.write_bytes(
-            b'\xff\n{"event": "state"}\n[]\n"x"\n{"attempt": "y", "event": 1, "frame": {"task": []}}\n'
-        )
+        files.events.write_bytes(b'\xff\n{"event": "state"}\n[]\n"x"\n{"attempt": "y", "event": 1, "task": []}\n')
         files.plan.write_text("[]")
         ended = write_run(runs / "b", outcome="")
         ended.report.write_text('{"outcome": [], "verdict": 3, "attempts": [[]], "ended": true}')

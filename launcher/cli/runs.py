@@ -32,7 +32,8 @@ def clean(what: str) -> int:
 
 @click.command()
 @running_run_argument
-def down(run: str | None) -> int:
+@click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
+def down(run: str | None, now: bool) -> int:
     """Stop a run and wait until nothing is left of it.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Stops it as Ctrl-C in its
@@ -44,7 +45,7 @@ def down(run: str | None) -> int:
     from launcher.run.selection import select_run
 
     found = select_run(run, running=True)
-    ended = ask_to_end(found)
+    ended = ask_to_end(found, now=now)
     click.echo(f"Stopped: {found.root}" if ended else f"Already ended: {found.root}")
     return 0
 

@@ -21,11 +21,6 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
-    def events(self) -> Path:
-        """What has happened: one JSON object a line, written as it happens."""
-        return self.root / "events.jsonl"
-
-    @property
     def plan(self) -> Path:
         return self.root / "plan.json"
 
@@ -36,6 +31,11 @@ class RunPaths:
     @property
     def report(self) -> Path:
         return self.root / "report.json"
+
+    @property
+    def events(self) -> Path:
+        """The journal: what has happened, one JSON object a line."""
+        return self.root / "events.jsonl"
 
     @property
     def stacks(self) -> Path:

@@ -39,7 +39,8 @@ class RunRecord:
     """The content of run.json.
 
     `directory`: where the controller writes; this is another folder if the run's was copied or moved. `started`: Unix
-    seconds. `ended`: whether an end is recorded; `end`: what is recorded of it.
+    seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
+    whether an end is recorded; `end`: what is recorded of it.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class RunRecord:
     directory: str
     started: float
     generation: int
+    socket: str
     end: RecordedEnd
 
 
@@ -66,7 +68,8 @@ def read_record(files: RunPaths) -> RunRecord:
             ended=bool(facts["ended"]),
             directory=str(facts.get("directory") or ""),
             started=float(facts.get("started") or written),
-            generation=int(facts.get("generation") or 1),
+            generation=int(facts.get("generation") or 0),
+            socket=str(facts.get("socket") or ""),
             end=parse_end(facts, facts.get("ended_at")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):

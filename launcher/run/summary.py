@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from launcher.errors import EXIT_INFRASTRUCTURE
+from launcher.run.control import AskStatus, RefusedError, ask
 from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.record import (
@@ -27,6 +28,11 @@ RunState = Literal[LiveState, Outcome, "lost", "ended"]
 
 ATTEMPT_BYTES = 256 << 10
 """How much of events.jsonl is read for a run that is running."""
+Progress = tuple[int | None, int | None]
+"""Epoch and step."""
+
+ANSWER_S = 0.2
+"""How long a controller may take to say how far its tasks are; then the journal has to do."""
 END_BYTES = 8 << 10
 """The same for one that is not: the last event is enough."""
 
@@ -120,29 +126,31 @@ def find_controller(files: RunDir, record: RunRecord) -> str | None:
         return error.place
 
 
-def live_facts(files: RunDir) -> LiveFacts:
-    """What the journal tells of the current attempt."""
-    return replay(read_last_events(files, ATTEMPT_BYTES), _count_tasks(files))
+def live_facts(files: RunDir, record: RunRecord) -> LiveFacts:
+    """What the journal tells of the current attempt, and the controller of its steps if it answers at once."""
+    facts = replay(read_last_events(files, ATTEMPT_BYTES), _count_tasks(files))
+    epoch, step = _ask_progress(record)
+    return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
 
 
 def replay(events: list[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
     """The facts that follow from a journal's last events. What began before them is not known."""
     state: LiveState = "running"
     attempt = 0
-    progress: dict[str, tuple[int, int]] = {}
+    progress: dict[str, Progress] = {}
     up: set[str] | None = None
     for event in events:
-        kind, number = event.get("event"), event.get("attempt")
+        kind, number, task = event.get("event"), event.get("attempt"), event.get("task")
         if kind == "run-started" or (isinstance(number, int) and number > attempt > 0):
             up, progress = set(), {}
+        if kind == "run-started":
+            state = "connecting"
         if isinstance(number, int):
             attempt = number
             if number == 0 and up is None:
                 up = set()
         if kind == "state" and event.get("state") in get_args(LiveState):
             state = event["state"]
-        frame = event.get("frame")
-        task = (frame if isinstance(frame, dict) else event).get("task")
         if not isinstance(task, str):
             continue
         if up is not None and kind == "task-started":
@@ -150,30 +158,47 @@ def replay(events: list[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
         elif up is not None and kind == "task-exited":
             up.discard(task)
         elif kind == "task-reported":
-            progress[task] = _read_progress(frame)
-    epoch, step = max(progress.values(), default=(0, 0))
+            progress[task] = _read_progress(event.get("progress"))
+    epoch, step = _furthest(progress.values())
     return LiveFacts(
         state=state,
         attempt=attempt,
         tasks=tasks,
         tasks_up=None if up is None else len(up),
-        epoch=epoch or None,
-        step=step or None,
+        epoch=epoch,
+        step=step,
     )
 
 
-def _read_progress(frame: object) -> tuple[int, int]:
-    """Epoch and step of a task's status; 0 for what it does not tell."""
-    progress = frame
-    for key in ("status", "progress"):
-        progress = progress.get(key) if isinstance(progress, dict) else None
-    found = progress if isinstance(progress, dict) else {}
-    epoch, step = (found.get(key) for key in ("epoch", "step"))
-    return (epoch if isinstance(epoch, int) else 0, step if isinstance(step, int) else 0)
+def _ask_progress(record: RunRecord) -> Progress:
+    if not record.socket:
+        return None, None
+    try:
+        answer, connection = ask(record.socket, record.controller.pid, AskStatus(), ANSWER_S)
+        connection.close()
+        return _furthest(map(_read_progress, json.loads(answer)["tasks"]))
+    except (OSError, RefusedError, ValueError, KeyError, TypeError):
+        return None, None
+
+
+def _read_progress(facts: object) -> Progress:
+    """Epoch and step as a task reported them; before its first step, `first_step` is null."""
+    if not isinstance(facts, dict):
+        return None, None
+    epoch, step = facts.get("epoch"), facts.get("step")
+    has_stepped = facts.get("first_step", 0) is not None
+    return (
+        epoch if isinstance(epoch, int) else None,
+        step if isinstance(step, int) and has_stepped else None,
+    )
+
+
+def _furthest(progress: Iterable[Progress]) -> Progress:
+    return max(progress, key=lambda each: [-1 if value is None else value for value in each], default=(None, None))
 
 
 def _summarize_running(files: RunDir, record: RunRecord, place: str) -> RunSummary:
-    facts = live_facts(files)
+    facts = live_facts(files, record)
     return RunSummary(
         name=files.root.name,
         run_id=record.run_id,
@@ -227,13 +252,16 @@ def _find_end(files: RunDir, record: RunRecord, events: list[Mapping[str, Any]])
     """
     if record.end.outcome:
         return record.end, 0
-    if events and events[-1].get("event") == "ended":
-        return parse_end(events[-1], events[-1].get("time")), 0
+    for event in reversed(events):
+        if event.get("event") == "ended":
+            return parse_end(event, event.get("time")), 0
+        if event.get("event") == "run-started":
+            break
     report = read_report(files)
     verdict, attempts = report.get("verdict"), report.get("attempts")
     reference = verdict.get("reference") if isinstance(verdict, dict) else ""
     end = parse_end({**report, "reference": reference}, report.get("ended"))
-    if end.time is None or (record.generation > 1 and end.time < record.started):
+    if end.time is None or (record.generation > 0 and end.time < record.started):
         return record.end, 0
     last = attempts[-1] if isinstance(attempts, list) and attempts else None
     number = last.get("attempt") if isinstance(last, dict) else None
