@@ -21,9 +21,10 @@ from launcher.commands.listing import render_runs
 from launcher.errors import UsageError
 from launcher.run.controller import this_process
 from launcher.run.directory import RunDir
+from launcher.run.live_facts import replay
 from launcher.run.record import read_last_events
 from launcher.run.selection import list_runs, select_run
-from launcher.run.summary import RunSummary, replay, summarize
+from launcher.run.summary import RunSummary, summarize
 from launcher.wording import rough_duration
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually

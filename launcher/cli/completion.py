@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +95,17 @@ def completion(shell: str) -> None:
 
 def complete_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
     """All runs, the latest first."""
-    from launcher.run.selection import list_runs
-
-    return _complete_names(list_runs, incomplete)
+    return _complete_names(incomplete, (True, False))
 
 
 def complete_running_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
     """The runs that are running, the latest first."""
-    from launcher.run.selection import list_running
-
-    return _complete_names(list_running, incomplete)
+    return _complete_names(incomplete, (True,))
 
 
 def complete_ended_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
     """The runs that are not running, the latest first."""
-    from launcher.run.selection import list_runs
-
-    return _complete_names(lambda: [run for run in list_runs() if not run.running], incomplete)
+    return _complete_names(incomplete, (False,))
 
 
 def complete_runs_or_specs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -149,27 +143,29 @@ def complete_tasks(context: click.Context, _parameter: click.Parameter, incomple
     return [CompletionItem(task) for task in tasks if task.startswith(incomplete)]
 
 
-def _complete_names(find: Any, incomplete: str) -> list[Any]:
+def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
+    """The runs whose names begin so; if there are none, the only one that has it in its name.
+
+    `wanted`: whether runs that are running, and those that are not.
+    """
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
-    from launcher.printable import printable
+    from launcher.run.selection import find_runs
+    from launcher.run.summary import find_controller
     from launcher.wording import rough_duration
 
-    try:
-        runs = find()
-    except DistlaunchError:
-        return []
     now = time.time()
-    return [
-        CompletionItem(run.name, help=printable(f"{run.shown_state}, {rough_duration(now - run.started)}"))
-        for run in _matching(runs, incomplete)
-        if run.name.isprintable()
-    ]
-
-
-def _matching(runs: Iterable[Any], incomplete: str) -> Iterator[Any]:
-    """The runs whose names begin so; if there are none, the only one that has it in its name."""
-    found = [run for run in runs if incomplete in run.name]
-    first = [run for run in found if run.name.startswith(incomplete)]
-    yield from first or (found if len(found) == 1 else [])
+    found = []
+    try:
+        runs = [(files, record) for files, record in find_runs() if incomplete in files.root.name]
+    except DistlaunchError:  # there is no home
+        return []
+    for files, record in runs:
+        running = find_controller(files, record) is not None
+        if running in wanted and files.root.name.isprintable():
+            state = "running" if running else record.end.outcome or ("ended" if record.ended else "lost")
+            help_text = f"{state if state.isalpha() else 'ended'}, {rough_duration(now - record.started)}"
+            found.append(CompletionItem(files.root.name, help=help_text))
+    first = [item for item in found if item.value.startswith(incomplete)]
+    return first or (found if len(found) == 1 else [])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from launcher.errors import EXIT_INFRASTRUCTURE
-from launcher.run.control import AskStatus, RefusedError, ask
 from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
+from launcher.run.live_facts import LiveState, live_facts
 from launcher.run.record import (
     RecordedEnd,
     RunRecord,
@@ -21,20 +20,14 @@ from launcher.run.record import (
     read_report,
 )
 
-LiveState = Literal["connecting", "forming", "running", "restarting", "stopping"]
 Outcome = Literal["succeeded", "failed", "interrupted"]
 RunState = Literal[LiveState, Outcome, "lost", "ended"]
 """`lost`: the controller is gone and has not recorded an end. `ended`: nobody recorded how."""
 
-ATTEMPT_BYTES = 256 << 10
-"""How much of events.jsonl is read for a run that is running."""
-Progress = tuple[int | None, int | None]
-"""Epoch and step."""
-
-ANSWER_S = 0.2
-"""How long a controller may take to say how far its tasks are; then the journal has to do."""
-END_BYTES = 8 << 10
-"""The same for one that is not: the last event is enough."""
+LAST_BYTES = 2 << 10
+"""How much of events.jsonl is read for a run that is over: the last events are enough."""
+END_BYTES = 64 << 10
+"""The same if the last event is longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +83,6 @@ class RunSummary:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveFacts:
-    """What is known of a run's current attempt."""
-
-    state: LiveState = "running"
-    attempt: int = 0
-    tasks: int | None = None
-    tasks_up: int | None = None
-    epoch: int | None = None
-    step: int | None = None
-
-
 def summarize(files: RunDir) -> RunSummary:
     """Looks at a run.
 
@@ -126,77 +107,6 @@ def find_controller(files: RunDir, record: RunRecord) -> str | None:
         return error.place
 
 
-def live_facts(files: RunDir, record: RunRecord) -> LiveFacts:
-    """What the journal tells of the current attempt, and the controller of its steps if it answers at once."""
-    facts = replay(read_last_events(files, ATTEMPT_BYTES), _count_tasks(files))
-    epoch, step = _ask_progress(record)
-    return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
-
-
-def replay(events: list[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
-    """The facts that follow from a journal's last events. What began before them is not known."""
-    state: LiveState = "running"
-    attempt = 0
-    progress: dict[str, Progress] = {}
-    up: set[str] | None = None
-    for event in events:
-        kind, number, task = event.get("event"), event.get("attempt"), event.get("task")
-        if kind == "run-started" or (isinstance(number, int) and number > attempt > 0):
-            up, progress = set(), {}
-        if kind == "run-started":
-            state = "connecting"
-        if isinstance(number, int):
-            attempt = number
-            if number == 0 and up is None:
-                up = set()
-        if kind == "state" and event.get("state") in get_args(LiveState):
-            state = event["state"]
-        if not isinstance(task, str):
-            continue
-        if up is not None and kind == "task-started":
-            up.add(task)
-        elif up is not None and kind == "task-exited":
-            up.discard(task)
-        elif kind == "task-reported":
-            progress[task] = _read_progress(event.get("progress"))
-    epoch, step = _furthest(progress.values())
-    return LiveFacts(
-        state=state,
-        attempt=attempt,
-        tasks=tasks,
-        tasks_up=None if up is None else len(up),
-        epoch=epoch,
-        step=step,
-    )
-
-
-def _ask_progress(record: RunRecord) -> Progress:
-    if not record.socket:
-        return None, None
-    try:
-        answer, connection = ask(record.socket, record.controller.pid, AskStatus(), ANSWER_S)
-        connection.close()
-        return _furthest(map(_read_progress, json.loads(answer)["tasks"]))
-    except (OSError, RefusedError, ValueError, KeyError, TypeError):
-        return None, None
-
-
-def _read_progress(facts: object) -> Progress:
-    """Epoch and step as a task reported them; before its first step, `first_step` is null."""
-    if not isinstance(facts, dict):
-        return None, None
-    epoch, step = facts.get("epoch"), facts.get("step")
-    has_stepped = facts.get("first_step", 0) is not None
-    return (
-        epoch if isinstance(epoch, int) else None,
-        step if isinstance(step, int) and has_stepped else None,
-    )
-
-
-def _furthest(progress: Iterable[Progress]) -> Progress:
-    return max(progress, key=lambda each: [-1 if value is None else value for value in each], default=(None, None))
-
-
 def _summarize_running(files: RunDir, record: RunRecord, place: str) -> RunSummary:
     facts = live_facts(files, record)
     return RunSummary(
@@ -219,9 +129,7 @@ def _summarize_running(files: RunDir, record: RunRecord, place: str) -> RunSumma
 
 
 def _summarize_ended(files: RunDir, record: RunRecord) -> RunSummary:
-    events = read_last_events(files, END_BYTES)
-    facts = replay(events, None)
-    end, attempts = _find_end(files, record, events)
+    end, attempts = _find_end(files, record)
     state: RunState = "ended" if record.ended else "lost"
     for outcome in get_args(Outcome):
         state = outcome if end.outcome == outcome else state
@@ -236,36 +144,42 @@ def _summarize_ended(files: RunDir, record: RunRecord) -> RunSummary:
         started=record.started,
         ended=end.time if end.time is not None else last_written(files),
         exit_status=EXIT_INFRASTRUCTURE if state == "lost" else end.exit_status,
-        restarts=max(0, attempts - 1, facts.attempt - 1),
+        restarts=max(0, attempts - 1),
         tasks=None,
         tasks_up=None,
-        epoch=facts.epoch,
-        step=facts.step,
+        epoch=None,
+        step=None,
     )
 
 
-def _find_end(files: RunDir, record: RunRecord, events: list[Mapping[str, Any]]) -> tuple[RecordedEnd, int]:
+def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
     """How the run ended, and the number of its last attempt; an empty end and 0 if that is not recorded.
 
-    It is in run.json, the journal and the report; a full disk may have let only one of them through. A run that was
-    resumed has the ends of its earlier starts in its journal and its report.
+    The end is in run.json, the journal and the report; a full disk may have let only one of them through. A run that
+    was resumed has the ends of its earlier starts in its journal and its report.
     """
+    events = read_last_events(files, LAST_BYTES) or read_last_events(files, END_BYTES)
+    attempts = _read_attempt(events[-1]) if events else 0
     if record.end.outcome:
-        return record.end, 0
+        return record.end, attempts
     for event in reversed(events):
         if event.get("event") == "ended":
-            return parse_end(event, event.get("time")), 0
+            return parse_end(event, event.get("time")), attempts
         if event.get("event") == "run-started":
             break
     report = read_report(files)
-    verdict, attempts = report.get("verdict"), report.get("attempts")
+    verdict, tries = report.get("verdict"), report.get("attempts")
     reference = verdict.get("reference") if isinstance(verdict, dict) else ""
     end = parse_end({**report, "reference": reference}, report.get("ended"))
     if end.time is None or (record.generation > 0 and end.time < record.started):
-        return record.end, 0
-    last = attempts[-1] if isinstance(attempts, list) and attempts else None
-    number = last.get("attempt") if isinstance(last, dict) else None
-    return end, number if isinstance(number, int) else 0
+        return record.end, attempts
+    last = tries[-1] if isinstance(tries, list) and tries else {}
+    return end, max(attempts, _read_attempt(last) if isinstance(last, dict) else 0)
+
+
+def _read_attempt(facts: Mapping[str, Any]) -> int:
+    number = facts.get("attempt")
+    return number if isinstance(number, int) else 0
 
 
 def _is_its_folder(files: RunDir, record: RunRecord) -> bool:
@@ -276,10 +190,3 @@ def _is_its_folder(files: RunDir, record: RunRecord) -> bool:
         return files.root.samefile(record.directory)
     except OSError:  # the folder was moved, and the controller's files with it
         return True
-
-
-def _count_tasks(files: RunDir) -> int | None:
-    try:
-        return len(json.loads(files.plan.read_bytes())["tasks"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
