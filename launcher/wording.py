@@ -8,9 +8,11 @@ def count_of(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def rough_duration(seconds: float) -> str:
-    """`42s`, `5m`, `3h`, `12d`: one number, for a column of a table; at least two of a unit, but of seconds."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{max(seconds, 0):.0f}s"
+def render_age(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`: the two largest units."""
+    whole = max(int(seconds), 0)
+    for size, unit, part, name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"

@@ -25,7 +25,6 @@ from launcher.run.live_facts import replay
 from launcher.run.record import read_last_events
 from launcher.run.selection import list_runs, select_run
 from launcher.run.summary import RunSummary, summarize
-from launcher.wording import rough_duration
 from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
 from tests.runs_on_disk import GONE, append_events, write_run
@@ -414,14 +413,6 @@ def test_a_name_cannot_control_the_terminal_or_break_the_table(runs: Path) -> No
     table = render_runs(list_runs(), time.time())
     assert any("evil␛[2J  " in line for line in table)
     assert any(line.startswith("分布式    succeeded") for line in table)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-3, "0s"), (0.4, "0s"), (119, "119s"), (120, "2m"), (7199, "120m"), (7200, "2h"), (1e6, "12d")],
-)
-def test_an_age_is_one_number(seconds: float, text: str) -> None:
-    assert rough_duration(seconds) == text
 
 
 def test_a_terminal_is_repainted_until_ctrl_c(runs: Path) -> None:

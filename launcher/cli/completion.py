@@ -153,7 +153,7 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
     from launcher.errors import DistlaunchError
     from launcher.run.selection import find_runs
     from launcher.run.summary import find_controller
-    from launcher.wording import rough_duration
+    from launcher.wording import render_age
 
     now = time.time()
     found = []
@@ -165,7 +165,7 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
         running = find_controller(files, record) is not None
         if running in wanted and files.root.name.isprintable():
             state = "running" if running else record.end.outcome or ("ended" if record.ended else "lost")
-            help_text = f"{state if state.isalpha() else 'ended'}, {rough_duration(now - record.started)}"
+            help_text = f"{state if state.isalpha() else 'ended'}, {render_age(now - record.started)}"
             found.append(CompletionItem(files.root.name, help=help_text))
     first = [item for item in found if item.value.startswith(incomplete)]
     return first or (found if len(found) == 1 else [])

@@ -9,7 +9,7 @@ from launcher.printable import printable
 from launcher.run.naming import runs_directory
 from launcher.run.selection import find_runs, list_running, list_runs
 from launcher.run.summary import RunSummary
-from launcher.wording import count_of, rough_duration
+from launcher.wording import count_of, render_age
 
 COLUMNS = ("RUN", "STATE", "AGE", "TASKS", "PROGRESS", "RESTARTS")
 
@@ -36,7 +36,7 @@ def _row(run: RunSummary, now: float) -> tuple[str, ...]:
     return (
         printable(run.name),
         printable(run.shown_state),
-        rough_duration(now - run.started),
+        render_age(now - run.started),
         tasks,
         run.shown_step or "-",
         str(run.restarts),

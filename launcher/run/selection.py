@@ -17,7 +17,7 @@ from launcher.run.directory import RunDir
 from launcher.run.naming import absolute, runs_directory
 from launcher.run.record import RunRecord, read_record
 from launcher.run.summary import RunSummary, summarize
-from launcher.wording import rough_duration
+from launcher.wording import render_age
 
 SHOWN = 10
 """Candidates that an error lists."""
@@ -135,7 +135,7 @@ def _select_without_name(*, running: bool) -> RunDir:
 def _ambiguous(message: str, candidates: Sequence[RunDir]) -> UsageError:
     summaries = [found for files in candidates[:SHOWN] if (found := _summarize(files)) is not None]
     now = time.time()
-    evidence = [f"{each.name}  {each.shown_state}, {rough_duration(now - each.started)}" for each in summaries]
+    evidence = [f"{each.name}  {each.shown_state}, {render_age(now - each.started)}" for each in summaries]
     more = len(candidates) - SHOWN
     return UsageError(
         message, evidence=[*evidence, *([f"and {more} more"] if more > 0 else [])], hint="name one of them"
