@@ -13,7 +13,7 @@ from launcher.gang.events import Interrupted
 from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
-from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink
+from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink, Resumption
 from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
 from tests.witness import wait_until
 from worker_entry.protocol.framing import ProtocolError
@@ -46,11 +46,15 @@ class FarNode:
     """A link whose far end is the test."""
 
     sent: list[Message] = field(default_factory=list)
+    confirmed: int = 0
     clock_offset_s = 0.0
     last_heard = 0.0
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self.sent.append(message)
+
+    def confirm(self, frame: int) -> None:
+        self.confirmed = frame
 
     def drop_if_silent(self, limit_s: float) -> None:
         """The test says what it does."""
@@ -66,10 +70,13 @@ class FarTransport:
     shares_files = False
     deliver: Deliver = field(init=False)
     logs: LogSink = field(init=False)
+    node: FarNode = field(init=False)
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
-        self.deliver, self.logs = deliver, mirror
-        return FarNode()
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> Link:
+        self.deliver, self.logs, self.node = deliver, mirror, FarNode()
+        return self.node
 
 
 @dataclass

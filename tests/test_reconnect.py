@@ -136,7 +136,7 @@ class Controller:
         self.frames = ResumableLink(
             "gpu-a",
             lambda: next(self._targets),
-            lambda _, message: self.delivered.append(message),
+            lambda _, message, frame=0: self.delivered.append(message),
             self.mirror,
             lease_s=lease_s,
             reopen=lambda _: next(self._targets),
@@ -170,7 +170,9 @@ def test_what_the_agent_says_is_delivered_once_wherever_the_stream_is_cut(tmp_pa
         second.from_agent.put(MARKER)
         attach = attach_of(second)
         done = attach.offsets.get("worker:0", 0)
-        second.from_agent.put(encode(Attached(0)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:]))
+        second.from_agent.put(
+            encode(Attached(0, attach.received + 1)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:])
+        )
         second.say(*told[attach.received - 1 :])
         second.from_agent.put(b"")
         controller.wait_for(LinkClosed)
@@ -191,7 +193,7 @@ def test_what_the_agent_has_not_got_is_sent_again_and_nothing_else(tmp_path: Pat
     first.from_agent.put(None)
     second.from_agent.put(MARKER)
     attach_of(second)
-    second.say(Attached(2))
+    second.say(Attached(2, 2))
     controller.wait_for(LinkResumed)
     wait_until(lambda: second.heard()[1:] == orders[2:], "the rest is sent again")
     assert [type(m) for m in controller.delivered] == [Ready, LinkDropped, LinkResumed]
@@ -246,7 +248,7 @@ def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     """Each would begin another thread that writes."""
     first = FarEnd()
     controller = Controller([first], tmp_path)
-    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0)))
+    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0, 2)))
     controller.wait_for(LinkClosed)
     assert "Attached without a reattachment [protocol-error]" in str(controller.delivered[-1])
     assert first.is_cut
@@ -407,7 +409,7 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
-        lambda _, message: delivered.append(message),
+        lambda _, message, frame=0: delivered.append(message),
         mirror,
         lease_s=30.0,
         reopen=lambda _: open_pipes("attach"),
@@ -453,7 +455,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
     link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
-        lambda _, message: delivered.append(message),
+        lambda _, message, frame=0: delivered.append(message),
         LogMirror(lambda attempt, task: tmp_path / "mirror"),
         lease_s=lease_s,
         reopen=lambda _: open_pipes("attach"),
@@ -558,7 +560,7 @@ def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: 
     reattachment = visit.accept()
     assert reattachment.take()
     visit.way.process.send_signal(signal.SIGSTOP)
-    reattachment.refuse("nothing")
+    reattachment.refuse(Problem("protocol-error", "nothing"))
     wait_until(visit.has_ended, "it ends")
 
 

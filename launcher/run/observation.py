@@ -11,7 +11,7 @@ from launcher.gang.translation import from_message
 from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL
-from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
 
 
@@ -43,6 +43,8 @@ class Observer:
                 console.warn(f"node {node}: {reason}; its tasks continue; reconnecting for up to {wait_s:g} s")
             case LinkResumed(after_s):
                 console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
+            case LinkTakenOver():
+                console.note(f"node {node}: taken over; its tasks continue")
             case LinkNote(text):
                 console.warn(text)
             case _:
