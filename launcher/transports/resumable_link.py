@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from launcher.errors import DistlaunchError, as_ours
@@ -20,6 +19,7 @@ from launcher.transports.base import (
     LogSink,
     Resumption,
 )
+from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
@@ -27,13 +27,10 @@ from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
-from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence after which an agent's stream counts as broken: agents answer every beat."""
-CLOCK_SAMPLES = 30
-"""Answered beats that are kept; the fastest determines the clock offset."""
 
 
 class ResumableLink:
@@ -86,7 +83,7 @@ class ResumableLink:
         self._dropped: str | None = None
         self._attempt = resumption.attempt if resumption is not None else 0
         self._offsets = dict(resumption.offsets) if resumption is not None else {}
-        self._clock: deque[tuple[float, float]] = deque(maxlen=CLOCK_SAMPLES)
+        self._clock = ClockOffset()
         self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
         self._reader.start()
 
@@ -130,8 +127,8 @@ class ResumableLink:
 
     @property
     def clock_offset_s(self) -> float:
-        """The node's clock minus ours, from the beat answered fastest; 0 before the first answer."""
-        return min(self._clock, default=(0.0, 0.0))[1]
+        """The node's clock minus ours."""
+        return self._clock.offset_s
 
     # --- reading ---
 
@@ -168,6 +165,10 @@ class ResumableLink:
             except LinkBroken as broken:
                 stream.abandon()
                 stream, data = self._reconnect(broken)
+            except BaseException:
+                if self._dropped is not None:  # the agent has refused this stream, which no writer has
+                    stream.abandon()
+                raise
             else:
                 self.ended = True
                 return stream.how_ended()
@@ -234,7 +235,8 @@ class ResumableLink:
                     self._attempt, self._offsets = message.attempt, {}
                 self._offsets[message.task] = message.offset + len(body)
             case Beat():
-                self._note_beat(message)
+                self._clock.note(message)
+                self._outgoing.note_beat(message)
             case _:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
@@ -242,12 +244,6 @@ class ResumableLink:
                     self.reattach_folder = message.reattach_folder
                     self._outgoing.beat_soon()
                 self._deliver(self._node, message, self._outgoing.received)
-
-    def _note_beat(self, beat: Beat) -> None:
-        if beat.echo is not None:
-            now = clock.now()
-            self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
-        self._outgoing.note_beat(beat)
 
     # --- reconnecting ---
 
@@ -283,12 +279,12 @@ class ResumableLink:
         return self._reconnector.find(broken, attach, self._last_heard + within_s, within_s)
 
     def _resume(self, stream: Stream, attached: Attached) -> None:
-        after_s, self._dropped = time.monotonic() - self._lost_at, None
-        resumption, self._resumption = self._resumption, None
+        resumption = self._resumption
         handled = resumption.handled if resumption is not None else self._outgoing.received
         # An agent does not keep what was handled and not written down; it keeps everything after that.
         if attached.first <= handled or (resumption is None and attached.first > handled + 1):
             raise ProtocolError(f"Attached with frame {attached.first} after {handled}")
+        self._dropped = self._resumption = None
         if resumption is not None:
             self._outgoing.follow(attached.received, attached.first - 1)
         self._start_writing(stream, received=attached.received)
@@ -296,4 +292,4 @@ class ResumableLink:
         if resumption is not None:
             self._deliver(self._node, LinkTakenOver(attached.received))
         elif not self._outgoing.is_finishing:
-            self._deliver(self._node, LinkResumed(after_s))
+            self._deliver(self._node, LinkResumed(time.monotonic() - self._lost_at))
