@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -50,8 +50,12 @@ _COLOURS = (
 )
 
 
+Level = Literal["note", "warning", "error"]
+
+
 class _Order(enum.Enum):
     END_LOGS = "end the logs"
+    LEAVE = "leave"
     CLOSE = "close"
 
 
@@ -64,6 +68,8 @@ class Console:
         colour: whether labels and our own messages are coloured.
         verbose: whether TensorFlow's start-up chatter is shown.
         clock: seconds, for the interval of unfinished lines.
+        record: gets each message to the user as well, with its level.
+        needed: whether a reader that has gone counts as `broken`.
     """
 
     def __init__(
@@ -74,11 +80,16 @@ class Console:
         colour: bool = False,
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        record: Callable[[Level, str], None] = lambda _level, _text: None,
+        needed: bool = True,
     ) -> None:
         self._sink = sink
         self._colour = colour
         self._verbose = verbose
         self._clock = clock
+        self._record = record
+        self._needed = needed
+        self._left = threading.Event()
         self._width = max((len(str(task)) for task in tasks), default=0)
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[FollowedLog] = []
@@ -101,6 +112,7 @@ class Console:
         Control characters are replaced, since messages quote programs. If too many messages wait for a terminal that
         does not read, this one is dropped and counted.
         """
+        self._record("note", text)
         self._put(printable(text))
 
     def note_once(self, text: str) -> None:
@@ -110,9 +122,11 @@ class Console:
             self.note(text)
 
     def warn(self, text: str) -> None:
+        self._record("warning", text)
         self._put(self._style(f"Warning: {printable(text)}", fg="yellow"))
 
     def error(self, text: str) -> None:
+        self._record("error", text)
         first, line_break, rest = printable(text).partition("\n")
         self._put(self._style(first, fg="red") + line_break + rest)
 
@@ -134,6 +148,12 @@ class Console:
             if self._hurried is not None and time.monotonic() > self._hurried + HURRY_S:
                 return
 
+    def leave(self) -> None:
+        """Writes what there is, and nothing from then on: the terminal belongs to others. Waits for HURRY_S at most."""
+        self._orders.put(_Order.LEAVE)
+        if not self._left.wait(HURRY_S):
+            self.hurry()
+
     def hurry(self) -> None:
         """Limits how long `close` waits."""
         if self._hurried is None:
@@ -142,7 +162,7 @@ class Console:
     @property
     def broken(self) -> bool:
         """Whether the reader of our output has gone (`distlaunch … | head`)."""
-        return self._broken.is_set()
+        return self._needed and self._broken.is_set()
 
     # --- the thread ---
 
@@ -150,9 +170,11 @@ class Console:
         grown = False
         while True:
             try:
-                order = self._orders.get(timeout=BUSY_PAUSE_S if grown else POLL_S)
+                order = self._orders.get(timeout=None if self._left.is_set() else BUSY_PAUSE_S if grown else POLL_S)
             except queue.Empty:
                 grown = self._show_new()
+                continue
+            if self._left.is_set() and order is not _Order.CLOSE:
                 continue
             if isinstance(order, tuple):
                 self._logs.append(self._open(*order))
@@ -170,6 +192,10 @@ class Console:
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
+            if order is _Order.LEAVE:
+                self._out(lambda sink: sink.close())
+                self._sink = NowhereSink()
+                self._left.set()
             if order is _Order.CLOSE:
                 break
         self._out(lambda sink: sink.close())
@@ -191,7 +217,7 @@ class Console:
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any log had."""
-        if self.broken:
+        if self._broken.is_set():
             return False
         grown = False
         for log in self._logs:
@@ -240,7 +266,9 @@ class Console:
         return click.style(text, **style) if self._colour else text
 
 
-def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
+def open_console(
+    tasks: Sequence[TaskId], *, verbose: bool, record: Callable[[Level, str], None], needed: bool
+) -> Console:
     """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     make = TerminalSink if is_terminal else PlainSink
@@ -249,4 +277,4 @@ def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
     # of one that has gone.
     stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
     stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose)
+    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record, needed=needed)
