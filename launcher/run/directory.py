@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
 from launcher.run.controller import Controller, is_alive, parse_controller, this_process
 from launcher.run.naming import absolute, is_utf_8
+from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.system import clock
 
@@ -145,6 +146,11 @@ class RunDir(RunPaths):
             return str(facts["run_id"]), parse_controller(facts["controller"]), bool(facts["ended"])
         except (OSError, ValueError, KeyError, TypeError):
             raise RunDirectoryError(f"{self.root} is not a run's folder") from None
+
+    def log_sizes(self, attempt: int, tasks: Iterable[TaskId]) -> dict[str, int]:
+        """How many bytes of each task's log are here."""
+        logs = {str(task): self.log(attempt, task) for task in tasks}
+        return {task: log.stat().st_size for task, log in logs.items() if log.exists()}
 
     def write_stacks(self, text: str) -> str:
         """Writes the stacks; returns an error message, or nothing: training continues on a full disk."""
