@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +18,6 @@ from launcher.report.models import RunReport
 from launcher.report.run_events import AttemptEnded
 from launcher.report.run_report import (
     Attempt,
-    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
@@ -31,7 +29,7 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
-from launcher.run.history import History
+from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
@@ -67,7 +65,7 @@ class Supervisor:
         *,
         checks: bool,
         faults: Sequence[Fault] = (),
-        history: History = History(),
+        history: History = NO_HISTORY,
         taken_over: AttemptSetup | None = None,
     ) -> None:
         self.loop: AttemptLoop | None = None
@@ -90,11 +88,11 @@ class Supervisor:
         """The lost nodes, and their agents' reattach folders."""
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
-        self._began = self._timing.now()
+        self._began = history.started or self._timing.now()
         self._number = history.attempt
         """The number of the last attempt that began."""
         self._taken_over = taken_over
-        self._earlier = functools.reduce(Earlier.add, history.attempts, Earlier())
+        self._earlier = history.earlier
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
