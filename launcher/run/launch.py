@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -25,10 +25,12 @@ from launcher.run.directory import RunDir
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
+from launcher.run.node_list import ask_nodes, ask_unknown_nodes
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import Bundle, make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.tasks import TaskId
+from launcher.transports.base import Transport
 from launcher.transports.node_cleanup import clean_node
 from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
 from launcher.wording import count_of
@@ -52,6 +54,7 @@ def run(
         ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
+    spec = ask_unknown_nodes(spec)
     current_directory()  # where this machine's tasks run; fails before anything is written
     targets = find_targets(spec)
     run_id = make_run_id(spec.name)
@@ -72,7 +75,8 @@ def run(
             bundle = _make_bundle(planner.spec, interrupts)
             context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle)
             recovery = _Recovery(planner.spec, run_id)
-            return Supervisor(context, planner, recovery, interrupts, checks=checks, faults=faults).run()
+            relist = _Relisting(context, recovery)
+            return Supervisor(context, planner, recovery, interrupts, relist=relist, checks=checks, faults=faults).run()
     finally:
         interrupts.mute()
 
@@ -130,6 +134,7 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: the check failed or was interrupted; nothing is left running.
     """
+    spec = ask_unknown_nodes(spec)
     targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
@@ -162,6 +167,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     Raises:
         UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
+    spec = ask_unknown_nodes(spec)
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)
@@ -198,7 +204,7 @@ def _make_context(
     bundle: Bundle | None,
     only_checks: bool = False,
 ) -> RunContext:
-    transports = {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
+    transports = _make_transports(spec, targets, files, run_id)
     links = NodeLinks(transports, run_id, files, spec.timeouts.lease_s)
     return RunContext(
         run_id=run_id,
@@ -211,13 +217,36 @@ def _make_context(
     )
 
 
-@dataclass(frozen=True)
+def _make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:
+    return {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
+
+
+@dataclass
 class _Recovery:
     """Stops what a run has left on a lost node; returns whether the node can be used again."""
 
     spec: ClusterSpec
+    """Of the last attempt."""
     run_id: str
 
     def __call__(self, host: str, reattach_folder: str) -> bool:
         node = next(node for node in self.spec.nodes if node.host == host)
         return clean_node(self.spec, node, [self.run_id], reattach_folder).good
+
+
+@dataclass(frozen=True)
+class _Relisting:
+    """Asks the spec's source which nodes there are, and prepares the ways to them."""
+
+    context: RunContext
+    recovery: _Recovery
+
+    def __call__(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
+        spec = ask_nodes(planner.spec, is_wanted)
+        if spec.nodes == planner.spec.nodes:
+            return planner
+        targets, files = find_targets(spec), self.context.files
+        self.context.links.add(_make_transports(spec, targets, files, self.context.run_id))
+        self.recovery.spec = spec
+        files.write_text(files.spec, render_spec(spec))
+        return replace(planner, spec=spec, reached=find_addresses(spec, targets))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from launcher.plan.planner import Planner
 from launcher.run.timing import Timing
 
 POLL_S = 2.0
@@ -12,6 +13,10 @@ POLL_S = 2.0
 Recover = Callable[[str, str], bool]
 """Takes a node and its last agent's reattach folder. Returns whether the node can be reached again, and that agent and
 all processes below it have ended. May take a minute."""
+
+Relist = Callable[[Planner, Callable[[], bool]], Planner]
+"""Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the nodes
+that there are now, or the same planner if nothing has changed. May take a minute."""
 
 
 class ReturnWatch:

@@ -27,10 +27,11 @@ from launcher.report.run_report import (
 from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.endings import make_ending
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
-from launcher.run.recovery import Recover, ReturnWatch
+from launcher.run.recovery import Recover, Relist, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
@@ -47,6 +48,7 @@ class Supervisor:
         planner: plans for all nodes of the spec.
         recover: cleans a lost node; returns whether the node can be used again.
         interrupts: the user's signals.
+        relist: asks before each restart which nodes there are.
         checks: whether the nodes are checked before the first start.
         faults: what is injected.
     """
@@ -58,10 +60,12 @@ class Supervisor:
         recover: Recover,
         interrupts: Interrupts,
         *,
+        relist: Relist = lambda planner, _: planner,
         checks: bool,
         faults: Sequence[Fault] = (),
     ) -> None:
         self._faults = faults
+        self._relist = relist
         self._recover = recover
         self._interrupts = interrupts
         self._asked: int | None = None
@@ -175,7 +179,7 @@ class Supervisor:
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
-        self._endings = remember([*self._endings, _ending(self._last)])
+        self._endings = remember([*self._endings, make_ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
 
@@ -188,7 +192,7 @@ class Supervisor:
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
         if isinstance(decision, Restart) and self._asked is None:
-            again = self._replace_lost(last.state) if last.state.lost else chosen
+            again = self._choose_nodes_again(chosen, last.state)
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
@@ -205,14 +209,30 @@ class Supervisor:
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
-    def _replace_lost(self, state: AttemptState) -> AttemptSetup | None:
-        ready = self._links.ready
-        self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
-        self._links.forget(state.lost.keys())
-        chosen = self._select_nodes()
-        for note in chosen.notes if chosen is not None else ():
-            self._console.note(note)
-        return chosen
+    def _choose_nodes_again(self, chosen: AttemptSetup, state: AttemptState) -> AttemptSetup | None:
+        """The setup without the nodes that were lost, and with those that are named now; None if too few are left."""
+        if state.lost:
+            ready = self._links.ready
+            self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
+            self._links.forget(state.lost.keys())
+        if not self._take_listed() and not state.lost:
+            return chosen
+        if (again := self._select_nodes()) is not None:
+            for note in again.notes:
+                self._console.note(note)
+        return again
+
+    def _take_listed(self) -> bool:
+        """Takes the nodes that are named now; returns whether they have changed."""
+        earlier = self._planner
+        self._planner = self._relist(earlier, lambda: self._asked is None)
+        if self._planner is earlier:
+            return False
+        left = {node.host for node in earlier.spec.nodes if node not in self._planner.spec.nodes}
+        self._links.forget(left - self._lost.keys())
+        self._lost |= dict.fromkeys(left & self._links.fences.keys() - self._lost.keys(), "")
+        self._console.note(f"The nodes are now {', '.join(node.host for node in self._planner.spec.nodes)}")
+        return True
 
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
@@ -279,21 +299,3 @@ class Supervisor:
             written = False
         self._console.note(render_summary(report, written=written))
         return report
-
-
-def _ending(attempt: Attempt) -> Ending:
-    """The attempt's end, for the restart rule."""
-    reference = attempt.verdict.reference
-    if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
-        reference = "node-lost"
-    return Ending(reference, attempt.started, attempt.ended, _trained(attempt))
-
-
-def _trained(attempt: Attempt) -> bool:
-    """Whether training had begun, as far as is known."""
-    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
-    if progresses:
-        return any(progress.first_step for progress in progresses)
-    # A program that reports no steps may train once the cluster is up; a command may at any time.
-    is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()
