@@ -64,8 +64,7 @@ class Supervisor:
         checks: bool,
         faults: Sequence[Fault] = (),
     ) -> None:
-        self._faults = faults
-        self._relist = relist
+        self._faults, self._relist = faults, relist
         self._recover = recover
         self._interrupts = interrupts
         self._asked: int | None = None
