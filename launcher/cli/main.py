@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, prepare, runs
+from launcher.cli import cluster, look, prepare, runs
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -105,6 +105,7 @@ def cli() -> None:
     distlaunch local --workers 2 train.py     run your script
     distlaunch check two_nodes.yaml           check a spec and its nodes
     distlaunch up two_nodes.yaml              run the cluster of a spec
+    distlaunch up -H gpu-a,gpu-b train.py     run your script on two machines
 
     \b
     Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
@@ -113,6 +114,6 @@ def cli() -> None:
 
 
 cli.add_section("Run", (cluster.local, cluster.up))
-cli.add_section("Look", (cluster.check, cluster.plan, runs.stacks, runs.profile))
+cli.add_section("Look", (look.check, look.plan, runs.stacks, runs.profile))
 cli.add_section("End", (runs.down, runs.clean))
-cli.add_section("Prepare", (prepare.compose, prepare.schema))
+cli.add_section("Prepare", (prepare.init, prepare.compose, prepare.schema))
