@@ -123,7 +123,8 @@ class TestRun:
         """Also while it begins: somebody's lock has made it lose its own, and count as over from then on."""
         script = (
             "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir\n"
-            "with RunDir.create(Path(sys.argv[1])).hold('x'):\n    print('held', flush=True)\n    time.sleep(600)\n"
+            "with RunDir.create(Path(sys.argv[1])).hold('x', ''):\n"
+            "    print('held', flush=True)\n    time.sleep(600)\n"
         )
         folder = tmp_path / "run"
         with subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE) as process:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -50,6 +50,9 @@ _COLOURS = (
 )
 
 
+Level = Literal["note", "warning", "error"]
+
+
 class _Order(enum.Enum):
     END_LOGS = "end the logs"
     CLOSE = "close"
@@ -64,6 +67,7 @@ class Console:
         colour: whether labels and our own messages are coloured.
         verbose: whether TensorFlow's start-up chatter is shown.
         clock: seconds, for the interval of unfinished lines.
+        record: gets each message to the user as well, with its level.
     """
 
     def __init__(
@@ -74,11 +78,13 @@ class Console:
         colour: bool = False,
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        record: Callable[[Level, str], None] = lambda _level, _text: None,
     ) -> None:
         self._sink = sink
         self._colour = colour
         self._verbose = verbose
         self._clock = clock
+        self._record = record
         self._width = max((len(str(task)) for task in tasks), default=0)
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[FollowedLog] = []
@@ -101,6 +107,7 @@ class Console:
         Control characters are replaced, since messages quote programs. If too many messages wait for a terminal that
         does not read, this one is dropped and counted.
         """
+        self._record("note", text)
         self._put(printable(text))
 
     def note_once(self, text: str) -> None:
@@ -110,9 +117,11 @@ class Console:
             self.note(text)
 
     def warn(self, text: str) -> None:
+        self._record("warning", text)
         self._put(self._style(f"Warning: {printable(text)}", fg="yellow"))
 
     def error(self, text: str) -> None:
+        self._record("error", text)
         first, line_break, rest = printable(text).partition("\n")
         self._put(self._style(first, fg="red") + line_break + rest)
 
@@ -240,7 +249,9 @@ class Console:
         return click.style(text, **style) if self._colour else text
 
 
-def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
+def open_console(
+    tasks: Sequence[TaskId], *, verbose: bool, record: Callable[[Level, str], None] = lambda _level, _text: None
+) -> Console:
     """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     make = TerminalSink if is_terminal else PlainSink
@@ -249,4 +260,4 @@ def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
     # of one that has gone.
     stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
     stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose)
+    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record)

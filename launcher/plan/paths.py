@@ -33,6 +33,11 @@ class RunPaths:
         return self.root / "report.json"
 
     @property
+    def events(self) -> Path:
+        """The journal: what has happened, one JSON object a line."""
+        return self.root / "events.jsonl"
+
+    @property
     def stacks(self) -> Path:
         return self.root / "stacks.txt"
 

@@ -9,6 +9,7 @@ from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
 from launcher.run.directory import RunDir
+from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
 from launcher.run.timing import Timing
@@ -25,6 +26,7 @@ class RunContext:
     files: RunDir
     links: NodeLinks
     console: Console
+    journal: Journal
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False

@@ -1,4 +1,4 @@
-"""How an attempt ended, for the rule that decides on a restart."""
+"""How an attempt ended, as the restart rule sees it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _trained(attempt: Attempt) -> bool:
     """Whether training had begun, as far as is known."""
     progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
     if progresses:
-        return any(progress.first_step for progress in progresses)
+        return any(progress.first_step is not None for progress in progresses)
     # A program that reports no steps may train once the cluster is up; a command may at any time.
     is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
     return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()

@@ -23,6 +23,7 @@ from launcher.report.run_report import end_by_error, make_run_report, make_versi
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import Interruption, Interrupts
+from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
 from launcher.run.node_list import ask_nodes, ask_unknown_nodes
@@ -64,16 +65,16 @@ def run(
         files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
         tasks = [task for _, task in spec.placements()]
         with (
-            files.hold(run_id),
-            _reporting_failure(files, run_id, spec.name),
-            _opened_console(tasks, interrupts, verbose=verbose) as console,
+            files.hold(run_id, spec.name) as journal,
+            _reporting_failure(files, run_id, spec.name, journal),
+            _opened_console(tasks, interrupts, journal, verbose=verbose) as console,
         ):
             planner = _make_planner(spec, targets, files)
             files.write_text(files.spec, render_spec(planner.spec))
             console.note(f"Starting {_render_size(planner)}; logs in {files.root}")
             _make_folders(planner.spec, files)
             bundle = _make_bundle(planner.spec, interrupts)
-            context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle)
+            context = _make_context(planner.spec, run_id, files, targets, console, journal, bundle=bundle)
             recovery = _Recovery(planner.spec, run_id)
             relist = _Relisting(context, recovery)
             return Supervisor(context, planner, recovery, interrupts, relist=relist, checks=checks, faults=faults).run()
@@ -82,7 +83,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
+def _reporting_failure(files: RunDir, run_id: str, name: str, journal: Journal) -> Iterator[None]:
     """Writes a report for a run that could not be started, if possible."""
     started = clock.now()
     try:
@@ -102,6 +103,7 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
             versions=make_versions(()),
             end=end_by_error(error),
         )
+        journal.end(report)
         with contextlib.suppress(RunDirectoryError):
             files.write_json(files.report, report.model_dump(mode="json"))
         if error is caught:
@@ -110,9 +112,11 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened_console(tasks: Sequence[TaskId], interrupts: Interrupts, *, verbose: bool = False) -> Iterator[Console]:
+def _opened_console(
+    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False
+) -> Iterator[Console]:
     """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
-    console = open_console(tasks, verbose=verbose)
+    console = open_console(tasks, verbose=verbose, record=journal.say)
     try:
         yield console
     finally:
@@ -144,10 +148,13 @@ def check(spec: ClusterSpec) -> CheckReport:
             planner = _make_planner(spec, targets, files)
             first = planner.without_spares()
             _make_folders(planner.spec, files)
-            with _opened_console([], interrupts) as console:
+            journal = Journal(files.events, clock.now)
+            with contextlib.closing(journal), _opened_console([], interrupts, journal) as console:
                 run_id = make_run_id(spec.name)
                 bundle = _make_bundle(planner.spec, interrupts)
-                context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle, only_checks=True)
+                context = _make_context(
+                    planner.spec, run_id, files, targets, console, journal, bundle=bundle, only_checks=True
+                )
                 recovery = _Recovery(planner.spec, run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
@@ -200,6 +207,7 @@ def _make_context(
     files: RunDir,
     targets: Targets,
     console: Console,
+    journal: Journal,
     *,
     bundle: Bundle | None,
     only_checks: bool = False,
@@ -212,6 +220,7 @@ def _make_context(
         files=files,
         links=links,
         console=console,
+        journal=journal,
         bundle=bundle,
         only_checks=only_checks,
     )

@@ -31,7 +31,7 @@ from launcher.run.endings import make_ending
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
-from launcher.run.recovery import Recover, Relist, ReturnWatch
+from launcher.run.recovery import Recover, Relist, ReturnWatch, leave_nodes
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
@@ -205,6 +205,8 @@ class Supervisor:
         if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
             self._interrupted = self._asked
             return None, None
+        reference, message = last.verdict.reference, last.verdict.message
+        self._context.journal.note_state("restarting", reference, message)
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
@@ -214,24 +216,17 @@ class Supervisor:
             ready = self._links.ready
             self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
             self._links.forget(state.lost.keys())
-        if not self._take_listed() and not state.lost:
+        planner = self._relist(self._planner, lambda: self._asked is None)
+        if planner is self._planner and not state.lost:
             return chosen
+        if planner is not self._planner:
+            self._lost |= leave_nodes(self._links, self._planner.spec.nodes, planner.spec.nodes)
+            self._console.note(f"The nodes are now {', '.join(node.host for node in planner.spec.nodes)}")
+        self._planner = planner
         if (again := self._select_nodes()) is not None:
             for note in again.notes:
                 self._console.note(note)
         return again
-
-    def _take_listed(self) -> bool:
-        """Takes the nodes that are named now; returns whether they have changed."""
-        earlier = self._planner
-        self._planner = self._relist(earlier, lambda: self._asked is None)
-        if self._planner is earlier:
-            return False
-        left = {node.host for node in earlier.spec.nodes if node not in self._planner.spec.nodes}
-        self._links.forget(left - self._lost.keys())
-        self._lost |= dict.fromkeys(left & self._links.fences.keys() - self._lost.keys(), "")
-        self._console.note(f"The nodes are now {', '.join(node.host for node in self._planner.spec.nodes)}")
-        return True
 
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
@@ -297,4 +292,5 @@ class Supervisor:
             self._console.error("\n".join(lines))
             written = False
         self._console.note(render_summary(report, written=written))
+        self._context.journal.end(report)
         return report
