@@ -87,9 +87,9 @@ def load(path: Path, rehearsal: int | None, *, asks: bool = True) -> ClusterSpec
 
 def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
     """The spec with the nodes that its command names, or on containers."""
-    from launcher.run.node_list import ask_nodes
+    from launcher.run.node_list import ask_first
 
-    spec = ask_nodes(spec)
+    spec = ask_first(spec)
     if rehearsal is None:
         return spec
     from launcher.spec.rehearsal import rehearse

@@ -26,7 +26,7 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
-from launcher.run.node_list import ask_nodes, ask_unknown_nodes
+from launcher.run.node_list import ask_nodes, know_nodes
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import Bundle, make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
@@ -55,7 +55,7 @@ def run(
         ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
-    spec = ask_unknown_nodes(spec)
+    spec = know_nodes(spec)
     current_directory()  # where this machine's tasks run; fails before anything is written
     targets = find_targets(spec)
     run_id = make_run_id(spec.name)
@@ -138,7 +138,7 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: the check failed or was interrupted; nothing is left running.
     """
-    spec = ask_unknown_nodes(spec)
+    spec = know_nodes(spec)
     targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
@@ -174,7 +174,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     Raises:
         UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
-    spec = ask_unknown_nodes(spec)
+    spec = know_nodes(spec)
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)

@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
 from pydantic_core import ValidationError
 
-from launcher.errors import DistlaunchError
+from launcher.errors import DistlaunchError, InterruptionError
+from launcher.run.interrupts import Interruption, Interrupts
 from launcher.spec.mistakes import SHOWN_LIMIT, explain_fields
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
@@ -67,9 +69,29 @@ def ask_nodes(
     )
 
 
-def ask_unknown_nodes(spec: ClusterSpec) -> ClusterSpec:
-    """The spec, with nodes if it has none yet; see `ask_nodes`."""
-    return spec if spec.nodes else ask_nodes(spec)
+def ask_first(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with the nodes that its source names; see `ask_nodes`. For the time before a run has its own signals.
+
+    Raises:
+        InterruptionError: a signal ended this; the command has ended too.
+        NodeCommandError: the command gives no valid nodes.
+    """
+    if spec.source is None or threading.current_thread() is not threading.main_thread():
+        return ask_nodes(spec)
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        with interrupts.raising():
+            return ask_nodes(spec)
+    except Interruption as interruption:
+        raise InterruptionError(interruption.signum) from None
+    finally:
+        interrupts.restore()
+
+
+def know_nodes(spec: ClusterSpec) -> ClusterSpec:
+    """The spec, with nodes if it has none yet; see `ask_first`."""
+    return spec if spec.nodes else ask_first(spec)
 
 
 def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limit_s: float) -> bytes | None:
