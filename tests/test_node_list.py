@@ -25,7 +25,7 @@ from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually
 from tests.test_supervisor import restarting
 
-TWO = [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}]
+TWO: list[dict[str, Any]] = [{"host": "gpu-a"}, {"host": "gpu-b", "tasks": {"worker": 2}}]
 
 ANSIBLE = {
     "_meta": {
@@ -352,5 +352,6 @@ def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: 
 
 def read_pid(path: Path) -> str:
     assert path.exists()
-    assert (text := path.read_text())
+    text = path.read_text()
+    assert text
     return text

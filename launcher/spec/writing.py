@@ -54,7 +54,7 @@ def render_commented(spec: ClusterSpec, name: str = "SPEC") -> str:
     for field, info in ClusterSpec.model_fields.items():
         meaning = info.description or getattr(info.annotation, "__doc__", None) or ""
         if field in values:
-            parts.append(_comment(meaning) + _render({field: values[field]}))
+            parts.append(_comment(meaning) + _render(field, values[field]))
             if field == "nodes":
                 parts[-1] += "\n" + _comment(f"More fields of a node: {_other_fields(spec)}.").rstrip()
         elif field in SUGGESTED:
@@ -66,9 +66,11 @@ def _comment(text: str) -> str:
     return "".join(f"{line}\n" for line in textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# "))
 
 
-def _render(values: Mapping[str, Any]) -> str:
+def _render(field: str, value: Any) -> str:
+    """The field on one line if its value is a scalar; lists and dicts of scalars are written in brackets."""
+    flow = None if isinstance(value, (dict, list)) else False
     text: str = yaml.dump(
-        values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=WIDTH
+        {field: value}, Dumper=_Dumper, sort_keys=False, default_flow_style=flow, allow_unicode=True, width=WIDTH
     )
     return text.rstrip("\n")
 
