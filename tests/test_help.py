@@ -33,7 +33,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
         "Run:": ["local", "up"],
         "Look:": ["check", "plan", "stacks", "profile"],
         "End:": ["down", "clean"],
-        "Prepare:": ["compose", "schema"],
+        "Prepare:": ["init", "compose", "schema"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

@@ -47,6 +47,22 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
 
 
+@pytest.mark.quick
+def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    named = f"gpu-a:2,ssh://gpu-b:{hosts.port}"
+    show = "echo $DISTLAUNCH_TASK has $A and $B; tr '\\0' ' ' < /proc/$PPID/cmdline"
+    env = {**hosts.env, "B": "aubergine"}
+    ran = distlaunch("up", "-H", named, "-e", "A=courgette", "-e", "B", "--", "sh", "-c", show, env=env)
+    assert ran.status == 0, ran.stderr
+    for task in ("worker-0", "worker-1", "worker-2"):
+        first, parent = ran.log(task).decode().split("\n", 1)
+        assert first == f"{task.replace('-', ':')} has courgette and aubergine"
+        assert parent
+        assert "courgette" not in parent
+    assert [task["node"] for task in ran.report["attempts"][0]["tasks"]] == ["gpu-a", "gpu-a", "gpu-b"]
+    assert "aubergine" not in (hosts.folder / "ssh.log").read_text()
+
+
 def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
     ran = distlaunch("up", hosts.write_spec("program: {command: [printenv, TF_CONFIG]}\n"), env=hosts.env)
     a, b = map(re.escape, hosts.addresses.values())

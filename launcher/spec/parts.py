@@ -75,7 +75,7 @@ class SyncSpec(Model):
 class NodeSourceSpec(Model):
     """What names the nodes of a cluster."""
 
-    command: Annotated[list[FilledText], Field(min_length=1)]
+    command: Annotated[list[Text], Field(min_length=1)]
     """A program and its arguments, run here without a shell. Prints `HOST` or `HOST:SLOTS` lines, or JSON: hosts,
     objects with the fields of a node, or an Ansible inventory."""
 
