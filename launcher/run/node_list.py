@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from pydantic_core import ValidationError
-
 from launcher.errors import DistlaunchError, InterruptionError
 from launcher.run.interrupts import Interruption, Interrupts
-from launcher.spec.mistakes import SHOWN_LIMIT, explain_fields
+from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
-from launcher.spec.node_list import NodeListError, parse_node_list
+from launcher.spec.node_list import NodeListError, take_nodes
 from launcher.spec.redaction import hide_text, hide_words
 
 ANSWER_S = 60.0
@@ -59,14 +57,10 @@ def ask_nodes(
     if answer is None:
         return spec
     try:
-        return spec.with_nodes(parse_node_list(answer))
+        return take_nodes(spec, answer)
     except NodeListError as error:
-        mistakes = error.mistakes
-    except ValidationError as error:
-        mistakes = tuple(explain_fields(error))
-    raise NodeCommandError(
-        f"the nodes that `{shown}` names cannot be used", evidence=[hide_text(line) for line in mistakes[:SHOWN_LIMIT]]
-    )
+        lines = [hide_text(line) for line in error.mistakes[:SHOWN_LIMIT]]
+    raise NodeCommandError(f"the nodes that `{shown}` names cannot be used", evidence=lines)
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:

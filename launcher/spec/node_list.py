@@ -10,7 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic_core import ValidationError
+
 from launcher.spec.hosts import HostError, parse_host, parse_lines
+from launcher.spec.mistakes import explain_fields
+from launcher.spec.models import ClusterSpec
 
 _ANSIBLE_SSH = {
     "ansible_host": "hostname",
@@ -49,6 +53,18 @@ def parse_node_list(data: bytes) -> list[Mapping[str, Any]]:
     if not nodes:
         raise NodeListError("no node is named; print one host a line, or JSON")
     return nodes
+
+
+def take_nodes(spec: ClusterSpec, data: bytes) -> ClusterSpec:
+    """The spec with the nodes that were printed.
+
+    Raises:
+        NodeListError: they cannot be read, or make no valid spec.
+    """
+    try:
+        return spec.with_nodes(parse_node_list(data))
+    except ValidationError as error:
+        raise NodeListError(*explain_fields(error)) from None
 
 
 def _read_lines(text: str) -> list[Mapping[str, Any]]:
