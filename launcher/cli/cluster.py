@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from launcher.cli.options import (
 from launcher.cli.programs import ProgramCommand, SpecOrProgramCommand, check_spec_argument, make_host_spec
 
 if TYPE_CHECKING:
+    from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
@@ -225,6 +227,7 @@ def _run(
     keep_own_tf_config: bool,
     tensorboard: bool,
     keep_tensorboard: bool,
+    detach: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec, overridden by the options of `run_options`."""
@@ -254,4 +257,21 @@ def _run(
     if dry_run:
         show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
-    return run(spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults).exit_status
+    start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
+    return start().exit_status if not detach else _run_detached(start)
+
+
+def _run_detached(start: Callable[..., RunReport]) -> int:
+    from launcher.run.detached import run_detached
+
+    status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)
+    if directory is None:
+        assert status is not None
+        return status
+    from launcher.run.naming import name_run
+
+    name = name_run(directory)
+    click.echo(name)
+    for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
+        click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
+    return 0

@@ -55,6 +55,7 @@ Level = Literal["note", "warning", "error"]
 
 class _Order(enum.Enum):
     END_LOGS = "end the logs"
+    LEAVE = "leave"
     CLOSE = "close"
 
 
@@ -68,6 +69,7 @@ class Console:
         verbose: whether TensorFlow's start-up chatter is shown.
         clock: seconds, for the interval of unfinished lines.
         record: gets each message to the user as well, with its level.
+        needed: whether a reader that has gone counts as `broken`.
     """
 
     def __init__(
@@ -79,12 +81,15 @@ class Console:
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
         record: Callable[[Level, str], None] = lambda _level, _text: None,
+        needed: bool = True,
     ) -> None:
         self._sink = sink
         self._colour = colour
         self._verbose = verbose
         self._clock = clock
         self._record = record
+        self._needed = needed
+        self._left = threading.Event()
         self._width = max((len(str(task)) for task in tasks), default=0)
         self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[FollowedLog] = []
@@ -143,6 +148,12 @@ class Console:
             if self._hurried is not None and time.monotonic() > self._hurried + HURRY_S:
                 return
 
+    def leave(self) -> None:
+        """Writes what there is, and nothing from then on: the terminal belongs to others. Waits for HURRY_S at most."""
+        self._orders.put(_Order.LEAVE)
+        if not self._left.wait(HURRY_S):
+            self.hurry()
+
     def hurry(self) -> None:
         """Limits how long `close` waits."""
         if self._hurried is None:
@@ -151,7 +162,7 @@ class Console:
     @property
     def broken(self) -> bool:
         """Whether the reader of our output has gone (`distlaunch … | head`)."""
-        return self._broken.is_set()
+        return self._needed and self._broken.is_set()
 
     # --- the thread ---
 
@@ -159,9 +170,11 @@ class Console:
         grown = False
         while True:
             try:
-                order = self._orders.get(timeout=BUSY_PAUSE_S if grown else POLL_S)
+                order = self._orders.get(timeout=None if self._left.is_set() else BUSY_PAUSE_S if grown else POLL_S)
             except queue.Empty:
                 grown = self._show_new()
+                continue
+            if self._left.is_set() and order is not _Order.CLOSE:
                 continue
             if isinstance(order, tuple):
                 self._logs.append(self._open(*order))
@@ -179,6 +192,10 @@ class Console:
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
+            if order is _Order.LEAVE:
+                self._out(lambda sink: sink.close())
+                self._sink = NowhereSink()
+                self._left.set()
             if order is _Order.CLOSE:
                 break
         self._out(lambda sink: sink.close())
@@ -200,7 +217,7 @@ class Console:
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any log had."""
-        if self.broken:
+        if self._broken.is_set():
             return False
         grown = False
         for log in self._logs:
@@ -250,7 +267,7 @@ class Console:
 
 
 def open_console(
-    tasks: Sequence[TaskId], *, verbose: bool, record: Callable[[Level, str], None] = lambda _level, _text: None
+    tasks: Sequence[TaskId], *, verbose: bool, record: Callable[[Level, str], None], needed: bool
 ) -> Console:
     """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -260,4 +277,4 @@ def open_console(
     # of one that has gone.
     stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
     stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record)
+    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record, needed=needed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.console.writer import Console
@@ -31,6 +31,8 @@ class RunContext:
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
+    on_up: Callable[[], None] = lambda: None
+    """Called when the cluster is up, in each attempt."""
 
     @property
     def timing(self) -> Timing:

@@ -48,9 +48,17 @@ class RunDir(RunPaths):
         return cls(root)
 
     @contextlib.contextmanager
-    def hold(self, run_id: str, name: str) -> Iterator[Journal]:
-        """Marks the run as running, and at the end as ended; yields its journal."""
-        facts = {"run_id": run_id, "name": name, "controller": asdict(this_process()), "started": clock.now()}
+    def hold(self, run_id: str, name: str, socket: str = "") -> Iterator[Journal]:
+        """Marks the run as running, and at the end as ended; yields its journal. `socket`: its control socket."""
+        controller = asdict(this_process())
+        facts = {
+            "run_id": run_id,
+            "name": name,
+            "controller": controller,
+            "socket": socket,
+            "started": clock.now(),
+            "generation": 0,
+        }
         # Padded, so that the end can be written even on a disk that is full by then.
         self.write_text(self.run, f"{_render({**facts, 'ended': False})}{' ' * PADDING}\n")
         try:
@@ -82,6 +90,13 @@ class RunDir(RunPaths):
         """
         run_id, controller, ended = self._read_run()
         return run_id, None if ended or not is_alive(controller) else controller
+
+    def read_socket(self) -> str:
+        """The path of the controller's socket; empty if it has none."""
+        try:
+            return str(json.loads(self.run.read_bytes()).get("socket", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
 
     def _read_run(self) -> tuple[str, Controller, bool]:
         try:

@@ -10,17 +10,11 @@ from pathlib import Path
 
 from launcher.console.writer import Level
 from launcher.gang.events import Event, TaskReported, TaskWrote, Tick
-from launcher.gang.state import AttemptState, Phase
+from launcher.gang.state import AttemptState
 from launcher.report.models import RunReport
 from launcher.report.run_events import Ended, Record, RunEvent, Said, State, StateName, render_record
+from launcher.report.status_report import PHASES
 from launcher.tasks import TaskId
-
-_STATES: dict[Phase, StateName] = {
-    Phase.FORMING: "forming",
-    Phase.RUNNING: "running",
-    Phase.STOPPING: "stopping",
-    Phase.FINISHED: "stopping",
-}
 
 
 class Journal:
@@ -41,6 +35,11 @@ class Journal:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._is_torn = os.fstat(self._descriptor).st_size > 0
         """Whether the last line may be incomplete: a line break then separates it from the next."""
+
+    @property
+    def state(self) -> StateName:
+        """The run's state."""
+        return self._state or "connecting"
 
     @property
     def ended(self) -> Ended | None:
@@ -69,7 +68,7 @@ class Journal:
         """Appends an event of the gang that has changed its state, except for steps and output alone."""
         if after is not before and not isinstance(event, (Tick, TaskWrote)) and self._is_news(event):
             self.write(event, node, frame)
-        self.note_state(_STATES.get(after.phase, "connecting"))
+        self.note_state(PHASES.get(after.phase, "connecting"))
 
     def note_state(self, state: StateName, reference: str = "", message: str = "") -> None:
         """Appends the run's state if it is another one."""

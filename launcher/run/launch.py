@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -20,7 +21,10 @@ from launcher.plan.resources import NodeFacts
 from launcher.report.check_report import make_check_report
 from launcher.report.models import CheckReport, RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
+from launcher.run.answers import Answers
 from launcher.run.context import RunContext
+from launcher.run.control import ControlServer
+from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
@@ -39,7 +43,13 @@ from worker_entry.system import clock, hardware
 
 
 def run(
-    spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool, faults: Sequence[Fault] = ()
+    spec: ClusterSpec,
+    *,
+    run_dir: Path | None,
+    verbose: bool,
+    checks: bool,
+    faults: Sequence[Fault] = (),
+    detachment: Detachment | None = None,
 ) -> RunReport:
     """Runs the cluster to its end.
 
@@ -49,6 +59,7 @@ def run(
         verbose: whether the console shows TensorFlow's start-up messages.
         checks: whether the nodes are checked before the start.
         faults: what is injected into it.
+        detachment: leaves the terminal once the cluster is up; None in the foreground.
 
     Raises:
         DistlaunchError: the cluster could not be started; nothing is left running.
@@ -65,19 +76,26 @@ def run(
         files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
         tasks = [task for _, task in spec.placements()]
         with (
-            files.hold(run_id, spec.name) as journal,
+            contextlib.closing(ControlServer()) as control,
+            files.hold(run_id, spec.name, control.path) as journal,
             _reporting_failure(files, run_id, spec.name, journal),
-            _opened_console(tasks, interrupts, journal, verbose=verbose) as console,
+            _opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
         ):
+            answers = Answers(run_id, spec.name, files, journal, interrupts)
+            control.serve(answers)
             planner = _make_planner(spec, targets, files)
             files.write_text(files.spec, render_spec(planner.spec))
             console.note(f"Starting {_render_size(planner)}; logs in {files.root}")
             _make_folders(planner.spec, files)
             bundle = _make_bundle(planner.spec, interrupts)
             context = _make_context(planner.spec, run_id, files, targets, console, journal, bundle=bundle)
+            if detachment is not None:
+                context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             recovery = _Recovery(planner.spec, run_id)
             relist = _Relisting(context, recovery)
-            return Supervisor(context, planner, recovery, interrupts, relist=relist, checks=checks, faults=faults).run()
+            supervisor = Supervisor(context, planner, recovery, interrupts, relist=relist, checks=checks, faults=faults)
+            answers.attach(supervisor, context.links)
+            return supervisor.run()
     finally:
         interrupts.mute()
 
@@ -113,10 +131,10 @@ def _reporting_failure(files: RunDir, run_id: str, name: str, journal: Journal) 
 
 @contextlib.contextmanager
 def _opened_console(
-    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False
+    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False, needed: bool = True
 ) -> Iterator[Console]:
     """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
-    console = open_console(tasks, verbose=verbose, record=journal.say)
+    console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed)
     try:
         yield console
     finally:

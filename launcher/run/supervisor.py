@@ -64,6 +64,8 @@ class Supervisor:
         checks: bool,
         faults: Sequence[Fault] = (),
     ) -> None:
+        self.loop: AttemptLoop | None = None
+        """The current attempt, or the last one; None before the first."""
         self._faults, self._relist = faults, relist
         self._recover = recover
         self._interrupts = interrupts
@@ -149,7 +151,7 @@ class Supervisor:
         started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
-        loop = AttemptLoop(self._context, chosen, number, faults)
+        self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:
             self._earlier = self._earlier.add(self._last)
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
