@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -158,11 +159,12 @@ def test_the_end_of_stderr_shows_why_a_command_failed() -> None:
         ("kill -9 $$", "ended with SIGKILL"),
         ("echo why >&2", "printed nothing; it has to print one host a line, or JSON"),
         ("yes", "printed more than 16 MiB"),
+        ("yes | head -c 20000000", "printed more than 16 MiB"),
     ],
 )
 def test_a_command_that_gives_no_answer_is_an_error(script: str, message: str) -> None:
     error = refused(shell(script))
-    assert error.message == f"`sh -c {script}`, which names the nodes, {message}"
+    assert error.message == f"`sh -c {shlex.quote(script)}`, which names the nodes, {message}"
     assert error.evidence == (("why",) if "why" in script else ())
 
 
@@ -316,7 +318,7 @@ def test_a_command_that_fails_ends_each_of_them_before_anything_is_started(
     ran = distlaunch(*words, "spec.yaml", run_dir=False, env={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert (ran.status, ran.stdout) == (3, "")
     assert ran.stderr == (
-        "Error: `sh -c echo no quota >&2; exit 1`, which names the nodes, ended with status 1 [node-list]\n"
+        "Error: `sh -c 'echo no quota >&2; exit 1'`, which names the nodes, ended with status 1 [node-list]\n"
         "  no quota\n  run the command by hand; it runs on this machine, in the current folder\n"
     )
     assert not (tmp_path / "state").exists()
@@ -344,6 +346,7 @@ def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: 
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, stderr
+    assert "interrupted" in stderr.lower()
     check_ended(pid)
     assert (folder / "run").exists() == (when == "restart")
     if when == "restart":

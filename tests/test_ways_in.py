@@ -47,6 +47,7 @@ class TestArgumentsAfterASpec:
             (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
             (["-e", "A=1", "-vx"], ["-vx"]),
             (["--lease=9", "-", "--", ""], ["-", "--", ""]),
+            (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
         ],
     )
     def test_follow_those_of_its_program(
@@ -65,9 +66,8 @@ class TestArgumentsAfterASpec:
     ) -> None:
         ran = distlaunch("up", "spec.yaml", option, "3")
         assert ran.status == 2
-        assert (
-            f"No such option: {option} Did you mean {option[:-1] if option[-1] == 's' else option + 's'}?" in ran.stderr
-        )
+        meant = option.removesuffix("s") if option != "--max-restart" else "--max-restarts"
+        assert f"No such option: {option}. Did you mean {meant}?" in ran.stderr
         assert not ran.directory.exists()
         assert programs(distlaunch, "spec.yaml", "--", option) == [["local", "show.py", "first", option]]
 

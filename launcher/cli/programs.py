@@ -42,41 +42,39 @@ class SpecOrProgramCommand(ProgramCommand):
     """
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        first = self._skip_options(args, 0)
-        named = {word[:2] if word[:2] == "-H" else word.partition("=")[0] for word in args[:first]}
-        context.meta["distlaunch.names_hosts"] = bool(named & {"-H", "--hosts", "--hostfile"})
-        if first < len(args) and args[first] == "--" and not context.meta["distlaunch.names_hosts"]:
-            args = [*args[:first], *args[first + 1 :]]  # before a spec, `--` ends the options, as everywhere
-        elif not context.meta["distlaunch.names_hosts"]:
-            more = self._skip_options(args, first + 1)
+        first, given = self._skip_options(args, 0)
+        names_hosts = bool(given & {"hosts", "hostfile"})
+        if not names_hosts:
+            if args[first : first + 1] == ["--"]:
+                args = [*args[:first], *args[first + 1 :]]
+            more, _ = self._skip_options(args, first + 1)
             rest = args[more:]
             self._check_option(rest[:1], context)
             args = [*args[:first], *args[first + 1 : more], *args[first : first + 1], *rest[rest[:1] == ["--"] :]]
-        rest = super().parse_args(context, args)
-        if not context.meta["distlaunch.names_hosts"] and (context.params["hosts"] or context.params["hostfile"]):
+        left = super().parse_args(context, args)
+        if not names_hosts and (context.params["hosts"] or context.params["hostfile"]):
             raise click.UsageError("-H and --hostfile go before the program, and take the place of a spec.", context)
-        return rest
+        context.meta["distlaunch.names_hosts"] = names_hosts
+        return left
 
-    def _skip_options(self, args: Sequence[str], start: int) -> int:
-        """The position of the first word from there on that is neither an option of this command nor its value."""
-        known = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
-        known |= {"-h": click.Option(["-h"], is_flag=True), "--help": click.Option(["--help"], is_flag=True)}
+    def _skip_options(self, args: Sequence[str], start: int) -> tuple[int, set[str | None]]:
+        """Where the first word from there on is that is neither an option of this command nor its value, and which
+        parameters the options before it set."""
+        context = click.Context(self, help_option_names=["-h", "--help"])
+        known = {name: each for each in self.get_params(context) for name in each.opts}
         position = start
+        given: set[str | None] = set()
         while position < len(args) and args[position].startswith("-"):
-            word, takes_next = args[position], False
-            if word.startswith("--"):
-                option = known.get(word.partition("=")[0])
-                takes_next = option is not None and not option.is_flag and "=" not in word
-            else:
-                option = known.get(word[:2])
-                while option is not None and option.is_flag and len(word) > 2:
-                    word = f"-{word[2:]}"
-                    option = known.get(word[:2])
-                takes_next = option is not None and not option.is_flag and len(word) == 2
-            if option is None:
+            word = args[position]
+            name = word.partition("=")[0] if word.startswith("--") else word[:2]
+            while not word.startswith("--") and is_flag(known.get(name)) and len(word) > 2:  # `-vd` is `-v -d`
+                word = f"-{word[2:]}"
+                name = word[:2]
+            if name not in known:
                 break
-            position += 2 if takes_next else 1
-        return min(position, len(args))
+            given.add(known[name].name)
+            position += 1 if is_flag(known[name]) or word != name else 2
+        return min(position, len(args)), given
 
     def _check_option(self, words: Sequence[str], context: click.Context) -> None:
         """Refuses an option that was probably meant for this command.
@@ -90,9 +88,14 @@ class SpecOrProgramCommand(ProgramCommand):
             if len(name) > 2 and difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE):
                 close = difflib.get_close_matches(name, known, n=1)[0]
                 raise click.UsageError(
-                    f"No such option: {name} Did you mean {close}? Write `--` before an argument of the program.",
+                    f"No such option: {name}. Did you mean {close}? Write `--` before an argument of the program.",
                     context,
                 )
+
+
+def is_flag(parameter: click.Parameter | None) -> bool:
+    """Whether it is an option without a value."""
+    return isinstance(parameter, click.Option) and parameter.is_flag
 
 
 def make_host_spec(

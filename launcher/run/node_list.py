@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -52,7 +53,7 @@ def ask_nodes(
     if spec.source is None:
         return spec
     command = spec.source.command
-    shown = " ".join(hide_words(command))
+    shown = shlex.join(hide_words(command))
     answer = _run(command, shown, is_wanted, limit_s)
     if answer is None:
         return spec
@@ -128,13 +129,15 @@ def _wait(process: subprocess.Popen[bytes], stdout: IO[bytes], is_wanted: Callab
     """Waits until the command has ended; returns what is wrong with it, or nothing."""
     until = time.monotonic() + limit_s
     while is_wanted():
+        status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = process.wait(_POLL_S)
-            if status == 0:
-                return ""
-            return f"ended with {f'status {status}' if status > 0 else signal.Signals(-status).name}"
         if os.fstat(stdout.fileno()).st_size > OUTPUT_LIMIT:
             return f"printed more than {OUTPUT_LIMIT >> 20} MiB"
+        if status is not None and status != 0:
+            return f"ended with {f'status {status}' if status > 0 else signal.Signals(-status).name}"
+        if status == 0:
+            return ""
         if time.monotonic() > until:
             return f"did not end within {limit_s:g} s"
     return ""
