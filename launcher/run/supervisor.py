@@ -68,16 +68,15 @@ class Supervisor:
     ) -> None:
         self.loop: AttemptLoop | None = None
         """The current attempt, or the last one; None before the first."""
-        self._faults, self._relist = faults, relist
-        self._recover = recover
+        self._faults = faults
+        self._recover, self._relist = recover, relist
         self._interrupts = interrupts
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
         self._interrupted: int | None = None
         """That signal, if it ended the run between two attempts."""
         self._context = context
-        self._planner = planner
-        self._checks = checks
+        self._planner, self._checks = planner, checks
         self._links = context.links
         self._timing = context.timing
         self._console = context.console
