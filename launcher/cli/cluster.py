@@ -19,7 +19,13 @@ from launcher.cli.options import (
     run_options,
     setting_option,
 )
-from launcher.cli.programs import ProgramCommand, SpecOrProgramCommand, check_spec_argument, make_host_spec
+from launcher.cli.programs import (
+    ProgramCommand,
+    SpecOrProgramCommand,
+    check_spec_argument,
+    complete_first_spec,
+    make_host_spec,
+)
 
 if TYPE_CHECKING:
     from launcher.report.models import RunReport
@@ -156,7 +162,13 @@ def local(
 @run_options
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
 @rehearsal_option
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SPEC [ARGS]… | -H HOSTS [SCRIPT] [ARGS]…")
+@click.argument(
+    "program",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="SPEC [ARGS]… | -H HOSTS [SCRIPT] [ARGS]…",
+    shell_complete=complete_first_spec,
+)
 @click.pass_context
 def up(
     context: click.Context,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.completion import complete_specs
 from launcher.cli.options import rehearsal_option
 from launcher.cli.sections import SectionedCommand
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
 @rehearsal_option
@@ -57,7 +58,7 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @rehearsal_option
 def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from launcher.cli.completion import complete_running_runs, complete_runs
 from launcher.cli.sections import SectionedOption
 
 _DURATIONS = {
@@ -155,6 +156,12 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 setting_option, module_option = _SETTING, _MODULE
+
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+"""RUN; see `launcher.run.selection`."""
+running_run_argument = click.argument("run", required=False, shell_complete=complete_running_runs)
+"""The same for a command that is for running runs."""
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 rehearsal_option = option(
     "--rehearsal",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from launcher.cli.completion import complete_specs
 from launcher.cli.options import host_options, option
 from launcher.cli.programs import ProgramCommand, make_host_spec
 
@@ -61,7 +62,7 @@ def init(
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @option(
     "--nodes",
     "-n",

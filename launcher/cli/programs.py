@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.completion import complete_specs
 from launcher.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
@@ -49,10 +50,15 @@ class SpecOrProgramCommand(ProgramCommand):
                 args = [*args[:first], *args[first + 1 :]]
             more, _ = self._skip_options(args, first + 1)
             rest = args[more:]
-            self._check_option(rest[:1], context)
+            if not context.resilient_parsing:  # as completion does, for words that are not all there yet
+                self._check_option(rest[:1], context)
             args = [*args[:first], *args[first + 1 : more], *args[first : first + 1], *rest[rest[:1] == ["--"] :]]
         left = super().parse_args(context, args)
-        if not names_hosts and (context.params["hosts"] or context.params["hostfile"]):
+        if (
+            not context.resilient_parsing
+            and not names_hosts
+            and (context.params["hosts"] or context.params["hostfile"])
+        ):
             raise click.UsageError("-H and --hostfile go before the program, and take the place of a spec.", context)
         context.meta["distlaunch.names_hosts"] = names_hosts
         return left
@@ -91,6 +97,16 @@ class SpecOrProgramCommand(ProgramCommand):
                     f"No such option: {name}. Did you mean {close}? Write `--` before an argument of the program.",
                     context,
                 )
+
+
+def complete_first_spec(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """A spec, if it can be the first word; else any file."""
+    from click.shell_completion import CompletionItem
+
+    params = context.params
+    if params.get("program") or params.get("hosts") or params.get("hostfile"):
+        return [CompletionItem(incomplete, type="file")]
+    return complete_specs(context, parameter, incomplete)
 
 
 def is_flag(parameter: click.Parameter | None) -> bool:
