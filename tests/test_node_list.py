@@ -358,3 +358,14 @@ def read_pid(path: Path) -> str:
     text = path.read_text()
     assert text
     return text
+
+
+def test_a_run_that_is_resumed_asks_again(distlaunch: Distlaunch, folder: Path) -> None:
+    spec = (folder / "spec.yaml").read_text()
+    (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
+    failed = distlaunch("up", "spec.yaml", "--no-check")
+    assert [len(attempt["tasks"]) for attempt in failed.report["attempts"]] == [2]
+    resumed = distlaunch("resume", str(failed.directory), run_dir=False)
+    assert resumed.status == 0, resumed.stderr
+    assert [len(attempt["tasks"]) for attempt in resumed.report["attempts"]] == [2, 1]
+    assert (folder / "asked").read_text() == "xx"

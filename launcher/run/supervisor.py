@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 from launcher.console.messages import render_restart
@@ -18,7 +17,6 @@ from launcher.report.models import RunReport
 from launcher.report.run_events import AttemptEnded
 from launcher.report.run_report import (
     Attempt,
-    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
@@ -30,7 +28,7 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
-from launcher.run.history import History
+from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
@@ -69,7 +67,7 @@ class Supervisor:
         relist: Relist = lambda planner, _: planner,
         checks: bool,
         faults: Sequence[Fault] = (),
-        history: History = History(),
+        history: History = NO_HISTORY,
         taken_over: AttemptSetup | None = None,
     ) -> None:
         self.loop: AttemptLoop | None = None
@@ -89,11 +87,11 @@ class Supervisor:
         self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
-        self._began = self._timing.now()
+        self._began = history.started or self._timing.now()
         self._number = history.attempt
         """The number of the last attempt that began."""
         self._taken_over = taken_over
-        self._earlier = functools.reduce(Earlier.add, history.attempts, Earlier())
+        self._earlier = history.earlier
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
