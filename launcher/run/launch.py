@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -31,14 +31,13 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
-from launcher.run.node_list import ask_nodes, know_nodes
+from launcher.run.node_list import know_nodes
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import Bundle, make_bundle
+from launcher.run.ways import Recovery, Relisting, make_transports
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.tasks import TaskId
-from launcher.transports.base import Transport
-from launcher.transports.node_cleanup import clean_node
-from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
+from launcher.transports.targets import Targets, find_addresses, find_targets
 from launcher.wording import count_of
 from worker_entry.system import clock, hardware
 
@@ -128,7 +127,7 @@ def conduct(
             context = _make_context(planner.spec, start, files, targets, console, journal, bundle=bundle)
             if detachment is not None:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
-            relist = _Relisting(context, _Recovery(planner.spec, start.run_id))
+            relist = Relisting(context, Recovery(planner.spec, start.run_id))
             if start.generation and taken_over is None:
                 with interrupts.raising():
                     planner = relist(planner, lambda: True)
@@ -223,7 +222,7 @@ def check(spec: ClusterSpec) -> CheckReport:
                 context = _make_context(
                     planner.spec, start, files, targets, console, journal, bundle=bundle, only_checks=True
                 )
-                recovery = _Recovery(planner.spec, start.run_id)
+                recovery = Recovery(planner.spec, start.run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None
@@ -278,7 +277,7 @@ def _make_context(
     bundle: Bundle | None,
     only_checks: bool = False,
 ) -> RunContext:
-    transports = _make_transports(spec, targets, files, start.run_id)
+    transports = make_transports(spec, targets, files, start.run_id)
     links = NodeLinks(transports, start.run_id, files, spec.timeouts.lease_s)
     return RunContext(
         run_id=start.run_id,
@@ -291,38 +290,3 @@ def _make_context(
         bundle=bundle,
         only_checks=only_checks,
     )
-
-
-def _make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:
-    return {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
-
-
-@dataclass
-class _Recovery:
-    """Stops what a run has left on a lost node; returns whether the node can be used again."""
-
-    spec: ClusterSpec
-    """Of the last attempt."""
-    run_id: str
-
-    def __call__(self, host: str, reattach_folder: str) -> bool:
-        node = next(node for node in self.spec.nodes if node.host == host)
-        return clean_node(self.spec, node, [self.run_id], reattach_folder).good
-
-
-@dataclass(frozen=True)
-class _Relisting:
-    """Asks the spec's source which nodes there are, and prepares the ways to them."""
-
-    context: RunContext
-    recovery: _Recovery
-
-    def __call__(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
-        spec = ask_nodes(planner.spec, is_wanted)
-        if spec.nodes == planner.spec.nodes:
-            return planner
-        targets, files = find_targets(spec), self.context.files
-        self.context.links.add(_make_transports(spec, targets, files, self.context.run_id))
-        self.recovery.spec = spec
-        files.write_text(files.spec, render_spec(spec))
-        return replace(planner, spec=spec, reached=find_addresses(spec, targets))

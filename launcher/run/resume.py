@@ -101,8 +101,7 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
             )
         if REDACTED in json.dumps([spec.get("program", {}), listed.get("from", {})]):
             raise UsageError(
-                "the run's files have no secrets, and arguments of its program, or of the command that names its nodes, "
-                "are some",
+                "the run's files have no secrets, and arguments of its program or of `nodes.from` are some",
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))
