@@ -297,7 +297,9 @@ def test_every_task_that_a_node_names_is_its_own_but_those_that_it_dials() -> No
 
     for kind in get_args(ToController):
         for name in names(kind):
-            value = {"worker:7": 1} if name == "ports" else "worker:7"
+            value: Any = {"worker:7": 1} if name == "ports" else "worker:7"
+            if name == "tasks":
+                value = [TaskSample("worker:7", 0.0, 0, 0, 0)]
             assert list(marked(hints(kind)[name], value, OfSender)) == ["worker:7"], f"{kind.__name__}.{name}"
 
 
