@@ -99,7 +99,7 @@ class Deliver(Protocol):
     """Takes a message from a node; called from the link's own thread."""
 
     def __call__(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
-        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for news of the link itself."""
+        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for what is not counted."""
 
 
 class Link(Protocol):

@@ -121,7 +121,7 @@ class Inbox:
                 is_closed = self._closed
                 if not is_closed:
                     self._unread = [self._unread[0] + 1, self._unread[1] + weight]
-                    self._last = frame
+                    self._last = max(self._last, frame)
             if is_closed:
                 self._drop(frame)
                 return
@@ -156,7 +156,7 @@ class Inbox:
     def _drop(self, frame: int) -> None:
         """Confirms a message that nobody will handle, once all before it are settled."""
         with self._changed:
-            self._dropped = frame
+            self._dropped = max(self._dropped, frame)
         self._confirm()
 
     def _confirm(self) -> None:

@@ -243,7 +243,7 @@ class ResumableLink:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self.reattach_folder = message.reattach_folder
                     self._outgoing.beat_soon()
-                self._deliver(self._node, message, self._outgoing.received)
+                self._deliver(self._node, message, self._outgoing.received if is_counted(message) else 0)
 
     # --- reconnecting ---
 
