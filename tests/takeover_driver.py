@@ -80,6 +80,9 @@ class PipesTransport:
 
 
 class PipesLink(ResumableLink):
+    def abandon(self) -> None:
+        self.give_up()
+
     def close(self) -> int | None:
         self.finish()
         self.join(20)

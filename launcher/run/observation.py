@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+from launcher.errors import TakenOverError
 from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
 from launcher.gang.translation import from_message
@@ -46,6 +47,8 @@ class Observer:
         node, message = incoming
         console = self._context.console
         match message:
+            case LinkClosed(taken_over=True) if self._context.files.find_generation() > self._context.generation:
+                raise TakenOverError
             case LinkClosed(reason):
                 yield NodeLost(node, reason)
             case LinkDropped(reason):

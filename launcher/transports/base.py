@@ -122,6 +122,9 @@ class Link(Protocol):
     def drop_if_silent(self, limit_s: float) -> None:
         """Closes the link if no data came for `limit_s`, although the agent may still answer."""
 
+    def abandon(self) -> None:
+        """Closes the link without a word to the agent, which goes on if it can."""
+
     def close(self) -> int | None:
         """Stops the agent, by force if necessary; returns how many processes are left, None if that is unknown."""
 
