@@ -6,7 +6,7 @@ Every field of a message to the controller has limits in its annotation (`field_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Optional, Union
 
 from worker_entry.protocol.field_limits import (
@@ -186,14 +186,30 @@ class Halted:
     time: float
 
 
+MARKS = 256
+"""Marks that one Log may have."""
+
+
+@dataclass(frozen=True)
+class LogMark:
+    """What is before the offset was written by then."""
+
+    offset: Count
+    time: float
+
+
 @dataclass(frozen=True)
 class Log:
-    """`length` bytes of the task's log, from `offset`, follow the header."""
+    """`length` bytes of the task's log, from `offset`, follow the header; `marks` tell when they were written.
+
+    A mark that the controller already has, because the piece is sent again, has the same time.
+    """
 
     attempt: Attempt
     task: OwnTask
     offset: Count
     length: Annotated[int, Within(0, BODY_LIMIT)]
+    marks: Annotated[list[LogMark], Items(MARKS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 from worker_entry.protocol.field_limits import BODY_LIMIT, Attempt, Count, Items, Name, Path, Port, TaskName, Within
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 6
+VERSION = 7
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
