@@ -33,6 +33,11 @@ class RunPaths:
         return self.root / "report.json"
 
     @property
+    def events(self) -> Path:
+        """What happened to the run, one JSON object a line."""
+        return self.root / "events.jsonl"
+
+    @property
     def stacks(self) -> Path:
         return self.root / "stacks.txt"
 
@@ -57,6 +62,9 @@ class RunPaths:
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
+
+    def attempt(self, number: int) -> Path:
+        return Path(AttemptFiles(str(self.root), number).directory)
 
     def relative(self, path: Path) -> str:
         return str(path.relative_to(self.root))
