@@ -161,8 +161,11 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[TaskPattern]]:
 
 def _find(run: str | None) -> RunDir:
     from launcher.commands.requests import find_run
+    from launcher.errors import UsageError
 
-    return find_run(run or "")
+    if run is None:
+        raise UsageError("no run is named", hint="give the run's folder, which is in its first line of output")
+    return find_run(run)
 
 
 def _names_one(choice: LogChoice) -> bool:
