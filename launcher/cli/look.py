@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from launcher.tasks import TaskId, TaskPattern
 
 
+CLOSED_PIPE = 128 + 13
+"""The exit status of a program that writes to a pipe without a reader: 128 + SIGPIPE."""
+
+
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
     """A moment, in Unix seconds: a duration before now, or a date and time."""
 
@@ -79,7 +83,6 @@ def logs(
     RUN is a run's folder or name; without it, the latest run. TASK is `worker:1`, or `worker` for all workers; without
     it, all tasks. Works while a run is running and after its end.
     """
-    from launcher.commands.logs import copy_logs, find_tasks, show_logs, show_own
     from launcher.errors import UsageError
     from launcher.run.log_reading import LogChoice
 
@@ -89,29 +92,41 @@ def logs(
     if own and patterns:
         raise UsageError("--distlaunch shows no tasks", hint=f"leave out {patterns[0]}")
     files = _find(run)
-    is_raw = no_prefix and not sys.stdout.isatty()
     choice = LogChoice(
         patterns=patterns, attempt=attempt, tail=tail, head=head, since=since, timed=timestamps or as_json
     )
+    try:
+        _show(files, choice, own=own, follow=follow, no_prefix=no_prefix, timestamps=timestamps, as_json=as_json)
+    except BrokenPipeError:  # click would make it 1
+        return CLOSED_PIPE
+    return 0
+
+
+def _show(
+    files: RunDir, choice: LogChoice, *, own: bool, follow: bool, no_prefix: bool, timestamps: bool, as_json: bool
+) -> None:
+    from launcher.commands.logs import copy_logs, find_tasks, show_logs, show_own
+    from launcher.errors import UsageError
+
     stdout = sys.stdout.fileno()
     if own:
         output = _make_output([], as_json=as_json, timestamps=timestamps, is_raw=False)
         show_own(files, choice, output, follow=follow, stdout=stdout)
-        return 0
+        return
     tasks = find_tasks(files, choice)
     if not tasks and not follow:
         raise UsageError(f"no task of {files.root} has a log", hint="`distlaunch logs --distlaunch` may say why")
-    if is_raw and len(tasks) == 1 and _names_one(choice) and head is None and not choice.timed:
+    is_raw = no_prefix and not sys.stdout.isatty()
+    if is_raw and len(tasks) == 1 and _names_one(choice) and choice.head is None and not choice.timed:
         left_out = copy_logs(files, choice, follow=follow, stdout=stdout)
         if left_out:
             from worker_entry.system.file_holes import render_bytes
 
             click.echo(f"({render_bytes(left_out)} of zeros left out)", err=True)
-        return 0
+        return
     labelled = [] if no_prefix else _all_tasks(files, tasks)
     output = _make_output(labelled, as_json=as_json, timestamps=timestamps, is_raw=is_raw)
     show_logs(files, choice, output, follow=follow, stdout=stdout)
-    return 0
 
 
 @click.command()
@@ -132,6 +147,8 @@ def attach(run: str | None, verbose: bool) -> int:
     attachment = Attachment(files, colour=_has_colour() and sys.stderr.isatty(), verbose=verbose)
     try:
         attachment.show()
+    except BrokenPipeError:
+        return CLOSED_PIPE
     except (Left, KeyboardInterrupt):
         click.echo(f"Stopped looking; the run goes on: distlaunch attach {files.root}", err=True)
         return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -53,8 +52,7 @@ class Attachment:
         self._files = files
         self._colour = colour
         self._verbose = verbose
-        rows = shutil.get_terminal_size((80, 24)).lines - 1
-        self._rows = max(rows, 5)
+        self._rows = max(_count_rows() - 1, 5)
         self._reader = LogReader(files, LogChoice(tail=self._rows * CHATTER))
         self._tasks = read_tasks(files)
 
@@ -153,6 +151,13 @@ def _leave() -> NoReturn:
 
 def _break_off() -> NoReturn:
     raise BrokenPipeError
+
+
+def _count_rows() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except OSError:
+        return 24
 
 
 def read_tasks(files: RunPaths) -> list[TaskId]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -30,7 +32,11 @@ class Block(NamedTuple):
 
 
 class LogFile:
-    """The log of one task of one attempt, and how far it has been read."""
+    """The log of one task of one attempt, and how far it has been read.
+
+    Raises:
+        OSError: the log cannot be opened, or is no file.
+    """
 
     def __init__(self, task: TaskId, path: Path) -> None:
         self.task = task
@@ -38,6 +44,9 @@ class LogFile:
         self.position = 0
         """The offset of the next byte."""
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should it be a FIFO
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise OSError(errno.EINVAL, "not a file", str(path))
         self._index_path = Path(f"{path}{SUFFIX}")
         self._indexed = 0
         """Bytes of the index that have been read."""

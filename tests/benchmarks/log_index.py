@@ -17,7 +17,7 @@ WITHOUT = "\n\nTaskLog.observe = lambda self, *, last=False: None\n"
 
 
 def measure(runs: int) -> None:
-    print(f"1 worker prints {MEGABYTES} MB in lines of 100 bytes, 640 at once; rival: without an index")
+    print(f"1 worker prints {MEGABYTES} MB in lines of 100 bytes, 10 at once; rival: without an index")
     with tempfile.TemporaryDirectory() as folder:
         for name in ("launcher", "worker_entry"):
             shutil.copytree(ROOT / name, Path(folder) / name)
@@ -35,7 +35,7 @@ def _run(tree: Path) -> float:
         times.mkdir()
         command = [sys.executable, "-m", "launcher", "local", "-n", "1", "--run-dir", f"{folder}/run", "--"]
         subprocess.run(
-            [*command, sys.executable, str(program), str(times), str(MEGABYTES), "640"],
+            [*command, sys.executable, str(program), str(times), str(MEGABYTES), "10"],
             cwd=tree,
             check=True,
             stdout=subprocess.DEVNULL,
