@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
@@ -38,6 +38,19 @@ class TaskId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.type}:{self.index}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        """In JSON, a task is its name."""
+        from pydantic_core import core_schema
+
+        text = core_schema.no_info_after_validator_function(parse_task_id, core_schema.str_schema())
+        known = core_schema.is_instance_schema(cls)
+        return core_schema.json_or_python_schema(
+            text,
+            core_schema.union_schema([known, text]),
+            serialization=core_schema.to_string_ser_schema(when_used="always"),
+        )
 
 
 TENSORBOARD = TaskId("tensorboard", 0)

@@ -27,6 +27,7 @@ from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
@@ -175,10 +176,10 @@ class Exit:
 
 @dataclass(frozen=True)
 class Steps:
-    """A task tells that it has done these steps."""
+    """A task tells that it has done these steps; `first` is None if it has begun to train and has done none."""
 
     task: str
-    first: int
+    first: int | None
     last: int
     after_s: float = 5.0
     attempt: int = 1
@@ -443,7 +444,8 @@ class FakeAgent:
 
     def _tell_steps(self, steps: Steps) -> None:
         now = self.now()
-        progress = Progress(steps.last, steps.first, steps.last - steps.first + 1, now, now)
+        done = 0 if steps.first is None else steps.last - steps.first + 1
+        progress = Progress(steps.last, steps.first, done, now, now)
         self._deliver(self.node, Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
 
 
@@ -563,6 +565,7 @@ class FakeRun:
             files=self.files,
             links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
             console=self.console,
+            journal=Journal(self.files.events, self.timing.now),
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )

@@ -20,6 +20,7 @@ from launcher.report.models import RunReport
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import Interrupts
+from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
@@ -228,6 +229,7 @@ def run_once(
         files=files,
         links=NodeLinks(targets, "run", files, spec.timeouts.lease_s),
         console=console,
+        journal=Journal(files.events, time.time),
     )
     checks = chance.random() < 0.5
     try:

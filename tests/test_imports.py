@@ -41,7 +41,7 @@ ONLY_IN = {
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console.terminal"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
-    "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner"},
+    "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""

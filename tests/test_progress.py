@@ -57,12 +57,44 @@ class TestMeter:
         told: dict[str, Any] = json.loads(file.read_text())
         return told
 
+    def test_reports_a_first_step_0(self, tmp_path: Path) -> None:
+        file = tmp_path / "status.json"
+        meter = Meter(StatusFile(str(file)), lambda: 0.0)
+        meter.begin()
+        meter.count_step(0)
+        meter.report()
+        assert self.read(file)["progress"]["first_step"] == 0
+
+    def test_its_thread_blocks_while_nothing_is_counted(self, tmp_path: Path) -> None:
+        """A profile of a task that only waits for others has to be empty, or it is not taken again."""
+        script = (
+            "import sys, threading, time\n"
+            "from worker_entry.task.meter import Meter\n"
+            "from worker_entry.task.status_file import StatusFile\n"
+            "seen = []\n"
+            "threading.setprofile(lambda frame, event, what: seen.append(event))\n"
+            "meter = Meter(StatusFile(sys.argv[1]), lambda: 0.0)\n"
+            "meter.begin(); meter.count_step(1, {'loss': 1.0})\n"
+            "deadline = time.monotonic() + 30\n"
+            "while time.monotonic() < deadline:\n"
+            "    known = len(seen); time.sleep(1.2)\n"
+            "    if known and len(seen) == known: break\n"
+            "else: raise SystemExit('it never rests')\n"
+            "meter.count_step(2)\n"
+            "while len(seen) == known:\n"
+            "    assert time.monotonic() < deadline, 'it does not wake up'; time.sleep(0.01)\n"
+        )
+        file = str(tmp_path / "status.json")
+        done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def test_tells_what_it_has_counted(self, tmp_path: Path) -> None:
         file = tmp_path / "status.json"
         meter = Meter(StatusFile(str(file)), lambda: 0.0)
         assert self.read(file)["progress"] is None
         meter.begin()
         assert self.read(file)["progress"]["training"] is True
+        assert self.read(file)["progress"]["first_step"] is None
         meter.begin_epoch(3)
         meter.count_step(1, {"loss": 0.5, "text": "no number"})
         meter.count_step(2)

@@ -41,7 +41,7 @@ SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch"
 def told(task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training") -> Event:
     """What a task tells after this step, of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
-    progress = Progress(step, min(step, 1), step, 1000.0 if step else 0.0, time if step else 0.0, training)
+    progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
     return TaskReported(task, phase, 990.0, progress)
 
 
@@ -84,6 +84,14 @@ class TestWhen:
     def test_output_counts_for_programs_that_tell_of_no_steps_only(self) -> None:
         assert stalled(20.0, TaskWrote(W1), 49.0, Tick(), stall_s=30.0).suspicion is None
         assert stalled(*all_told(5), 20.0, TaskWrote(W1), 31.0, Tick(), stall_s=30.0).suspicion is Reason.STALLED
+
+    def test_a_program_may_count_its_steps_from_0(self) -> None:
+        reports = [
+            TaskReported(task, "is training", 990.0, Progress(9, 0, 10, 1000.0, 1010.0)) for task in (W0, W1, W2)
+        ]
+        assert stalled(*reports, 119.0, Tick()).suspicion is None
+        assert stalled(*reports, 120.0, Tick()).suspicion is Reason.STALLED
+        assert stalled(*reports).status[W0].stepping is not None
 
     def test_a_batch_of_anybody_counts(self) -> None:
         state = stalled(*all_told(5), 29.0, told(W2, 6), 58.0, Tick(), stall_s=30.0)

@@ -148,7 +148,7 @@ def test_what_never_was_a_cluster_is_not_started_again(tmp_path: Path) -> None:
     [
         ([At(Phase.FORMING, say_nothing), Exit("worker:1", CRASHED, 2.0, crash="ImportError: no")], 1),
         ([Exit("worker:1", CRASHED, crash="ValueError: no")], 2),  # all ports were open: it may have trained
-        ([Steps("worker:0", 0, 0), Exit("worker:1", CRASHED, crash="ValueError: no")], 1),
+        ([Steps("worker:0", None, 0), Exit("worker:1", CRASHED, crash="ValueError: no")], 1),
         ([Steps("worker:0", 1, 9), Exit("worker:1", CRASHED, crash="ValueError: no")], 2),
     ],
 )

@@ -98,13 +98,16 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
     """TensorFlow's own way recorded operations of all workers, of which those that follow died at times."""
     with running(tmp_path, "-n", "2", "--evaluator", *DEMO, "2000") as run:  # the evaluator has no server
         run.wait_for(b"Epoch 3/2000", 0)
-        folder = capture(distlaunch, 2, {"worker-0", "worker-1"})
-        assert folder.is_relative_to(tmp_path / "run" / "tensorboard")
-        leader, follower = events_of(folder, "worker-0", "worker-1")
+        captures, trained = 0, False
+        while not trained:  # on a busy machine, a worker may wait for the other during a whole capture
+            captures += 1
+            folder = capture(distlaunch, 2, {"worker-0", "worker-1"})
+            assert folder.is_relative_to(tmp_path / "run" / "tensorboard")
+            leader, follower = events_of(folder, "worker-0", "worker-1")
+            assert not operations(follower)
+            trained = all(any("epoch_iterator.py" in event for event in events) for events in (leader, follower))
+            assert trained or captures < 5
         assert operations(leader)
-        assert not operations(follower)
-        assert any("epoch_iterator.py" in event for event in leader)
-        assert any("epoch_iterator.py" in event for event in follower)
         for _ in range(6):
             capture(distlaunch, 1, {"worker-0", "worker-1"})
         said = len(run.log(1))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from launcher.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from launcher.plan.launch_plan import LaunchPlan
+    from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
@@ -235,6 +238,7 @@ def _run(
     keep_own_tf_config: bool,
     tensorboard: bool,
     keep_tensorboard: bool,
+    detach: bool,
     chaos: tuple[str, ...],
 ) -> int:
     """Runs the spec, overridden by the options of `run_options`."""
@@ -264,7 +268,24 @@ def _run(
     if dry_run:
         _show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
-    return run(spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults).exit_status
+    start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
+    return start().exit_status if not detach else _run_detached(start)
+
+
+def _run_detached(start: Callable[..., RunReport]) -> int:
+    from launcher.run.detached import run_detached
+
+    status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)
+    if directory is None:
+        assert status is not None
+        return status
+    from launcher.run.naming import name_run
+
+    name = name_run(directory)
+    click.echo(name)
+    for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
+        click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
+    return 0
 
 
 def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:

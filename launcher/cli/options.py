@@ -92,6 +92,7 @@ _RUN_OPTIONS = (
         is_flag=True,
         help="Run TensorBoard during the run and after it, until Ctrl-C.",
     ),
+    option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background."),
     option("--dry-run", is_flag=True, help="Show the plan and start nothing."),
 )
 

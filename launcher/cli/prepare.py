@@ -48,14 +48,16 @@ def compose(spec: Path, nodes: int | None) -> None:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["spec", "report", "check"]), default="spec")
+@click.argument("what", type=click.Choice(["spec", "report", "check", "events"]), default="spec")
 def schema(what: str) -> None:
     """Print a JSON Schema, for editors and programs.
 
-    Describes specs (the default), report.json, or the output of `check --json`.
+    Describes specs (the default), report.json, the output of `check --json`, or a line of events.jsonl.
     """
+    from launcher.report import run_events
     from launcher.report.models import CheckReport, RunReport
     from launcher.spec.models import ClusterSpec
 
     models: dict[str, Any] = {"spec": ClusterSpec, "report": RunReport, "check": CheckReport}
-    click.echo(json.dumps(models[what].model_json_schema(), indent=2))
+    described = run_events.make_schema() if what == "events" else models[what].model_json_schema()
+    click.echo(json.dumps(described, indent=2))

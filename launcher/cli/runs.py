@@ -29,7 +29,8 @@ def clean(what: str) -> int:
 
 @click.command()
 @click.argument("run")
-def down(run: str) -> int:
+@click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
+def down(run: str, now: bool) -> int:
     """Stop a run and wait until nothing is left of it.
 
     RUN is a running run's folder or name. Stops it as Ctrl-C in its terminal does. Works only on the machine, and in
@@ -40,7 +41,7 @@ def down(run: str) -> int:
     from launcher.commands.requests import ask_to_end, find_run
 
     found = find_run(run)
-    ended = ask_to_end(found)
+    ended = ask_to_end(found, now=now)
     click.echo(f"Stopped: {found.root}" if ended else f"Already ended: {found.root}")
     return 0
 

@@ -95,7 +95,11 @@ class Attachment:
         from launcher.console.writer import open_console
 
         with single_keys() as keys:
-            live = _Live(self._files, open_console(self._tasks, verbose=self._verbose), self._reader)
+            live = _Live(
+                self._files,
+                open_console(self._tasks, verbose=self._verbose),
+                self._reader,
+            )
             try:
                 for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keys):
                     live.show(journal)

@@ -1,18 +1,23 @@
-"""Finds a run by its name or folder, and sends requests to its controller."""
+"""Sends requests to the controller of a run."""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
-from launcher.run.controller import is_alive, send_signal
+from launcher.run import control
+from launcher.run.control import AskStacks, AskStatus, AskStop, RefusedError, Request
+from launcher.run.controller import is_alive
 from launcher.run.directory import RunDir
-from launcher.run.interrupts import STACKS_SIGNAL
 from launcher.run.naming import absolute, runs_directory
 
+ANSWER_S = 20.0
+END_S = 120.0
+"""How long a run may take to end."""
 POLL_S = 0.05
 
 
@@ -28,45 +33,66 @@ def find_run(what: str) -> RunDir:
     return RunDir(absolute(folder))
 
 
-def ask_stacks(files: RunDir, within_s: float = 15.0) -> str:
+def ask_status(files: RunDir) -> dict[str, Any]:
+    """What the run is doing, as `RunStatus` has it.
+
+    Raises:
+        UsageError: the run has ended, or its controller does not answer.
+    """
+    status: dict[str, Any] = json.loads(_ask(files, AskStatus())[0])
+    return status
+
+
+def ask_stacks(files: RunDir) -> str:
     """The stacks of all tasks of the run, collected by its controller.
 
     Raises:
         UsageError: the run has ended, or does not answer.
     """
-    run_id, controller = files.read_run()
-    before = _written_at(files.stacks)
-    if controller is None or not send_signal(controller, STACKS_SIGNAL):
-        raise UsageError(f"run {run_id} has ended")
-    deadline = time.monotonic() + within_s
-    while _written_at(files.stacks) == before:
-        if not is_alive(controller):
-            raise UsageError(f"run {run_id} has ended")
-        if time.monotonic() > deadline:
-            raise UsageError(f"run {run_id} did not show its stacks within {within_s:g} s")
-        time.sleep(POLL_S)
-    return files.stacks.read_text(encoding="utf-8")
+    return _ask(files, AskStacks())[0].decode("utf-8")
 
 
-def ask_to_end(files: RunDir, within_s: float = 120.0) -> bool:
-    """Asks the run's controller to stop the run, and waits for its exit; returns whether the run was running.
+def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> bool:
+    """Asks the run's controller to stop the run, and waits for its end; returns whether the run was running.
 
     Raises:
         RunDirectoryError: the controller is still running after `within_s`.
         UsageError: the controller cannot be asked from here.
     """
     run_id, controller = files.read_run()
-    if controller is None or not send_signal(controller, signal.SIGTERM):
+    if controller is None:
         return False
     deadline = time.monotonic() + within_s
-    while is_alive(controller):
-        if time.monotonic() > deadline:
-            raise RunDirectoryError(
-                f"run {run_id} has not ended within {within_s:g} s", hint=f"see its terminal, or {files.root}"
-            )
-        time.sleep(POLL_S)
+    try:
+        connection = _ask(files, AskStop(now))[1]
+    except UsageError:
+        if is_alive(controller):
+            raise
+        return False
+    has_ended = control.wait_for_end(connection, within_s)
+    while has_ended and is_alive(controller) and time.monotonic() < deadline:
+        time.sleep(POLL_S)  # the kernel closes its files before the process is gone
+    if is_alive(controller):
+        raise RunDirectoryError(
+            f"run {run_id} has not ended within {within_s:g} s", hint=f"see `distlaunch logs --distlaunch {files.root}`"
+        )
     return True
 
 
-def _written_at(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+def _ask(files: RunDir, request: Request) -> tuple[bytes, Any]:
+    run_id, controller = files.read_run()
+    if controller is None:
+        raise UsageError(f"run {run_id} has ended")
+    path = files.read_socket()
+    try:
+        return control.ask(path, controller.pid, request, ANSWER_S)
+    except RefusedError as error:
+        raise UsageError(f"run {run_id}: {error}") from None
+    except OSError as error:
+        if not is_alive(controller):
+            raise UsageError(f"run {run_id} has ended") from None
+        raise UsageError(
+            f"the controller of run {run_id} does not answer",
+            evidence=[f"{path}: {error.strerror or error}"],
+            hint=f"it is process {controller.pid}; SIGTERM stops the run",
+        ) from None

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -38,8 +38,12 @@ HURRY_S = 1.0
 """How long `close` waits for a stuck reader after `hurry`."""
 
 
+Level = Literal["note", "warning", "error"]
+
+
 class _Order(enum.Enum):
     END_LOGS = "end the logs"
+    LEAVE = "leave"
     CLOSE = "close"
 
 
@@ -52,6 +56,8 @@ class Console:
         colour: whether labels and our own messages are coloured.
         verbose: whether TensorFlow's start-up chatter is shown.
         clock: seconds, for the interval of unfinished lines.
+        record: gets each message to the user as well, with its level.
+        needed: whether a reader that has gone counts as `broken`.
     """
 
     def __init__(
@@ -62,12 +68,17 @@ class Console:
         colour: bool = False,
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        record: Callable[[Level, str], None] = lambda _level, _text: None,
+        needed: bool = True,
     ) -> None:
         self._sink = sink
         self._colour = colour
         self._verbose = verbose
         self._clock = clock
         self._labels = Labels(tasks, colour=colour)
+        self._record = record
+        self._needed = needed
+        self._left = threading.Event()
         self._logs: list[FollowedLog] = []
         self._noted_once: set[str] = set()
         self._orders: queue.SimpleQueue[tuple[TaskId, Path, int] | str | _Order] = queue.SimpleQueue()
@@ -102,8 +113,9 @@ class Console:
     def error(self, text: str) -> None:
         self.say("error", text)
 
-    def say(self, level: str, text: str) -> None:
-        """A note, a warning or an error."""
+    def say(self, level: Level, text: str) -> None:
+        """Records the text; then writes it as a note, a warning or an error."""
+        self._record(level, text)
         self._put(style_message(level, text, colour=self._colour))
 
     def _put(self, text: str) -> None:
@@ -124,6 +136,12 @@ class Console:
             if self._hurried is not None and time.monotonic() > self._hurried + HURRY_S:
                 return
 
+    def leave(self) -> None:
+        """Writes what there is, and nothing from then on: the terminal belongs to others. Waits for HURRY_S at most."""
+        self._orders.put(_Order.LEAVE)
+        if not self._left.wait(HURRY_S):
+            self.hurry()
+
     def hurry(self) -> None:
         """Limits how long `close` waits."""
         if self._hurried is None:
@@ -132,7 +150,7 @@ class Console:
     @property
     def broken(self) -> bool:
         """Whether the reader of our output has gone (`distlaunch … | head`)."""
-        return self._broken.is_set()
+        return self._needed and self._broken.is_set()
 
     # --- the thread ---
 
@@ -140,9 +158,11 @@ class Console:
         grown = False
         while True:
             try:
-                order = self._orders.get(timeout=BUSY_PAUSE_S if grown else POLL_S)
+                order = self._orders.get(timeout=None if self._left.is_set() else BUSY_PAUSE_S if grown else POLL_S)
             except queue.Empty:
                 grown = self._show_new()
+                continue
+            if self._left.is_set() and order is not _Order.CLOSE:
                 continue
             if isinstance(order, tuple):
                 self._logs.append(self._open(*order))
@@ -160,6 +180,10 @@ class Console:
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
+            if order is _Order.LEAVE:
+                self._out(lambda sink: sink.close())
+                self._sink = NowhereSink()
+                self._left.set()
             if order is _Order.CLOSE:
                 break
         self._out(lambda sink: sink.close())
@@ -180,7 +204,7 @@ class Console:
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any log had."""
-        if self.broken:
+        if self._broken.is_set():
             return False
         grown = False
         for log in self._logs:
@@ -229,7 +253,13 @@ class Console:
         return click.style(text, **style) if self._colour else text
 
 
-def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
+def open_console(
+    tasks: Sequence[TaskId],
+    *,
+    verbose: bool,
+    record: Callable[[Level, str], None] = lambda _level, _text: None,
+    needed: bool = True,
+) -> Console:
     """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
     make = TerminalSink if is_terminal() else PlainSink
     colour = is_terminal() and not os.environ.get("NO_COLOR")
@@ -237,7 +267,7 @@ def open_console(tasks: Sequence[TaskId], *, verbose: bool) -> Console:
     # of one that has gone.
     stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
     stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose)
+    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record, needed=needed)
 
 
 def is_terminal() -> bool:

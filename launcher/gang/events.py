@@ -115,7 +115,8 @@ class TaskReported:
     def stepping(self) -> Progress | None:
         """The progress of a task in the middle of training that has done a step; None for any other task."""
         progress = self.progress
-        return progress if progress is not None and progress.training and progress.first_step else None
+        trains = progress is not None and progress.training and progress.first_step is not None
+        return progress if trains else None
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,13 @@ def find_status_before_restart(state: AttemptState, fault: Fault) -> TaskReporte
 def find_beginning(state: AttemptState) -> tuple[int, int] | None:
     """The epoch and step that an attempt began with; None if it did no step."""
     known = [status.progress for status in state.status.values() if status.progress is not None]
-    begun = [(progress.first_epoch or 0, progress.first_step) for progress in known if progress.first_step]
+    begun = [(progress.first_epoch or 0, progress.first_step) for progress in known if progress.first_step is not None]
     return min(begun, default=None)
 
 
 def render_place(state: AttemptState, task: TaskId) -> str:
     progress = state.status[task].progress if task in state.status else None
-    if progress is None or not progress.first_step:
+    if progress is None or progress.first_step is None:
         return "no step"
     step = f"step {progress.step:,}"
     return step if progress.epoch is None else f"epoch {progress.epoch}, {step}"

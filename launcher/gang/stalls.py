@@ -47,7 +47,7 @@ def usual_step_s(state: AttemptState) -> float | None:
     times = [
         (progress.time - progress.began) / (progress.step - progress.first_step)
         for progress in (status.stepping for status in state.status.values())
-        if progress is not None and progress.step > progress.first_step
+        if progress is not None and progress.first_step is not None and progress.step > progress.first_step
     ]
     return max(times, default=None)
 

@@ -210,7 +210,7 @@ class AttemptState:
     def _has_trained(self, task: TaskId) -> bool:
         """Whether the task has reported a step."""
         progress = self.status[task].progress if task in self.status else None
-        return progress is not None and bool(progress.first_step)
+        return progress is not None and progress.first_step is not None
 
     @property
     def is_over(self) -> bool:

@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 
-from launcher.gang.events import Event, TaskReported
+from launcher.gang.events import TaskReported
 from launcher.tasks import TaskId
 
 SAMPLES = 5
@@ -25,9 +25,9 @@ class StragglerWatch:
         self._own: dict[TaskId, deque[float]] = {}
         self._reported: dict[TaskId, float] = {}
 
-    def note(self, event: Event, now: float) -> str | None:
+    def note(self, event: TaskReported, now: float) -> str | None:
         """A line if the event is news that a task is slow; `now`: monotonic seconds."""
-        if not isinstance(event, TaskReported) or event.progress is None or event.progress.own_s is None:
+        if event.progress is None or event.progress.own_s is None:
             return None
         samples = self._own.setdefault(event.task, deque(maxlen=SAMPLES))
         if samples and samples[-1] == event.progress.own_s:

@@ -34,7 +34,7 @@ class RunPaths:
 
     @property
     def events(self) -> Path:
-        """What happened to the run, one JSON object a line."""
+        """The journal: what has happened, one JSON object a line."""
         return self.root / "events.jsonl"
 
     @property

@@ -220,7 +220,7 @@ def _task_report(state: AttemptState, plan: TaskPlan, log: str) -> TaskReport:
 
 def _progress_report(status: TaskReported | None) -> ProgressReport | None:
     progress = status.progress if status is not None else None
-    if progress is None or not progress.first_step:
+    if progress is None or progress.first_step is None:
         return None
     return ProgressReport(
         epoch=progress.epoch,

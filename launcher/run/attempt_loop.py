@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeReady, StacksAsked, Tick
+from launcher.gang.events import Event, NodeReady, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import StragglerWatch
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.report.run_events import Straggler
 from launcher.run.actions import Actions
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.log_watch import LogWatch
@@ -52,6 +53,7 @@ class AttemptLoop:
         Returns:
             The last state, and the setup for a next attempt, whose nodes need no second check.
         """
+        self._context.journal.begin_attempt(self._number)
         self._actions.write_plan()
         links = self._context.links
         links.begin(self._number, self.state.policy.nodes)
@@ -73,7 +75,10 @@ class AttemptLoop:
     def _handle(self, event: Event) -> None:
         earlier = self.state
         self.state, actions = decide(earlier, event, self._context.timing.monotonic())
+        self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
         self._report(earlier, event)
+        if self.state.phase is Phase.RUNNING and earlier.phase is not Phase.RUNNING:
+            self._context.on_up()
         if isinstance(event, NodeReady) and self.state is not earlier:
             self._actions.preload(event.node)
         for action in actions:
@@ -86,8 +91,11 @@ class AttemptLoop:
         console, timing = self._context.console, self._context.timing
         now = timing.monotonic()
         news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())
-        if news or (news := self._stragglers.note(event, now)):
+        if news:
             console.note(news)
+        elif isinstance(event, TaskReported) and (slow := self._stragglers.note(event, now)):
+            console.note(slow)
+            self._context.journal.write(Straggler(event.task, slow))
         if patches := render_patches(event):
             console.note_once(patches)
 

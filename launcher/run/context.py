@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
 from launcher.run.directory import RunDir
+from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
 from launcher.run.timing import Timing
@@ -25,10 +26,13 @@ class RunContext:
     files: RunDir
     links: NodeLinks
     console: Console
+    journal: Journal
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
+    on_up: Callable[[], None] = lambda: None
+    """Called when the cluster is up, in each attempt."""
 
     @property
     def timing(self) -> Timing:

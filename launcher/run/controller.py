@@ -1,4 +1,4 @@
-"""The process that controls a run: its identity, whether it is alive, and signals to exactly this process.
+"""The process that controls a run: its identity, and whether it is alive.
 
 The same pid is another process on another machine, in another container, and later on this machine.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -83,36 +82,6 @@ def is_alive(controller: Controller) -> bool:
     return started is not None and abs(started - controller.started) < START_TOLERANCE_S
 
 
-def send_signal(controller: Controller, signum: signal.Signals) -> bool:
-    """Signals exactly this process; returns False if it is gone.
-
-    Raises:
-        UsageError: the process cannot be signalled from here.
-    """
-    if not is_alive(controller):
-        return False
-    descriptor = _open_pidfd(controller.pid)
-    try:
-        # The descriptor pins the process: if it is the controller now, it stays the controller.
-        if not is_alive(controller):
-            return False
-        if descriptor is None:
-            os.kill(controller.pid, signum)
-        else:
-            signal.pidfd_send_signal(descriptor, signum)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        raise UsageError(
-            f"this run's controller (pid {controller.pid}) belongs to another user",
-            hint="run the command as that user",
-        ) from None
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-    return True
-
-
 def _start_of(pid: int) -> float | None:
     """When the process was started; None if there is none, or only a zombie."""
     # Imported here: most commands need no process.
@@ -132,15 +101,6 @@ def _start_of(pid: int) -> float | None:
                 return started
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
-
-
-def _open_pidfd(pid: int) -> int | None:
-    """A pidfd; None on systems without them: macOS, Linux before 5.3, some sandboxes, some Python builds."""
-    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
-        return None
-    with contextlib.suppress(OSError):  # the process is gone, which `is_alive` sees, or pidfds are not supported
-        return os.pidfd_open(pid)
-    return None
 
 
 def _boot() -> str:

@@ -14,9 +14,15 @@ from typing import Any
 
 from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
+from launcher.report.run_events import RunStarted
 from launcher.run.controller import Controller, is_alive, parse_controller, this_process
+from launcher.run.journal import Journal
 from launcher.run.naming import absolute, is_utf_8
 from worker_entry.protocol.file_names import make_private_directory
+from worker_entry.system import clock
+
+PADDING = 4096
+"""Bytes that the end of a run may add to run.json."""
 
 
 class RunDir(RunPaths):
@@ -42,20 +48,38 @@ class RunDir(RunPaths):
         return cls(root)
 
     @contextlib.contextmanager
-    def hold(self, run_id: str) -> Iterator[None]:
-        """Marks the run as running: other processes see it and may send this one the signals of `interrupts`."""
-        controller = this_process()
-        self._write_run(run_id, controller, ended=False)
+    def hold(self, run_id: str, name: str, socket: str = "") -> Iterator[Journal]:
+        """Marks the run as running, and at the end as ended; yields its journal. `socket`: its control socket."""
+        controller = asdict(this_process())
+        facts = {
+            "run_id": run_id,
+            "name": name,
+            "controller": controller,
+            "socket": socket,
+            "started": clock.now(),
+            "generation": 0,
+        }
+        # Padded, so that the end can be written even on a disk that is full by then.
+        self.write_text(self.run, f"{_render({**facts, 'ended': False})}{' ' * PADDING}\n")
         try:
-            yield
+            journal = Journal(self.events, clock.now)
+        except OSError as error:
+            raise _cannot_write(self.events, error) from None
+        journal.write(RunStarted(run_id, name, str(self.root)))
+        try:
+            yield journal
         finally:
-            # For other machines, which cannot see whether this process is alive. On this machine the process's exit
-            # says the same, so that a full disk does no harm.
-            with contextlib.suppress(RunDirectoryError):
-                self._write_run(run_id, controller, ended=True)
+            journal.close()
+            end = asdict(journal.ended) if journal.ended is not None else {}
+            self._write_end(f"{_render({**facts, **end, 'ended': True, 'ended_at': clock.now()})}\n")
 
-    def _write_run(self, run_id: str, controller: Controller, *, ended: bool) -> None:
-        self.write_json(self.run, {"run_id": run_id, "controller": asdict(controller), "ended": ended})
+    def _write_end(self, text: str) -> None:
+        try:
+            self.write_text(self.run, text)
+        except RunDirectoryError:
+            with contextlib.suppress(OSError), self.run.open("r+b") as file:
+                data = text.encode()
+                file.write(data + b" " * (os.fstat(file.fileno()).st_size - len(data)))
 
     def read_run(self) -> tuple[str, Controller | None]:
         """The run's name, and its controller; None if the run has ended.
@@ -66,6 +90,13 @@ class RunDir(RunPaths):
         """
         run_id, controller, ended = self._read_run()
         return run_id, None if ended or not is_alive(controller) else controller
+
+    def read_socket(self) -> str:
+        """The path of the controller's socket; empty if it has none."""
+        try:
+            return str(json.loads(self.run.read_bytes()).get("socket", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
 
     def _read_run(self) -> tuple[str, Controller, bool]:
         try:
@@ -90,7 +121,7 @@ class RunDir(RunPaths):
             raise _cannot_write(self.checkpoints, error) from None
 
     def write_json(self, path: Path, value: Any) -> None:
-        self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        self.write_text(path, f"{_render(value)}\n")
 
     def write_text(self, path: Path, text: str) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -105,6 +136,10 @@ class RunDir(RunPaths):
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise _cannot_write(path, error) from None
+
+
+def _render(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _check_unused(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
@@ -54,6 +55,15 @@ class Interrupts:
         self._deliver = deliver
         while self._early:
             deliver(self._early.pop(0))
+
+    def ask(self, signum: int) -> None:
+        """Does what the signal would do; called from any thread."""
+        if self._deliver is not None:
+            self._deliver(signum)
+        elif self._raises and self._previous:
+            _thread.interrupt_main(signal.Signals(signum))  # only the main thread's slow work can be interrupted
+        else:
+            self._early.append(signum)
 
     def mute(self) -> None:
         """Ignores all signals, also at interpreter exit: the run has ended, and its exit status is final."""

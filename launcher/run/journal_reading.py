@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.console.writer import Level
 
 PIECE = 1 << 20
 
@@ -54,9 +57,10 @@ def said_text(entry: Entry) -> str:
     return str(entry.get("text", ""))
 
 
-def said_level(entry: Entry) -> str:
-    """`note`, `warning` or `error`."""
-    return str(entry.get("level", "note"))
+def said_level(entry: Entry) -> Level:
+    """The level of a `said` entry; a note if it is of no level that we know."""
+    level = entry.get("level")
+    return level if level in ("warning", "error") else "note"
 
 
 def _parse(line: bytes) -> Entry | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -20,9 +21,13 @@ from launcher.plan.resources import NodeFacts
 from launcher.report.check_report import make_check_report
 from launcher.report.models import CheckReport, RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
+from launcher.run.answers import Answers
 from launcher.run.context import RunContext
+from launcher.run.control import ControlServer
+from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir
 from launcher.run.interrupts import Interruption, Interrupts
+from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
@@ -36,7 +41,13 @@ from worker_entry.system import clock, hardware
 
 
 def run(
-    spec: ClusterSpec, *, run_dir: Path | None, verbose: bool, checks: bool, faults: Sequence[Fault] = ()
+    spec: ClusterSpec,
+    *,
+    run_dir: Path | None,
+    verbose: bool,
+    checks: bool,
+    faults: Sequence[Fault] = (),
+    detachment: Detachment | None = None,
 ) -> RunReport:
     """Runs the cluster to its end.
 
@@ -46,6 +57,7 @@ def run(
         verbose: whether the console shows TensorFlow's start-up messages.
         checks: whether the nodes are checked before the start.
         faults: what is injected into it.
+        detachment: leaves the terminal once the cluster is up; None in the foreground.
 
     Raises:
         DistlaunchError: the cluster could not be started; nothing is left running.
@@ -61,24 +73,31 @@ def run(
         files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
         tasks = [task for _, task in spec.placements()]
         with (
-            files.hold(run_id),
-            _reporting_failure(files, run_id, spec.name),
-            _opened_console(tasks, interrupts, verbose=verbose) as console,
+            contextlib.closing(ControlServer()) as control,
+            files.hold(run_id, spec.name, control.path) as journal,
+            _reporting_failure(files, run_id, spec.name, journal),
+            _opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
         ):
+            answers = Answers(run_id, spec.name, files, journal, interrupts)
+            control.serve(answers)
             planner = _make_planner(spec, targets, files)
             files.write_text(files.spec, render_spec(planner.spec))
             console.note(f"Starting {_render_size(planner)}; logs in {files.root}")
             _make_folders(planner.spec, files)
             bundle = _make_bundle(planner.spec, interrupts)
-            context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle)
+            context = _make_context(planner.spec, run_id, files, targets, console, journal, bundle=bundle)
+            if detachment is not None:
+                context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             recovery = _Recovery(planner.spec, run_id)
-            return Supervisor(context, planner, recovery, interrupts, checks=checks, faults=faults).run()
+            supervisor = Supervisor(context, planner, recovery, interrupts, checks=checks, faults=faults)
+            answers.attach(supervisor, context.links)
+            return supervisor.run()
     finally:
         interrupts.mute()
 
 
 @contextlib.contextmanager
-def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
+def _reporting_failure(files: RunDir, run_id: str, name: str, journal: Journal) -> Iterator[None]:
     """Writes a report for a run that could not be started, if possible."""
     started = clock.now()
     try:
@@ -98,6 +117,7 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
             versions=make_versions(()),
             end=end_by_error(error),
         )
+        journal.end(report)
         with contextlib.suppress(RunDirectoryError):
             files.write_json(files.report, report.model_dump(mode="json"))
         if error is caught:
@@ -106,9 +126,11 @@ def _reporting_failure(files: RunDir, run_id: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened_console(tasks: Sequence[TaskId], interrupts: Interrupts, *, verbose: bool = False) -> Iterator[Console]:
+def _opened_console(
+    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False, needed: bool = True
+) -> Iterator[Console]:
     """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
-    console = open_console(tasks, verbose=verbose)
+    console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed)
     try:
         yield console
     finally:
@@ -139,10 +161,13 @@ def check(spec: ClusterSpec) -> CheckReport:
             planner = _make_planner(spec, targets, files)
             first = planner.without_spares()
             _make_folders(planner.spec, files)
-            with _opened_console([], interrupts) as console:
+            journal = Journal(files.events, clock.now)
+            with contextlib.closing(journal), _opened_console([], interrupts, journal) as console:
                 run_id = make_run_id(spec.name)
                 bundle = _make_bundle(planner.spec, interrupts)
-                context = _make_context(planner.spec, run_id, files, targets, console, bundle=bundle, only_checks=True)
+                context = _make_context(
+                    planner.spec, run_id, files, targets, console, journal, bundle=bundle, only_checks=True
+                )
                 recovery = _Recovery(planner.spec, run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
@@ -194,6 +219,7 @@ def _make_context(
     files: RunDir,
     targets: Targets,
     console: Console,
+    journal: Journal,
     *,
     bundle: Bundle | None,
     only_checks: bool = False,
@@ -206,6 +232,7 @@ def _make_context(
         files=files,
         links=links,
         console=console,
+        journal=journal,
         bundle=bundle,
         only_checks=only_checks,
     )

@@ -32,6 +32,11 @@ def runs_directory(environ: Mapping[str, str]) -> Path:
     return base / "distlaunch" / "runs"
 
 
+def name_run(directory: Path) -> str:
+    """How commands find the run: by its name in the default folder of runs, else by its folder."""
+    return directory.name if directory.parent == runs_directory(os.environ) else str(directory)
+
+
 def current_directory() -> Path:
     """The current folder.
 

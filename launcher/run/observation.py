@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
 from launcher.gang.translation import from_message
+from launcher.report import run_events
 from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL
@@ -23,10 +24,13 @@ class Observer:
         self._preflight = preflight
         self._stacks = stacks
         self._unread = False
+        self.origin = ("", 0)
+        """The node that has reported the last event, and the number of its message; empty for an event of our own."""
 
     def next_events(self, timeout_s: float) -> Iterator[Event]:
         """The next events; a Tick if there is none in time."""
         incoming = self._context.links.next(timeout_s)
+        self.origin = ("", 0)
         if incoming is None:
             yield from self._overdue()
             return
@@ -39,13 +43,16 @@ class Observer:
             case LinkClosed(reason):
                 yield NodeLost(node, reason)
             case LinkDropped(reason):
+                self._context.journal.write(run_events.LinkDropped(node, reason))
                 wait_s = self._context.spec.timeouts.lease_s
                 console.warn(f"node {node}: {reason}; its tasks continue; reconnecting for up to {wait_s:g} s")
             case LinkResumed(after_s):
+                self._context.journal.write(run_events.LinkResumed(node, after_s))
                 console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
             case LinkNote(text):
                 console.warn(text)
             case _:
+                self.origin = (node, 0)
                 yield from self._translate(node, message)
 
     def _translate(self, node: str, message: Message) -> Iterator[Event]:

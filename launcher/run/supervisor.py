@@ -27,6 +27,7 @@ from launcher.report.run_report import (
 from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.endings import make_ending
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
@@ -61,6 +62,8 @@ class Supervisor:
         checks: bool,
         faults: Sequence[Fault] = (),
     ) -> None:
+        self.loop: AttemptLoop | None = None
+        """The current attempt, or the last one; None before the first."""
         self._faults = faults
         self._recover = recover
         self._interrupts = interrupts
@@ -146,7 +149,7 @@ class Supervisor:
         started, files = self._timing.now(), self._context.files
         number = self._last.number + 1 if self._last is not None else 1
         faults = pending(self._faults, self._states.values())
-        loop = AttemptLoop(self._context, chosen, number, faults)
+        self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:
             self._earlier = self._earlier.add(self._last)
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
@@ -175,7 +178,7 @@ class Supervisor:
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
-        self._endings = remember([*self._endings, _ending(self._last)])
+        self._endings = remember([*self._endings, make_ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
 
@@ -202,6 +205,8 @@ class Supervisor:
         if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
             self._interrupted = self._asked
             return None, None
+        reference, message = last.verdict.reference, last.verdict.message
+        self._context.journal.note_state("restarting", reference, message)
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
@@ -278,22 +283,5 @@ class Supervisor:
             self._console.error("\n".join(lines))
             written = False
         self._console.note(render_summary(report, written=written))
+        self._context.journal.end(report)
         return report
-
-
-def _ending(attempt: Attempt) -> Ending:
-    """The attempt's end, for the restart rule."""
-    reference = attempt.verdict.reference
-    if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
-        reference = "node-lost"
-    return Ending(reference, attempt.started, attempt.ended, _trained(attempt))
-
-
-def _trained(attempt: Attempt) -> bool:
-    """Whether training had begun, as far as is known."""
-    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
-    if progresses:
-        return any(progress.first_step for progress in progresses)
-    # A program that reports no steps may train once the cluster is up; a command may at any time.
-    is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
-    return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()

@@ -36,7 +36,7 @@ def render_steps(state: AttemptState) -> str:
     done: dict[int, list[TaskId]] = {}
     for task in sorted(state.status):
         progress = state.status[task].progress
-        if progress is not None and progress.first_step:
+        if progress is not None and progress.first_step is not None:
             done.setdefault(progress.step, []).append(task)
     if len(done) < 2:
         return ""

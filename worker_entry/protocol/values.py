@@ -67,15 +67,15 @@ class CrashRecord:
 class Progress:
     """How far training has come in one process: the last values that its program reported.
 
-    `epoch` and `step` count from 1: the program's own numbers, or, with `model.fit`, the steps since the program
-    began. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
-    when the last batch was done. Before the first step is done, all of these are 0. `training`: whether training is
-    under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during which the task
-    waited for the others. A metric that is not a finite number is None.
+    `epoch` and `step` are the program's own numbers, or, with `model.fit`, the count since the program began,
+    from 1. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
+    when the last batch was done. Before the first step is done, `first_step` is None and the others are 0. `training`:
+    whether training is under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during
+    which the task waited for the others. A metric that is not a finite number is None.
     """
 
     step: Number
-    first_step: Number
+    first_step: Optional[Number]
     batches: Number
     began: float
     time: float

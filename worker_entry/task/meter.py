@@ -54,6 +54,8 @@ class Meter:
         self._collecting = threading.Lock()
         self._mark: tuple[float, int, Optional[float]] = (0.0, 0, None)
         self._reporting = threading.Lock()
+        self._news = threading.Event()
+        """Set when there may be something to report."""
         self._thread: Optional[threading.Thread] = None
         self.watchers: list[Watcher] = []
 
@@ -90,6 +92,7 @@ class Meter:
         self._batches += 1
         self._step, self._time = step, clock.now()
         self._metrics.note(metrics)
+        self._announce()
         if not self._began:
             self._first_step, self._began = step, self._time
         for watch in self.watchers:
@@ -99,6 +102,7 @@ class Meter:
         """Notes that a batch of validation or prediction is done."""
         self._batches += 1
         self._time = clock.now()
+        self._announce()
 
     def schedule(self, steps: int, result: Any) -> None:
         """Notes steps that a worker will do (0 for a batch of validation); they count when it has done them.
@@ -106,6 +110,7 @@ class Meter:
         `result` is the remote value that shows when they are done.
         """
         self._scheduled.append((steps, result))
+        self._announce()
 
     def end_epoch(self, metrics: Any) -> None:
         self._collect()  # the program has waited for all steps
@@ -126,14 +131,19 @@ class Meter:
         finally:
             self._reporting.release()
 
+    def _announce(self) -> None:
+        if not self._news.is_set():  # setting takes a lock, which not every step should
+            self._news.set()
+
     def _report_forever(self) -> None:
-        reported = -1
-        while True:
+        # It blocks while nothing happens: otherwise the profile of a task that only waits would contain this thread.
+        while self._news.wait():
+            self._news.clear()
             time.sleep(REPORT_S)
             with contextlib.suppress(Exception):  # without this thread, the task would be stopped as stalled
-                if self._scheduled or self._metrics.has_unread or reported != self._batches:
-                    reported = self._batches
-                    self.report()
+                self.report()
+            if self._scheduled or self._metrics.has_unread:  # which no call of the program announces
+                self._news.set()
 
     def _collect(self) -> None:
         """Counts the scheduled steps that are done."""
@@ -164,7 +174,7 @@ class Meter:
     def _progress(self) -> Progress:
         return Progress(
             step=self._step,
-            first_step=self._first_step,
+            first_step=self._first_step if self._began else None,
             batches=self._batches,
             began=self._began,
             time=self._time,

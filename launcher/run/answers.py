@@ -1,0 +1,83 @@
+"""What a controller answers to the requests at its control socket."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from launcher.gang.events import StacksAsked
+from launcher.plan.paths import RunPaths
+from launcher.report.status_report import RunStatus, make_task_states
+from launcher.run.control import AskStacks, AskStop, RefusedError, Request
+from launcher.run.interrupts import Interrupts
+from launcher.run.journal import Journal
+from launcher.run.node_links import NodeLinks
+from launcher.run.supervisor import Supervisor
+from worker_entry.system import clock
+
+STACKS_S = 15.0
+"""How long tasks may take to show their stacks."""
+POLL_S = 0.05
+
+
+class Answers:
+    """Answers on the socket's threads; the run's own thread is only asked through its queue.
+
+    Until `attach`, the run has no tasks; it can be stopped nevertheless.
+    """
+
+    def __init__(self, run_id: str, name: str, files: RunPaths, journal: Journal, interrupts: Interrupts) -> None:
+        self._run_id = run_id
+        self._name = name
+        self._files = files
+        self._journal = journal
+        self._interrupts = interrupts
+        self._started = clock.now()
+        self._run: tuple[Supervisor, NodeLinks] | None = None
+
+    def attach(self, supervisor: Supervisor, links: NodeLinks) -> None:
+        """From now on, answers are about this supervisor's run."""
+        self._run = supervisor, links
+
+    def __call__(self, request: Request) -> bytes:
+        """The answer.
+
+        Raises:
+            RefusedError: there is none.
+        """
+        match request:
+            case AskStop(now):
+                for signum in (signal.SIGTERM, signal.SIGINT) if now else (signal.SIGTERM,):
+                    self._interrupts.ask(signum)
+                return b""
+            case AskStacks():
+                return self._collect_stacks().encode()
+        return self._make_status().model_dump_json().encode()
+
+    def _make_status(self) -> RunStatus:
+        loop = self._run[0].loop if self._run is not None else None
+        again = max(self._journal.attempt - 1, 0)
+        return RunStatus(
+            run_id=self._run_id,
+            name=self._name,
+            directory=str(self._files.root),
+            state=self._journal.state,
+            attempt=self._journal.attempt,
+            restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
+            started=self._started,
+            now=clock.now(),
+            tasks=make_task_states(loop.state, loop.plan) if loop is not None else [],
+        )
+
+    def _collect_stacks(self) -> str:
+        if self._run is None:
+            raise RefusedError("no task has been started yet")
+        file = self._files.stacks
+        before = file.stat().st_mtime_ns if file.exists() else 0
+        self._run[1].put(StacksAsked())
+        deadline = time.monotonic() + STACKS_S
+        while not file.exists() or file.stat().st_mtime_ns == before:
+            if time.monotonic() > deadline:
+                raise RefusedError(f"the tasks did not show their stacks within {STACKS_S:g} s")
+            time.sleep(POLL_S)
+        return file.read_text(encoding="utf-8")

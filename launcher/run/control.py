@@ -1,0 +1,227 @@
+"""The control socket: how other processes of the user ask a run's controller for its status, its stacks or its end.
+
+It is a Unix socket in a private folder; run.json has its path. Each connection carries one request and its answer, as
+frames. Both sides check who is at the other end. A request that is not understood, and a client that does not read,
+cost only their own connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker_entry.agent.bootstrap import private
+from worker_entry.agent.reattach import bases
+from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.system import kernel
+
+PREFIX = "control-"
+PATH_LIMIT = 100
+"""Bytes of a socket's path that all systems accept."""
+NEW = ".new"
+CLIENTS = 32
+"""Connections that are served at once; more are closed."""
+CLIENT_S = 10.0
+"""How long a client may take to send its request, and to read the answer."""
+
+
+@dataclass(frozen=True)
+class AskStatus:
+    """What is the run doing? Answered by the JSON of a RunStatus."""
+
+
+@dataclass(frozen=True)
+class AskStacks:
+    """What are all tasks doing? Answered by their stacks, as text."""
+
+
+@dataclass(frozen=True)
+class AskStop:
+    """Stop the run; `now`: without a grace. Answered at once; the connection then stays open until the run's end."""
+
+    now: bool
+
+
+Request = AskStatus | AskStacks | AskStop
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`length` bytes follow, which are the answer, or say why there is none."""
+
+    good: bool
+    length: int
+
+
+class RefusedError(Exception):
+    """A request cannot be answered; the text tells the user why."""
+
+
+class ControlServer:
+    """Answers requests in threads of its own.
+
+    Connections wait until `serve`.
+    """
+
+    def __init__(self) -> None:
+        self._slots = threading.Semaphore(CLIENTS)
+        self._kept: list[socket.socket] = []
+        self._socket, self.path = _listen()
+
+    def serve(self, answer: Callable[[Request], bytes]) -> None:
+        """Begins to answer. `answer` raises RefusedError if there is no answer."""
+        if self._socket is not None:
+            threading.Thread(target=self._serve, args=(answer,), name="control", daemon=True).start()
+
+    def close(self) -> None:
+        """Serves no more; connections of those that wait for the end close with the process."""
+        if self._socket is not None:
+            self._socket.close()
+            with contextlib.suppress(OSError):
+                Path(self.path).unlink()
+
+    def _serve(self, answer: Callable[[Request], bytes]) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            if not _is_ours(client) or not self._slots.acquire(blocking=False):
+                client.close()
+                continue
+            try:
+                threading.Thread(target=self._serve_client, args=(client, answer), daemon=True).start()
+            except RuntimeError:  # no more threads are allowed
+                self._slots.release()
+                client.close()
+
+    def _serve_client(self, client: socket.socket, make: Callable[[Request], bytes]) -> None:
+        try:
+            client.settimeout(CLIENT_S)
+            request, _ = _receive(client, Request)
+            try:
+                body, good = make(request), True
+            except RefusedError as error:
+                body, good = str(error).encode(), False
+            client.settimeout(CLIENT_S)
+            client.sendall(_encode(Answer(good, len(body))) + body)
+            if isinstance(request, AskStop) and good:
+                self._kept.append(client)
+                return
+        except (OSError, ProtocolError):
+            pass
+        finally:
+            self._slots.release()
+        client.close()
+
+
+def ask(path: str, pid: int, request: Request, timeout_s: float) -> tuple[bytes, socket.socket]:
+    """The controller's answer, and the connection.
+
+    Raises:
+        RefusedError: the controller cannot answer.
+        OSError: it does not answer, or another process does.
+    """
+    with contextlib.ExitStack() as failing:
+        connection = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        _check_peer(connection, path, pid)
+        connection.sendall(_encode(request))
+        body = _receive_answer(connection, path)
+        failing.pop_all()
+    return body, connection
+
+
+def _check_peer(connection: socket.socket, path: str, pid: int) -> None:
+    if not _is_ours(connection, pid):
+        raise PermissionError(errno.EPERM, "belongs to another process", path)
+
+
+def _receive_answer(connection: socket.socket, path: str) -> bytes:
+    try:
+        answer, body = _receive(connection, Answer | None)
+    except ProtocolError as error:
+        raise OSError(errno.EPROTO, f"sent {error}", path) from None
+    if not answer.good:
+        raise RefusedError(body.decode("utf-8", "replace"))
+    return body
+
+
+def wait_for_end(connection: socket.socket, timeout_s: float) -> bool:
+    """Whether the controller has ended within this time, which closes the connection."""
+    with connection:
+        connection.settimeout(timeout_s)
+        try:
+            return connection.recv(1) == b""
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+
+
+def _encode(message: Any) -> bytes:
+    return encode(message)
+
+
+def _receive(connection: socket.socket, kinds: Any) -> tuple[Any, bytes]:
+    decoder = Decoder(kinds)
+    while True:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ProtocolError("an incomplete frame")
+        for message, body in decoder.feed(data):
+            return message, body
+
+
+def _is_ours(connection: socket.socket, pid: int | None = None) -> bool:
+    """Whether the other end is this user, and the process if one is named; elsewhere than on Linux the folder is."""
+    if not kernel.LINUX:
+        return True
+    found, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (os.geteuid(), 0) and pid in (None, found)
+
+
+def _listen() -> tuple[socket.socket | None, str]:
+    """A listening socket and its path; None if no folder of this machine can have one."""
+    name = f"{PREFIX}{secrets.token_hex(6)}"
+    for base in bases():
+        path = Path(base, name)
+        new = path.with_suffix(NEW)
+        if len(os.fsencode(new)) > PATH_LIMIT:
+            continue
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _remove_abandoned(Path(private(base)))
+            server.bind(str(new))
+            new.chmod(0o600)
+            server.listen(CLIENTS)
+            new.rename(path)  # nobody takes it for an abandoned one before it listens
+        except OSError:
+            server.close()
+            continue
+        return server, str(path)
+    return None, ""
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes the sockets of controllers that were killed."""
+    for path in folder.glob(f"{PREFIX}*"):
+        if path.suffix == NEW:
+            continue
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()

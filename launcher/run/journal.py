@@ -1,0 +1,105 @@
+"""Writes the run's journal, events.jsonl, as the run goes on; see `report.run_events` for its lines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.console.writer import Level
+from launcher.gang.events import Event, TaskReported, TaskWrote, Tick
+from launcher.gang.state import AttemptState
+from launcher.report.models import RunReport
+from launcher.report.run_events import Ended, Record, RunEvent, Said, State, StateName, render_record
+from launcher.report.status_report import PHASES
+from launcher.tasks import TaskId
+
+
+class Journal:
+    """Appends lines from any thread. A disk that is full costs lines, never the run.
+
+    Args:
+        path: the file; made if it is missing.
+        now: Unix seconds.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        self.attempt = 0
+        self._now = now
+        self._lock = threading.Lock()
+        self._state: StateName | None = None
+        self._reported: dict[TaskId, object] = {}
+        self._ended: Ended | None = None
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._is_torn = os.fstat(self._descriptor).st_size > 0
+        """Whether the last line may be incomplete: a line break then separates it from the next."""
+
+    @property
+    def state(self) -> StateName:
+        """The run's state."""
+        return self._state or "connecting"
+
+    @property
+    def ended(self) -> Ended | None:
+        """How the run ended, once it has."""
+        return self._ended
+
+    def write(self, event: RunEvent, node: str = "", frame: int = 0) -> None:
+        """Appends a line."""
+        line = render_record(Record(self._now(), self.attempt, event, node, frame))
+        with self._lock, contextlib.suppress(OSError):
+            if self._descriptor < 0:
+                return
+            line = b"\n" * self._is_torn + line
+            self._is_torn = True
+            self._is_torn = os.write(self._descriptor, line) < len(line)
+
+    def say(self, level: Level, text: str) -> None:
+        """Appends a message to the user."""
+        self.write(Said(level, text))
+
+    def begin_attempt(self, number: int) -> None:
+        self.attempt = number
+        self._reported.clear()
+
+    def note_event(self, before: AttemptState, after: AttemptState, event: Event, node: str, frame: int) -> None:
+        """Appends an event of the gang that has changed its state, except for steps and output alone."""
+        if after is not before and not isinstance(event, (Tick, TaskWrote)) and self._is_news(event):
+            self.write(event, node, frame)
+        self.note_state(PHASES.get(after.phase, "connecting"))
+
+    def note_state(self, state: StateName, reference: str = "", message: str = "") -> None:
+        """Appends the run's state if it is another one."""
+        if state != self._state:
+            self._state = state
+            self.write(State(state, reference, message))
+
+    def end(self, report: RunReport) -> None:
+        """Appends the end of the run."""
+        verdict = report.verdict
+        self._ended = Ended(report.outcome, report.exit_status, verdict.reference, verdict.message)
+        self.note_state(report.outcome, verdict.reference, verdict.message)
+        self.write(self._ended)
+
+    def close(self) -> None:
+        with self._lock:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _is_news(self, event: Event) -> bool:
+        if not isinstance(event, TaskReported):
+            return True
+        progress = event.progress
+        facts = (
+            event.phase,
+            event.injected,
+            event.strategy,
+            event.own_tf_config,
+            event.keras,
+            progress is not None and (progress.training, progress.first_step),
+        )
+        is_news = self._reported.get(event.task) != facts
+        self._reported[event.task] = facts
+        return is_news
