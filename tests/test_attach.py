@@ -190,7 +190,8 @@ def test_a_run_that_has_not_started_a_task_yet_is_waited_for(tmp_path: Path) -> 
 
 
 def test_two_look_at_a_run_through_its_restart_and_a_stuck_one_disturbs_nobody(tmp_path: Path) -> None:
-    program = "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.1; done; exit 3"
+    go = tmp_path / "go"
+    program = f"echo $DISTLAUNCH_ATTEMPT.1; until [ -e {go} ]; do sleep 0.05; done; echo $DISTLAUNCH_ATTEMPT.2; exit 3"
     with (tmp_path / "console").open("wb") as console:
         run = BackgroundRun(
             tmp_path,
@@ -207,10 +208,18 @@ def test_two_look_at_a_run_through_its_restart_and_a_stuck_one_disturbs_nobody(t
     for number in range(2):
         with (tmp_path / f"viewer-{number}").open("wb") as output:
             viewers.append(
-                subprocess.Popen(distlaunch_command("attach", str(run.directory)), stdout=output, stderr=output)
+                subprocess.Popen(
+                    distlaunch_command("attach", str(run.directory)), stdout=output, stderr=subprocess.DEVNULL
+                )
             )
     stuck = subprocess.Popen(distlaunch_command("attach", str(run.directory)), stdout=subprocess.PIPE)
     stuck.send_signal(signal.SIGSTOP)
+
+    def all_look() -> None:
+        assert all("1.1" in (tmp_path / f"viewer-{number}").read_text() for number in range(2))
+
+    eventually(all_look)
+    go.touch()
     assert run.end() == 1
     stuck.kill()
     stuck.communicate()

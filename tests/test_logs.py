@@ -378,7 +378,11 @@ def test_what_happens_is_seen_at_once(tmp_path: Path, change: str) -> None:
 
 def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
     """Every byte of both attempts, from a run of the real program."""
-    program = "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.1; done; printf end; exit 3"
+    go = tmp_path / "go"
+    program = (
+        "for i in 1 2 3; do echo $DISTLAUNCH_ATTEMPT.$i; sleep 0.1; done; printf end; "
+        f"until [ -e {go} ]; do sleep 0.05; done; exit 3"
+    )
     arguments = ["-n", "2", "--max-restarts", "1", "--", "sh", "-c", program]
     with (tmp_path / "console").open("wb") as console:
         run = BackgroundRun(
@@ -391,6 +395,9 @@ def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
     raw = Follower(run.directory, tmp_path, "worker:0", "--no-prefix")
     (tmp_path / "merged").mkdir()
     merged = Follower(run.directory, tmp_path / "merged", "--json")
+    raw.shows("1.3")
+    merged.shows("1.3")
+    go.touch()
     assert run.end() == 1
     written = {(attempt, task): run.log(task, attempt) for attempt in (1, 2) for task in (0, 1)}
     assert raw.end().encode() == written[1, 0] + written[2, 0]

@@ -10,16 +10,17 @@ import pwd
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
-from launcher.report.run_events import RunStarted
 from launcher.run.controller import Controller, is_alive, parse_controller, this_process
-from launcher.run.journal import Journal
 from launcher.run.naming import absolute, is_utf_8
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.system import clock
+
+if TYPE_CHECKING:
+    from launcher.run.journal import Journal
 
 PADDING = 4096
 """Bytes that the end of a run may add to run.json."""
@@ -50,6 +51,10 @@ class RunDir(RunPaths):
     @contextlib.contextmanager
     def hold(self, run_id: str, name: str, socket: str = "") -> Iterator[Journal]:
         """Marks the run as running, and at the end as ended; yields its journal. `socket`: its control socket."""
+        # Imported here: commands that only read a run's folder need no models.
+        from launcher.report.run_events import RunStarted
+        from launcher.run.journal import Journal
+
         controller = asdict(this_process())
         facts = {
             "run_id": run_id,
