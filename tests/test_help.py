@@ -31,7 +31,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
             listed.setdefault(title, []).append(line.split()[0])
     assert listed == {
         "Run:": ["local", "up"],
-        "Look:": ["check", "plan", "logs", "attach", "stacks", "profile"],
+        "Look:": ["check", "plan", "status", "logs", "attach", "stacks", "profile"],
         "End:": ["down", "clean"],
         "Prepare:": ["compose", "schema"],
     }

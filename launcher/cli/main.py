@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, look, prepare, runs
+from launcher.cli import cluster, look, prepare, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -113,6 +113,6 @@ def cli() -> None:
 
 
 cli.add_section("Run", (cluster.local, cluster.up))
-cli.add_section("Look", (cluster.check, cluster.plan, look.logs, look.attach, runs.stacks, runs.profile))
+cli.add_section("Look", (cluster.check, cluster.plan, state.status, look.logs, look.attach, runs.stacks, runs.profile))
 cli.add_section("End", (runs.down, runs.clean))
 cli.add_section("Prepare", (prepare.compose, prepare.schema))

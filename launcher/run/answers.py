@@ -66,7 +66,7 @@ class Answers:
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._started,
             now=clock.now(),
-            tasks=make_task_states(loop.state, loop.plan) if loop is not None else [],
+            tasks=make_task_states(loop.state, loop.plan, loop.samples) if loop is not None else [],
         )
 
     def _collect_stacks(self) -> str:

@@ -6,7 +6,7 @@ out, asks `gang.decide`, and performs the actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -22,6 +22,8 @@ from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
+from launcher.tasks import TaskId
+from worker_entry.protocol.samples import TaskSample
 
 IDLE_S = 0.5
 """How often the loop polls what sends no messages: logs, the console, deadlines."""
@@ -46,6 +48,11 @@ class AttemptLoop:
     def plan(self) -> LaunchPlan:
         """What was started; before the start, what is known so far."""
         return self._actions.plan
+
+    @property
+    def samples(self) -> Mapping[TaskId, TaskSample]:
+        """What each task uses, as last reported."""
+        return self._observer.samples
 
     def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt until nothing is left of it; nodes stay connected.

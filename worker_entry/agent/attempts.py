@@ -12,6 +12,7 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.log_stream import stream_logs
+from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
@@ -48,7 +49,7 @@ class Attempts:
         """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
         self._number = 0
         self._prepared: set[str] = set()
-        self._task_watch, self._stacks = TaskWatch(), StackDump()
+        self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler()
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
 
@@ -150,6 +151,8 @@ class Attempts:
             self._send(message)
             if isinstance(message, Status) and self._forkserver.is_refused(message.status):
                 self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
+        if (sample := self._sampler.poll(tasks, now)) is not None:
+            self._send(sample)
         return problem
 
     def stream_logs(self, connection: Connection) -> None:

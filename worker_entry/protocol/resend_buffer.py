@@ -2,7 +2,7 @@
 
 Each side counts, from 1 on, the frames that it sends and those that it receives; the frames carry no number. Over a new
 connection each side says how many frames it has received, and the other sends the rest again. Not counted are beats,
-log bytes and pieces of files, which have offsets, and the frames that resume the connection.
+samples, log bytes and pieces of files, which have offsets, and the frames that resume the connection.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Attached, Log, Message
+from worker_entry.protocol.messages import Attached, Log, Message, Sampled
 from worker_entry.protocol.orders import Attach, Beat, Piece
 
-_UNCOUNTED = (Attach, Attached, Beat, Log, Piece)
+_UNCOUNTED = (Attach, Attached, Beat, Log, Piece, Sampled)
 
 
 def is_counted(message: Message) -> bool:
