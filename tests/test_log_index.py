@@ -16,8 +16,8 @@ from launcher.run.log_file import LogFile
 from launcher.tasks import TaskId
 from launcher.transports.base import LogMirror
 from worker_entry.agent.task_log import TaskLog
-from worker_entry.protocol.log_index import RECORD, RESTART, SUFFIX, LogIndex, Mark, parse_index
-from worker_entry.protocol.messages import MARKS, Log, LogMark
+from worker_entry.protocol.log_index import MARKS, RECORD, RESTART, SUFFIX, LogIndex, Mark, parse_index
+from worker_entry.protocol.messages import Log
 
 TASK = TaskId("worker", 0)
 
@@ -52,7 +52,7 @@ def test_what_is_noted_can_be_read_and_times_increase(notes: list[tuple[int, flo
         index.note(offset, moment)
     marks = index.read(0, 1000)
     index.close()
-    assert read_marks(path) == marks
+    assert read_marks(path) == [(mark.offset, mark.time) for mark in marks]
     moments = [mark.time for mark in marks if mark.offset != RESTART]
     assert moments == sorted(moments)
     expected = [offset for offset, _ in itertools.groupby([0, *(offset for offset, _ in notes)])][1:]
@@ -249,8 +249,8 @@ def test_a_piece_has_no_more_marks_than_a_frame_may_have(tmp_path: Path) -> None
 def test_a_nodes_clock_is_corrected_and_never_ahead_of_ours(tmp_path: Path) -> None:
     mirror, path = mirror_of(tmp_path)
     now = time.time()
-    mirror.write(Log(1, "worker:0", 0, 2, [LogMark(2, now - 100 + 5000)]), b"a\n", 5000.0)
-    mirror.write(Log(1, "worker:0", 2, 2, [LogMark(4, 1e14)]), b"b\n", 5000.0)
+    mirror.write(Log(1, "worker:0", 0, 2, [Mark(2, now - 100 + 5000)]), b"a\n", 5000.0)
+    mirror.write(Log(1, "worker:0", 2, 2, [Mark(4, 1e14)]), b"b\n", 5000.0)
     mirror.close()
     (_, first), (_, second) = read_marks(Path(f"{path}{SUFFIX}"))
     assert first == pytest.approx(now - 100, abs=0.01)

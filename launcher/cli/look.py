@@ -176,10 +176,21 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[TaskPattern]]:
     return run, patterns
 
 
+def _allow_many_files() -> None:
+    """Lets this process open a log of each task: systems allow 1,024 files unless more are asked for."""
+    import contextlib
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _find(run: str | None) -> RunDir:
     from launcher.commands.requests import find_run
     from launcher.errors import UsageError
 
+    _allow_many_files()
     if run is None:
         raise UsageError("no run is named", hint="give the run's folder, which is in its first line of output")
     return find_run(run)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.log_index import SUFFIX, LogIndex
-from worker_entry.protocol.messages import Log, LogMark, Message
+from worker_entry.protocol.log_index import SUFFIX, LogIndex, Mark
+from worker_entry.protocol.messages import Log, Message
 from worker_entry.system import clock
 
 OPEN_LOGS = 128
@@ -192,7 +192,7 @@ class _MirroredFile:
                 data, offset = data[written:], offset + written
             self._size = max(self._size, offset)
 
-    def index(self, marks: Sequence[LogMark], clock_offset_s: float) -> None:
+    def index(self, marks: Sequence[Mark], clock_offset_s: float) -> None:
         """Adds the marks, by our clock: none is in the future, whatever a node's clock says."""
         with self._lock:
             if self._ended or not marks:

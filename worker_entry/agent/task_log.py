@@ -7,8 +7,7 @@ import os
 import time
 from typing import NamedTuple
 
-from worker_entry.protocol.log_index import SPACING_S, LogIndex
-from worker_entry.protocol.messages import MARKS, LogMark
+from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
 from worker_entry.system import clock
 from worker_entry.system.file_holes import end_of_hole, is_zeros
 
@@ -25,7 +24,7 @@ class Piece(NamedTuple):
     offset: int
     data: bytes
     hole: int
-    marks: list[LogMark]
+    marks: list[Mark]
 
 
 class TaskLog:
@@ -76,14 +75,14 @@ class TaskLog:
         self._place += len(data)
         marks = [mark for mark in marks if mark.offset <= self._place]
         self._next_mark += len(marks)
-        sent = [LogMark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
+        sent = [Mark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
         return Piece(offset, data, hole if hole >= HOLE else 0, sent)
 
     def _pread(self, limit: int) -> bytes:
         """Bytes that are indexed already, so that the piece has the mark of its last line."""
         return os.pread(self._descriptor, max(min(limit, self._index.offset - self._place), 0), self._place)
 
-    def _read_marks(self) -> list[LogMark]:
+    def _read_marks(self) -> list[Mark]:
         """The marks of the next piece."""
         if self._next_mark >= self._index.count:
             return []
@@ -91,7 +90,7 @@ class TaskLog:
             marks = self._index.read(self._next_mark, MARKS)
         except OSError:
             return []
-        return [LogMark(*mark) for mark in marks if mark.offset <= self._place + PIECE]
+        return [mark for mark in marks if mark.offset <= self._place + PIECE]
 
     @property
     def _left_out(self) -> int:

@@ -11,7 +11,10 @@ import os
 import struct
 import sys
 from array import array
-from typing import NamedTuple, Optional
+from dataclasses import dataclass
+from typing import Optional
+
+from worker_entry.protocol.field_limits import Count
 
 SUFFIX = ".index"
 RESTART = -1
@@ -20,10 +23,15 @@ SPACING_S = 0.05
 """A log that grows all the time has one record in so many seconds."""
 
 
-class Mark(NamedTuple):
-    """One record; `time` in Unix seconds."""
+MARKS = 256
+"""Marks that are sent with one piece of a log, at most."""
 
-    offset: int
+
+@dataclass(frozen=True)
+class Mark:
+    """One record: what is before the offset was written by this moment, in Unix seconds."""
+
+    offset: Count
     time: float
 
 

@@ -24,6 +24,7 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import (
     Attach,
     Beat,
@@ -195,18 +196,6 @@ class Halted:
     time: float
 
 
-MARKS = 256
-"""Marks that one Log may have."""
-
-
-@dataclass(frozen=True)
-class LogMark:
-    """What is before the offset was written by then."""
-
-    offset: Count
-    time: float
-
-
 @dataclass(frozen=True)
 class Log:
     """`length` bytes of the task's log, from `offset`, follow the header; `marks` tell when they were written.
@@ -218,7 +207,7 @@ class Log:
     task: OwnTask
     offset: Count
     length: Annotated[int, Within(0, BODY_LIMIT)]
-    marks: Annotated[list[LogMark], Items(MARKS)] = field(default_factory=list)
+    marks: Annotated[list[Mark], Items(MARKS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
