@@ -31,9 +31,9 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
             listed.setdefault(title, []).append(line.split()[0])
     assert listed == {
         "Run:": ["local", "up"],
-        "Look:": ["check", "plan", "status", "logs", "attach", "stacks", "profile"],
-        "End:": ["down", "clean"],
-        "Prepare:": ["compose", "schema"],
+        "Look:": ["check", "plan", "ls", "status", "logs", "attach", "stacks", "profile"],
+        "End:": ["wait", "down", "clean", "rm", "prune"],
+        "Prepare:": ["compose", "schema", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

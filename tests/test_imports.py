@@ -180,6 +180,11 @@ def test_a_controller_needs_no_tensorflow() -> None:
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
 
 
+def test_listing_runs_needs_no_models() -> None:
+    heavy = {"pydantic", "rich", "yaml", "paramiko"}
+    assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
+
+
 def test_the_agent_is_imported_without_anything_installed() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import worker_entry.agent.guardian, worker_entry.task.runner"

@@ -67,9 +67,12 @@ class Follower:
 
     def end(self) -> str:
         """Waits for its end; returns everything."""
+        return self.end_bytes().decode()
+
+    def end_bytes(self) -> bytes:
         _, errors = self.process.communicate(timeout=60)
         assert (self.process.returncode, errors) == (0, b"")
-        return self.text
+        return self._output.read_bytes()
 
 
 # --- which lines ---
@@ -304,6 +307,17 @@ def test_new_tasks_attempts_and_lines_are_followed_to_the_end_of_the_run(tmp_pat
     assert lines(follower.end()) == ["first", "a part and its rest", "unfinished", "second attempt", "last words"]
 
 
+def test_a_task_of_the_plan_is_waited_for(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", running=True)
+    run.write("worker:0", [(T, "not this one")])
+    (run.root / "plan.json").write_text('{"tasks": [{"task": "worker:0"}, {"task": "worker:1"}]}')
+    follower = Follower(run.root, tmp_path, "worker:1", "--no-prefix")
+    run.write("worker:1", [(T, b"bytes \xff"), (T, b"and no end")])
+    run.note(ended=True)
+    assert follower.end_bytes() == b"bytes \xffand no end"
+    assert "no log of worker:2" in logs(run, "worker:2", "-f", status=2)
+
+
 def test_an_earlier_attempt_is_followed_to_its_own_end(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run", running=True)
     run.write("worker:0", [(T, "one")])
@@ -415,3 +429,12 @@ def test_a_run_is_followed_through_its_restart(tmp_path: Path) -> None:
 
 def _exists(path: Path) -> None:
     assert path.exists()
+
+
+def test_a_run_is_named_by_a_part_of_its_name_or_not_at_all(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    run = RunFolder(tmp_path / "distlaunch" / "runs" / "20261122-143005-two-nodes-3f9a")
+    run.write("worker:0", [(T, "a")])
+    for words in ([], ["worker:0"], ["two-nodes"], ["two-nodes", "worker"], [run.root.name, "worker-0"]):
+        done = subprocess.run(distlaunch_command("logs", *words), capture_output=True, text=True, env=env, check=True)
+        assert done.stdout == "worker:0 │ a\n", words

@@ -14,8 +14,9 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.report.status_report import RunStatus, TaskState
-from launcher.report.status_text import COLUMNS, make_rows, render_age, render_header, render_size
+from launcher.report.status_text import COLUMNS, make_rows, render_header, render_size
 from launcher.run.directory import RunDir
+from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
 from tests.witness import wait_until

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.completion import complete_specs
 from launcher.cli.options import ProgramCommand, option, rehearsal_option, run_options
 from launcher.cli.sections import SectionedCommand
 
@@ -143,7 +144,7 @@ def local(
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @run_options
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
 @rehearsal_option
@@ -157,7 +158,7 @@ def up(spec: Path, no_check: bool, rehearsal: int | None, **options: Any) -> int
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
 @rehearsal_option
@@ -193,7 +194,7 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @rehearsal_option
 def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:

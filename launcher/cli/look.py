@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.completion import complete_tasks
 from launcher.cli.durations import parse_duration
-from launcher.cli.options import option
+from launcher.cli.options import option, run_argument
 from launcher.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("words", nargs=-1, metavar="[RUN] [TASK]...")
+@run_argument
+@click.argument("tasks", nargs=-1, metavar="[TASK]...", shell_complete=complete_tasks)
 @option("--follow", "-f", section="What", is_flag=True, help="Show new lines until the run is over.")
 @option("--tail", section="What", type=click.IntRange(min=0), metavar="N", help="Show the last N lines of each task.")
 @option("--head", section="What", type=click.IntRange(min=0), metavar="N", help="Show the first N lines of each task.")
@@ -67,7 +69,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
 @option("--no-prefix", section="How", is_flag=True, help="Show lines without their tasks' names, in a pipe unchanged.")
 @option("--json", "as_json", section="How", is_flag=True, help="Show each line as an object {time, task, line}.")
 def logs(
-    words: tuple[str, ...],
+    run: str | None,
+    tasks: tuple[str, ...],
     follow: bool,
     tail: int | None,
     head: int | None,
@@ -80,18 +83,20 @@ def logs(
 ) -> int:
     """Show the logs of a run's tasks, merged by time.
 
-    RUN is a run's folder or name; without it, the latest run. TASK is `worker:1`, or `worker` for all workers; without
-    it, all tasks. Works while a run is running and after its end.
+    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. TASK is
+    `worker:1`, or `worker` for all workers; left out: all tasks. Works while a run is running and after its end.
     """
     from launcher.errors import UsageError
     from launcher.run.log_reading import LogChoice
+    from launcher.run.selection import select_run
 
-    run, patterns = _split(words)
+    run, patterns = _split(run, tasks)
     if head is not None and (follow or tail is not None):
         raise UsageError("--head shows the beginning only; it cannot be combined with --follow or --tail")
     if own and patterns:
         raise UsageError("--distlaunch shows no tasks", hint=f"leave out {patterns[0]}")
-    files = _find(run)
+    _allow_many_files()
+    files = select_run(run)
     choice = LogChoice(
         patterns=patterns, attempt=attempt, tail=tail, head=head, since=since, timed=timestamps or as_json
     )
@@ -105,6 +110,7 @@ def logs(
 def _show(
     files: RunDir, choice: LogChoice, *, own: bool, follow: bool, no_prefix: bool, timestamps: bool, as_json: bool
 ) -> None:
+    from launcher.commands.attach import read_tasks
     from launcher.commands.logs import copy_logs, find_tasks, show_logs, show_own
     from launcher.errors import UsageError
 
@@ -113,11 +119,11 @@ def _show(
         output = _make_output([], as_json=as_json, timestamps=timestamps, is_raw=False)
         show_own(files, choice, output, follow=follow, stdout=stdout)
         return
-    tasks = find_tasks(files, choice)
+    tasks = find_tasks(files, choice, read_tasks(files) if follow else ())
     if not tasks and not follow:
         raise UsageError(f"no task of {files.root} has a log", hint="`distlaunch logs --distlaunch` may say why")
     is_raw = no_prefix and not sys.stdout.isatty()
-    if is_raw and len(tasks) == 1 and _names_one(choice) and choice.head is None and not choice.timed:
+    if is_raw and _names_one(choice) and choice.head is None and not choice.timed:
         left_out = copy_logs(files, choice, follow=follow, stdout=stdout)
         if left_out:
             from worker_entry.system.file_holes import render_bytes
@@ -130,19 +136,21 @@ def _show(
 
 
 @click.command()
-@click.argument("run", required=False)
+@run_argument
 @click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
 def attach(run: str | None, verbose: bool) -> int:
     """Show what the terminal of a run shows, from the last screenful on.
 
-    RUN is a run's folder or name; without it, the latest run. Ctrl-C and `q` only stop looking: the run goes on, and
-    the exit status is 0. Otherwise the exit status is that of the run.
+    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. Ctrl-C and `q`
+    only stop looking: the run goes on, and the exit status is 0. Otherwise the exit status is that of the run.
     """
     import signal
 
     from launcher.commands.attach import Attachment, Left, end_as_left
+    from launcher.run.selection import select_run
 
-    files = _find(run)
+    _allow_many_files()
+    files = select_run(run)
     signal.signal(signal.SIGTERM, end_as_left)
     attachment = Attachment(files, colour=_has_colour() and sys.stderr.isatty(), verbose=verbose)
     try:
@@ -160,20 +168,19 @@ def attach(run: str | None, verbose: bool) -> int:
     return attachment.run.exit_status() or 0
 
 
-def _split(words: Sequence[str]) -> tuple[str | None, list[TaskPattern]]:
-    """The run and the tasks. The first word is a run unless it is a task; a folder of such a name is `./worker`."""
+def _split(run: str | None, words: Sequence[str]) -> tuple[str | None, list[TaskPattern]]:
+    """The run and the tasks. What stands first is a task if it looks like one; a run of such a name is `./worker`."""
     from launcher.errors import UsageError
     from launcher.tasks import parse_task_pattern
 
-    patterns, run = [], None
-    for number, word in enumerate(words):
+    patterns = []
+    for number, word in enumerate((*([run] if run is not None else []), *words)):
         try:
             patterns.append(parse_task_pattern(word))
         except ValueError:
             if number:
                 raise UsageError(f"{word!r} is not a task; tasks are named like worker:0, or worker for all") from None
-            run = word
-    return run, patterns
+    return run if len(patterns) == len(words) else None, patterns
 
 
 def _allow_many_files() -> None:
@@ -184,16 +191,6 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _find(run: str | None) -> RunDir:
-    from launcher.commands.requests import find_run
-    from launcher.errors import UsageError
-
-    _allow_many_files()
-    if run is None:
-        raise UsageError("no run is named", hint="give the run's folder, which is in its first line of output")
-    return find_run(run)
 
 
 def _names_one(choice: LogChoice) -> bool:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, look, prepare, runs, state
+from launcher.cli import cluster, completion, listing, look, prepare, removal, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -37,6 +37,8 @@ def _open_closed_streams() -> None:
 
 def _main(arguments: list[str]) -> int:
     flags: dict[str, bool] = {}
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     try:
         status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
     except click.ClickException as error:
@@ -113,6 +115,9 @@ def cli() -> None:
 
 
 cli.add_section("Run", (cluster.local, cluster.up))
-cli.add_section("Look", (cluster.check, cluster.plan, state.status, look.logs, look.attach, runs.stacks, runs.profile))
-cli.add_section("End", (runs.down, runs.clean))
-cli.add_section("Prepare", (prepare.compose, prepare.schema))
+cli.add_section(
+    "Look",
+    (cluster.check, cluster.plan, listing.ls, state.status, look.logs, look.attach, runs.stacks, runs.profile),
+)
+cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
+cli.add_section("Prepare", (prepare.compose, prepare.schema, completion.completion))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from launcher.cli.completion import complete_running_runs, complete_runs
 from launcher.cli.sections import SectionedCommand, SectionedOption
 
 _DURATIONS = {
@@ -103,6 +104,12 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = add(command)
     return command
 
+
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+"""RUN; see `launcher.run.selection`."""
+running_run_argument = click.argument("run", required=False, shell_complete=complete_running_runs)
+"""The same for a command that is for running runs."""
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 rehearsal_option = option(
     "--rehearsal",

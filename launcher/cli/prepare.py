@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from launcher.cli.completion import complete_specs
 from launcher.cli.options import option
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @option(
     "--nodes",
     "-n",

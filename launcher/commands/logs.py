@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.console.log_output import LogOutput
@@ -22,8 +22,8 @@ TOGETHER = 256 << 10
 """Bytes that are rendered and written at once."""
 
 
-def find_tasks(files: RunPaths, choice: LogChoice) -> list[TaskId]:
-    """The tasks whose logs a choice selects; empty if there is none yet.
+def find_tasks(files: RunPaths, choice: LogChoice, expected: Sequence[TaskId] = ()) -> list[TaskId]:
+    """The tasks whose logs a choice selects; empty if there is none yet. `expected`: tasks that may still get one.
 
     Raises:
         UsageError: there is no such attempt, or no such task.
@@ -34,7 +34,7 @@ def find_tasks(files: RunPaths, choice: LogChoice) -> list[TaskId]:
         raise UsageError(f"this run has no attempt {choice.attempt}: {last}")
     found = find_logs(files.attempt(choice.attempt or attempts[-1])) if attempts else {}
     for pattern in choice.patterns:
-        if found and not any(pattern.matches(task) for task in found):
+        if found and not any(pattern.matches(task) for task in (*found, *expected)):
             raise UsageError(f"this run has no log of {pattern}", hint=f"it has logs of {name_tasks(found)}")
     return [task for task in found if choice.has(task)]
 

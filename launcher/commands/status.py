@@ -12,8 +12,9 @@ from launcher.report.models import RunReport, TaskReport
 from launcher.report.run_events import Record, Said, parse_record
 from launcher.report.run_text import render_end
 from launcher.report.status_report import RunStatus, TaskState
-from launcher.report.status_text import COLUMNS, make_rows, render_age, render_header
+from launcher.report.status_text import COLUMNS, make_rows, render_header
 from launcher.run.directory import RunDir
+from launcher.wording import render_age
 
 TAIL_BYTES = 64 << 10
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.report.status_report import RunStatus, TaskState
-from launcher.wording import count_of
+from launcher.wording import count_of, render_age
 
 COLUMNS = ("TASK", "NODE", "STATE", "ADDRESS", "EPOCH", "STEP", "STEPS/S", "LOSS", "CPU", "MEMORY", "GPU", "OWN TIME")
 EMPTY = "-"
@@ -50,13 +50,3 @@ def render_size(size: float) -> str:
             break
         size /= 1024
     return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
-
-
-def render_age(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`: the two largest units."""
-    whole = max(int(seconds), 0)
-    for size, unit, part, name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
-    return f"{whole} s"

@@ -59,6 +59,7 @@ class RunDir(RunPaths):
         facts = {
             "run_id": run_id,
             "name": name,
+            "directory": str(self.root),
             "controller": controller,
             "socket": socket,
             "started": clock.now(),

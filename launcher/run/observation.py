@@ -69,6 +69,8 @@ class Observer:
                 links.send(node, *self._context.bundle.read_piece(message))
             if isinstance(message, Noted):
                 self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
+            if isinstance(message, Ready):
+                self._context.journal.write(run_events.NodeMet(node, message))
             if isinstance(message, Sampled):
                 self.samples.update({parse_task_id(sample.task): sample for sample in message.tasks})
             if isinstance(message, Stacks):

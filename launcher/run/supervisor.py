@@ -15,12 +15,14 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
+from launcher.report.run_events import AttemptEnded
 from launcher.report.run_report import (
     Attempt,
     Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
+    make_attempt_report,
     make_run_report,
     make_versions,
 )
@@ -151,7 +153,7 @@ class Supervisor:
         faults = pending(self._faults, self._states.values())
         self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:
-            self._earlier = self._earlier.add(self._last)
+            self._earlier = self._earlier.add(make_attempt_report(self._last))
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
         try:
@@ -178,6 +180,7 @@ class Supervisor:
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
+        self._context.journal.write(AttemptEnded(make_attempt_report(self._last)))
         self._endings = remember([*self._endings, make_ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
