@@ -270,10 +270,11 @@ def _run(
         _show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
-    return start().exit_status if not detach else _run_detached(start)
+    return start().exit_status if not detach else run_in_background(start)
 
 
-def _run_detached(start: Callable[..., RunReport]) -> int:
+def run_in_background(start: Callable[..., RunReport]) -> int:
+    """Runs in the background; says how to go on once the cluster is up. Returns the exit status."""
     from launcher.run.detached import run_detached
 
     status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, completion, listing, look, prepare, removal, runs, state
+from launcher.cli import cluster, completion, listing, look, prepare, removal, resuming, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -114,7 +114,7 @@ def cli() -> None:
     """
 
 
-cli.add_section("Run", (cluster.local, cluster.up))
+cli.add_section("Run", (cluster.local, cluster.up, resuming.resume))
 cli.add_section(
     "Look",
     (cluster.check, cluster.plan, listing.ls, state.status, look.logs, look.attach, runs.stacks, runs.profile),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from launcher.gang.decide import decide, new_attempt
 from launcher.gang.state import AttemptPolicy, AttemptState
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_record
+from launcher.report.run_report import Earlier
+from launcher.tasks import TaskId
 from worker_entry.protocol.messages import Ready
 
 _GANG = get_args(gang.Event)
@@ -28,6 +31,8 @@ class History:
     state: StateName = "connecting"
     ended: Ended | None = None
     """How the last controller ended the run, if it did."""
+    started: float | None = None
+    """When the run began, in Unix seconds."""
     began: float = 0.0
     """When the last attempt began, in Unix seconds."""
     records: tuple[Record, ...] = ()
@@ -38,9 +43,24 @@ class History:
     """The number of the last message of each agent that is known to have been handled."""
 
     @property
+    def ports(self) -> dict[TaskId, int]:
+        """The ports of the last attempt's tasks."""
+        events = [record.event for record in self.records]
+        return dict(port for event in events if isinstance(event, gang.NodePrepared) for port in event.ports.items())
+
+    @property
+    def earlier(self) -> Earlier:
+        """The attempts that are over, as a report keeps them."""
+        return functools.reduce(Earlier.add, self.attempts, Earlier())
+
+    @property
     def is_open(self) -> bool:
         """Whether the last attempt has not ended."""
         return self.attempt > max((report.attempt for report in self.attempts), default=0)
+
+
+NO_HISTORY = History()
+"""That of a run's first controller."""
 
 
 def read_history(path: Path) -> History:
@@ -48,7 +68,7 @@ def read_history(path: Path) -> History:
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
-        return History()
+        return NO_HISTORY
     attempts: list[AttemptReport] = []
     records: list[Record] = []
     ready: dict[str, Ready] = {}
@@ -56,6 +76,7 @@ def read_history(path: Path) -> History:
     state: StateName = "connecting"
     ended: Ended | None = None
     number, began = 0, 0.0
+    started: float | None = None
     for line in lines:
         try:
             record = parse_record(line)
@@ -63,6 +84,7 @@ def read_history(path: Path) -> History:
             continue
         if record is None:
             continue
+        started = record.time if started is None else started
         if record.attempt > number:
             number, began = record.attempt, record.time
             records.clear()
@@ -85,6 +107,7 @@ def read_history(path: Path) -> History:
         attempt=number,
         state=state,
         ended=ended,
+        started=started,
         began=began,
         records=tuple(records),
         ready=ready,

@@ -13,7 +13,7 @@ from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL
 from launcher.tasks import TaskId, parse_task_id
-from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Stacks
 from worker_entry.protocol.samples import TaskSample
 
@@ -28,6 +28,8 @@ class Observer:
         self._unread = False
         self.samples: dict[TaskId, TaskSample] = {}
         """What each task uses, as last reported."""
+        self.taken_over: set[str] = set()
+        """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
         """The node that has reported the last event, and the number of its message; empty for an event of our own."""
 
@@ -53,10 +55,13 @@ class Observer:
             case LinkResumed(after_s):
                 self._context.journal.write(run_events.LinkResumed(node, after_s))
                 console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
+            case LinkTakenOver():
+                self.taken_over.add(node)
+                console.note(f"node {node}: taken over; its tasks continue")
             case LinkNote(text):
                 console.warn(text)
             case _:
-                self.origin = (node, 0)
+                self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)
 
     def _translate(self, node: str, message: Message) -> Iterator[Event]:

@@ -18,7 +18,6 @@ from launcher.report.models import RunReport
 from launcher.report.run_events import AttemptEnded
 from launcher.report.run_report import (
     Attempt,
-    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
@@ -30,6 +29,7 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
+from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
@@ -52,6 +52,8 @@ class Supervisor:
         interrupts: the user's signals.
         checks: whether the nodes are checked before the first start.
         faults: what is injected.
+        history: what earlier controllers have done.
+        taken_over: the attempt of an earlier controller that is under way.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Supervisor:
         *,
         checks: bool,
         faults: Sequence[Fault] = (),
+        history: History = NO_HISTORY,
+        taken_over: AttemptSetup | None = None,
     ) -> None:
         self.loop: AttemptLoop | None = None
         """The current attempt, or the last one; None before the first."""
@@ -84,8 +88,11 @@ class Supervisor:
         """The lost nodes, and their agents' reattach folders."""
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
-        self._began = self._timing.now()
-        self._earlier = Earlier()
+        self._began = history.started or self._timing.now()
+        self._number = history.attempt
+        """The number of the last attempt that began."""
+        self._taken_over = taken_over
+        self._earlier = history.earlier
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
@@ -100,7 +107,7 @@ class Supervisor:
         self._interrupts.deliver_to(self._note_signal)
         error: Exception | None = None
         try:
-            chosen = self._select_nodes()
+            chosen = self._taken_over or self._select_nodes()
             while chosen is not None and self._interrupted is None:
                 chosen = self._run_attempt(chosen)
                 chosen, restart = self._choose_next(chosen)
@@ -149,7 +156,11 @@ class Supervisor:
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
         """Runs an attempt; returns the setup for a next one on the same nodes, which need no second check."""
         started, files = self._timing.now(), self._context.files
-        number = self._last.number + 1 if self._last is not None else 1
+        if chosen.taken_over is None:
+            self._number += 1
+        else:
+            started = chosen.taken_over.began
+        number = self._number
         faults = pending(self._faults, self._states.values())
         self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:

@@ -170,13 +170,13 @@ class Attempts:
         self._prepared = set()
         self._release_ports()
 
-    def resume(self, attach: orders.Attach, outbox: Outbox) -> None:
-        """Called when the controller is back over a new connection, before frames are sent again.
+    def resume(self, received: int, outbox: Outbox) -> None:
+        """Called before all but the first `received` frames are sent again over a new connection.
 
         Raises:
-            ProtocolError: the controller claims to have received frames that were never sent.
+            ProtocolError: so many frames were never sent.
         """
-        if outbox.after(attach.received) and self._finished is not None:
+        if outbox.after(received) and self._finished is not None:
             # Empty did not arrive, so the logs before it may be missing as well; send it again after them.
             outbox.take_back()
             self._tree, self._finished = self._finished, None
@@ -184,6 +184,13 @@ class Attempts:
     def rewind(self, attach: orders.Attach) -> None:
         """Sends the logs again from the offsets that the controller has reached."""
         self._tasks.rewind(attach, self._number)
+
+    def report_again(self) -> None:
+        """Sends the latest status of every running task, which another controller does not know."""
+        for task in self._tasks.by_name.values():
+            if task.running:
+                for status in task.status_again():
+                    self._send(status)
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional, Union
 
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
+    LARGEST,
     Attempt,
     Count,
     ExactlyOne,
@@ -72,9 +73,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Attached:
-    """The answer to Attach; `received`: how many of the controller's counted frames the agent has received."""
+    """The answer to Attach; `received`: how many of the controller's counted frames the agent has received.
+
+    After a takeover, those are the earlier controller's; the new one counts on from there. `first`: the number of the
+    agent's next counted frame on this connection.
+    """
 
     received: Count
+    first: Annotated[int, Within(1, LARGEST)]
 
 
 @dataclass(frozen=True)
