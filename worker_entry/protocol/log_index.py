@@ -29,7 +29,10 @@ MARKS = 256
 
 @dataclass(frozen=True)
 class Mark:
-    """One record: what is before the offset was written by this moment, in Unix seconds."""
+    """One record: what is before the offset was written by this moment, in Unix seconds.
+
+    A piece of a log that is sent again has its marks again, with the same times.
+    """
 
     offset: Count
     time: float

@@ -204,10 +204,7 @@ class Halted:
 
 @dataclass(frozen=True)
 class Log:
-    """`length` bytes of the task's log, from `offset`, follow the header; `marks` tell when they were written.
-
-    A mark that the controller already has, because the piece is sent again, has the same time.
-    """
+    """`length` bytes of the task's log, from `offset`, follow the header; `marks` say when they were written."""
 
     attempt: Attempt
     task: OwnTask
