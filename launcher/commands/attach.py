@@ -105,7 +105,8 @@ class Attachment:
                     live.show(journal)
                     if live.console.broken:
                         _break_off()
-                    if look.readable and os.read(keys[0], 64) in (b"q", b"Q", b""):
+                    typed = os.read(keys[0], 64) if look.readable else None
+                    if typed is not None and (not typed or b"q" in typed.lower()):
                         _leave()
             except BaseException:
                 live.console.hurry()
