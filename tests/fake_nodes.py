@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -554,6 +554,7 @@ class FakeRun:
         recover: int | None = None,
         errors: Mapping[str, OSError] | None = None,
         broken: bool = False,
+        listed: Sequence[Sequence[Mapping[str, Any]]] = (),
         **world: Any,
     ) -> None:
         self.timing = FakeTiming()
@@ -564,6 +565,7 @@ class FakeRun:
         self.asked: list[tuple[str, str]] = []
         """The nodes that were looked for, with the meeting places of their agents."""
         self._recover_after = recover
+        self._listed = [*listed]
         transports = {
             node.host: FakeTransport(self.nodes, node.host == LOCAL, (errors or {}).get(node.host))
             for node in self.spec.nodes
@@ -613,7 +615,13 @@ class FakeRun:
 
     def supervisor(self) -> Supervisor:
         return Supervisor(
-            self.context, self.planner, self._recover, self._interrupts, checks=self._checks, faults=self._faults
+            self.context,
+            self.planner,
+            self._recover,
+            self._interrupts,
+            relist=self._relist,
+            checks=self._checks,
+            faults=self._faults,
         )
 
     @property
@@ -640,3 +648,12 @@ class FakeRun:
     def _recover(self, node: str, reattach_folder: str) -> bool:
         self.asked.append((node, reattach_folder))
         return self._recover_after is not None and len(self.asked) >= self._recover_after
+
+    def _relist(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
+        """The next of the `listed` nodes, while there are any."""
+        assert is_wanted()
+        if not self._listed:
+            return planner
+        spec = planner.spec.with_nodes(self._listed.pop(0))
+        self.context.links.add({node.host: FakeTransport(self.nodes, node.host == LOCAL, None) for node in spec.nodes})
+        return replace(planner, spec=spec)

@@ -170,6 +170,11 @@ def test_nothing_is_offered_and_nothing_said_where_there_is_nothing(
     assert offered(folder, "up", "nowhere/") == ["dir,nowhere/"]
 
 
+def test_files_are_offered_for_a_program_and_for_the_arguments_of_one(folder: Path) -> None:
+    assert offered(folder, "up", "-H", "gpu-a", "tr") == ["file,tr"]
+    assert offered(folder, "up", "two_nodes.yaml", "tr") == ["file,tr"]
+
+
 def test_tasks_are_those_of_the_run_that_is_named(folder: Path) -> None:
     command = click.Command("logs", params=[click.Argument(["run"], required=False)])
 

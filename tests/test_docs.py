@@ -35,6 +35,8 @@ README_LINES = 260
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
     "a-node": ("$defs", "NodeSpec"),
+    "nodes-from-a-command": ("$defs", "ListedNodesSpec"),
+    "from": ("$defs", "NodeSourceSpec"),
     "program": ("$defs", "ProgramSpec"),
     "timeouts": ("$defs", "TimeoutsSpec"),
     "restart": ("$defs", "RestartSpec"),

@@ -33,7 +33,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
         "Run:": ["local", "up", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "stacks", "profile"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
-        "Prepare:": ["compose", "schema", "completion"],
+        "Prepare:": ["init", "compose", "schema", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

@@ -36,7 +36,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report"}
 
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
-    "yaml": {"launcher.spec.loading", "launcher.spec.yaml_positions", "launcher.plan.compose"},
+    "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console.terminal"},

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, completion, listing, look, prepare, removal, resuming, runs, state
+from launcher.cli import cluster, completion, listing, logs, look, prepare, removal, resuming, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -107,6 +107,7 @@ def cli() -> None:
     distlaunch local --workers 2 train.py     run your script
     distlaunch check two_nodes.yaml           check a spec and its nodes
     distlaunch up two_nodes.yaml              run the cluster of a spec
+    distlaunch up -H gpu-a,gpu-b train.py     run your script on two machines
 
     \b
     Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
@@ -117,7 +118,7 @@ def cli() -> None:
 cli.add_section("Run", (cluster.local, cluster.up, resuming.resume))
 cli.add_section(
     "Look",
-    (cluster.check, cluster.plan, listing.ls, state.status, look.logs, look.attach, runs.stacks, runs.profile),
+    (look.check, look.plan, listing.ls, state.status, logs.logs, logs.attach, runs.stacks, runs.profile),
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
-cli.add_section("Prepare", (prepare.compose, prepare.schema, completion.completion))
+cli.add_section("Prepare", (prepare.init, prepare.compose, prepare.schema, completion.completion))

@@ -26,11 +26,12 @@ def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool) -> i
     the same folder, where the program finds its checkpoints. Secrets are not in the run's files; they come from this
     environment, or from the spec.
     """
+    from launcher.run.node_list import ask_first
     from launcher.run.resume import resume
     from launcher.run.selection import select_run
     from launcher.spec.loading import load_spec
 
     files = select_run(run)
-    changed = load_spec(spec, os.environ) if spec is not None else None
+    changed = ask_first(load_spec(spec, os.environ)) if spec is not None else None
     start = functools.partial(resume, files, changed, environ=os.environ, verbose=verbose)
     return start().exit_status if not detach else run_in_background(start)

@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
 from launcher.run.naming import runs_directory
+from launcher.run.node_list import ask_first
 from launcher.run.selection import select_run
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
@@ -35,7 +36,7 @@ def clean(what: str) -> Iterator[CleanedNode]:
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     if Path(what).is_file():
-        return load_spec(Path(what), os.environ), [*_ended_runs(runs_directory(os.environ))]
+        return ask_first(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
     files = select_run(what)
     run_id, controller = files.read_run()
     if controller is not None:

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -31,12 +31,13 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
+from launcher.run.node_list import know_nodes
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import Bundle, make_bundle
+from launcher.run.ways import Recovery, Relisting, make_transports
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.tasks import TaskId
-from launcher.transports.node_cleanup import clean_node
-from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
+from launcher.transports.targets import Targets, find_addresses, find_targets
 from launcher.wording import count_of
 from worker_entry.system import clock, hardware
 
@@ -65,6 +66,7 @@ def run(
         ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
+    spec = know_nodes(spec)
     cwd = current_directory()  # where this machine's tasks run; fails before anything is written
     run_id = make_run_id(spec.name)
     start = RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks)
@@ -125,11 +127,16 @@ def conduct(
             context = _make_context(planner.spec, start, files, targets, console, journal, bundle=bundle)
             if detachment is not None:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
+            relist = Relisting(context, Recovery(planner.spec, start.run_id))
+            if start.generation and taken_over is None:
+                with interrupts.raising():
+                    planner = relist(planner, lambda: True)
             supervisor = Supervisor(
                 context,
                 planner,
-                _Recovery(planner.spec, start.run_id),
+                relist.recovery,
                 interrupts,
+                relist=relist,
                 checks=start.checks,
                 faults=faults,
                 history=history,
@@ -197,6 +204,7 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: the check failed or was interrupted; nothing is left running.
     """
+    spec = know_nodes(spec)
     targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
@@ -214,7 +222,7 @@ def check(spec: ClusterSpec) -> CheckReport:
                 context = _make_context(
                     planner.spec, start, files, targets, console, journal, bundle=bundle, only_checks=True
                 )
-                recovery = _Recovery(planner.spec, start.run_id)
+                recovery = Recovery(planner.spec, start.run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None
@@ -233,6 +241,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     Raises:
         UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
+    spec = know_nodes(spec)
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files, str(current_directory())).without_spares().plan(here)
@@ -268,7 +277,7 @@ def _make_context(
     bundle: Bundle | None,
     only_checks: bool = False,
 ) -> RunContext:
-    transports = {node.host: make_transport(spec, node, targets[node.host], files, start.run_id) for node in spec.nodes}
+    transports = make_transports(spec, targets, files, start.run_id)
     links = NodeLinks(transports, start.run_id, files, spec.timeouts.lease_s)
     return RunContext(
         run_id=start.run_id,
@@ -281,15 +290,3 @@ def _make_context(
         bundle=bundle,
         only_checks=only_checks,
     )
-
-
-@dataclass(frozen=True)
-class _Recovery:
-    """Stops what a run has left on a lost node; returns whether the node can be used again."""
-
-    spec: ClusterSpec
-    run_id: str
-
-    def __call__(self, host: str, reattach_folder: str) -> bool:
-        node = next(node for node in self.spec.nodes if node.host == host)
-        return clean_node(self.spec, node, [self.run_id], reattach_folder).good

@@ -45,7 +45,7 @@ class NodeLinks:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
         """The first answer of each connected node."""
-        self._transports = transports
+        self._transports = {**transports}
         self._run_id = run_id
         self._run_dir = run_dir
         self._lease_s = lease_s
@@ -67,6 +67,10 @@ class NodeLinks:
     def far(self) -> frozenset[str]:
         """The nodes that do not share our files."""
         return frozenset(node for node, transport in self._transports.items() if not transport.shares_files)
+
+    def add(self, transports: Mapping[str, Transport]) -> None:
+        """From now on, nodes that are not connected are reached in these ways."""
+        self._transports |= transports
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
         """From now on, each node may report only these tasks, and only for this attempt."""

@@ -89,7 +89,8 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
         text = files.spec.read_text(encoding="utf-8")
         spec: dict[str, Any] = json.loads(text)
         missing = []
-        for env in (spec.get("env", {}), *(node.get("env", {}) for node in spec["nodes"])):
+        listed = spec["nodes"] if isinstance(spec["nodes"], dict) else {"known": spec["nodes"]}
+        for env in (spec.get("env", {}), *(node.get("env", {}) for node in listed["known"])):
             hidden = [name for name, value in env.items() if REDACTED in value]
             missing += [name for name in hidden if name not in environ]
             env.update({name: environ[name] for name in hidden if name in environ})
@@ -98,9 +99,9 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
                 f"the run's files have no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
                 hint="export them, or name the spec with --spec",
             )
-        if REDACTED in json.dumps(spec.get("program", {})):
+        if REDACTED in json.dumps([spec.get("program", {}), listed.get("from", {})]):
             raise UsageError(
-                "the run's files have no secrets, and arguments of its program are some",
+                "the run's files have no secrets, and arguments of its program or of `nodes.from` are some",
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))

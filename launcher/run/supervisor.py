@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 
 from launcher.console.messages import render_restart
@@ -33,6 +32,7 @@ from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
+from launcher.run.node_choice import NodeChoice, Relist
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
@@ -50,6 +50,7 @@ class Supervisor:
         planner: plans for all nodes of the spec.
         recover: cleans a lost node; returns whether the node can be used again.
         interrupts: the user's signals.
+        relist: asks before each restart which nodes there are.
         checks: whether the nodes are checked before the first start.
         faults: what is injected.
         history: what earlier controllers have done.
@@ -63,6 +64,7 @@ class Supervisor:
         recover: Recover,
         interrupts: Interrupts,
         *,
+        relist: Relist = lambda planner, _: planner,
         checks: bool,
         faults: Sequence[Fault] = (),
         history: History = NO_HISTORY,
@@ -78,14 +80,11 @@ class Supervisor:
         self._interrupted: int | None = None
         """That signal, if it ended the run between two attempts."""
         self._context = context
-        self._planner = planner
-        self._checks = checks
         self._links = context.links
         self._timing = context.timing
         self._console = context.console
         self._restart = context.spec.restart
-        self._lost: dict[str, str] = {}
-        """The lost nodes, and their agents' reattach folders."""
+        self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
         self._began = history.started or self._timing.now()
@@ -107,7 +106,7 @@ class Supervisor:
         self._interrupts.deliver_to(self._note_signal)
         error: Exception | None = None
         try:
-            chosen = self._taken_over or self._select_nodes()
+            chosen = self._taken_over or self._nodes.choose()
             while chosen is not None and self._interrupted is None:
                 chosen = self._run_attempt(chosen)
                 chosen, restart = self._choose_next(chosen)
@@ -135,7 +134,7 @@ class Supervisor:
     def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes and starts nothing; returns their answers."""
         self._interrupts.deliver_to(self._note_signal)
-        chosen = self._select_nodes()
+        chosen = self._nodes.choose()
         assert chosen is not None
         assert chosen.preflight is not None
         try:
@@ -143,15 +142,6 @@ class Supervisor:
         finally:
             self._links.close()
         return state, chosen.preflight
-
-    def _select_nodes(self) -> AttemptSetup | None:
-        """The setup without lost nodes; None if too few nodes are left."""
-        selected = self._planner.select_nodes(self._lost)
-        if selected is None:
-            return None
-        planner, notes = selected
-        checks = Preflight(planner.spec, secrets.token_hex(8), planner.candidates) if self._checks else None
-        return AttemptSetup(planner=planner, preflight=checks, notes=notes)
 
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
         """Runs an attempt; returns the setup for a next one on the same nodes, which need no second check."""
@@ -205,7 +195,7 @@ class Supervisor:
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
         if isinstance(decision, Restart) and self._asked is None:
-            again = self._replace_lost(last.state) if last.state.lost else chosen
+            again = self._nodes.choose_again(chosen, last.state, lambda: self._asked is None)
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
@@ -224,18 +214,9 @@ class Supervisor:
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
-    def _replace_lost(self, state: AttemptState) -> AttemptSetup | None:
-        ready = self._links.ready
-        self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
-        self._links.forget(state.lost.keys())
-        chosen = self._select_nodes()
-        for note in chosen.notes if chosen is not None else ():
-            self._console.note(note)
-        return chosen
-
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
-        fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
+        fences = self._nodes.find_fences()
         wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
         if wait_s > 0:
             names = ", ".join(sorted(fences))
@@ -247,14 +228,14 @@ class Supervisor:
     def _await_return(self) -> AttemptSetup | None:
         """The setup with nodes that came back; None at the time limit, or after a signal."""
         limit_s = self._restart.return_s
-        names = ", ".join(sorted(self._lost))
+        names = ", ".join(sorted(self._nodes.lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
         started = self._timing.monotonic()
-        watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
+        watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
         while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
-            self._lost = {node: folder for node, folder in self._lost.items() if node not in watch.back}
-            chosen = self._select_nodes()
+            self._nodes.take_back(watch.back)
+            chosen = self._nodes.choose()
         watch.close()
         if chosen is not None:
             self._console.note(
