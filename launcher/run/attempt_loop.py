@@ -55,6 +55,13 @@ class AttemptLoop:
         """What each task uses, as last reported."""
         return self._observer.samples
 
+    @property
+    def unmet(self) -> frozenset[str]:
+        """The nodes of an attempt of an earlier controller that could not be taken over."""
+        if self._setup.taken_over is None:
+            return frozenset()
+        return frozenset(self.state.policy.nodes) - self._observer.taken_over
+
     def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt until nothing is left of it; nodes stay connected.
 

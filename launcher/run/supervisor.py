@@ -194,7 +194,9 @@ class Supervisor:
             return None, None
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
-        if isinstance(decision, Restart) and self._asked is None:
+        if self.loop is not None and self.loop.unmet and self._asked is None:
+            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last.state)
+        elif isinstance(decision, Restart) and self._asked is None:
             again = self._nodes.choose_again(chosen, last.state, lambda: self._asked is None)
             if again is None and self._restart.return_s:
                 again = self._await_return()
@@ -213,6 +215,13 @@ class Supervisor:
         self._context.journal.note_state("restarting", reference, message)
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
+
+    def _start_after_takeover(self, chosen: AttemptSetup, state: AttemptState) -> AttemptSetup | None:
+        """The setup after an attempt whose agents could not be taken over; the nodes can be used again."""
+        self._nodes.choose_again(chosen, state, lambda: self._asked is None)
+        self._fence()
+        self._nodes.take_back(state.lost)
+        return self._nodes.choose()
 
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
