@@ -127,7 +127,7 @@ class Inbox:
                 return
         self._put(Arrived(self, message, placement, weight, frame))
 
-    def write(self, frame: Log, data: bytes) -> bool:
+    def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """Writes a log piece; one of an earlier attempt is dropped.
 
         Raises:
@@ -138,7 +138,7 @@ class Inbox:
         if frame.attempt < placement.attempt:
             return False
         placement.check(self.node, frame)
-        return self._mirror.write(frame, data)
+        return self._mirror.write(frame, data, clock_offset_s)
 
     def release(self, arrived: Arrived) -> None:
         if not isinstance(arrived.message, LinkNews):

@@ -227,7 +227,7 @@ class ResumableLink:
                 raise ProtocolError(f"{type(message).__name__} before Attached")
             case Log():
                 try:
-                    if not self._mirror.write(message, body):
+                    if not self._mirror.write(message, body, self.clock_offset_s):
                         return
                 except OSError as error:
                     raise LinkError(f"its log cannot be written: {error.strerror}") from None

@@ -145,6 +145,7 @@ class Attempts:
             problem = self._start(order, hello)
         for pid, status in self._tree.reap():
             self._tasks.note_exit(pid, status)
+        self._tasks.observe_logs()
         tasks = self._tasks.by_name
         for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):
             self._send(message)
@@ -161,8 +162,9 @@ class Attempts:
         """Ends an attempt whose processes are all gone; with `logs_first`, only when its logs are sent."""
         if not self._tree.stopping or self._tree.sweep() != 0:
             return
-        if logs_first and any(task.unsent() for task in self._tasks.by_name.values()):
+        if logs_first and any(task.log.unsent() for task in self._tasks.by_name.values()):
             return
+        self._tasks.observe_logs(last=True)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
         self._finished, self._tree = self._tree, processes.Tree(self._forkserver.pids)
         self._prepared = set()

@@ -6,7 +6,7 @@ Every field of a message to the controller has limits in its annotation (`field_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Optional, Union
 
 from worker_entry.protocol.field_limits import (
@@ -25,6 +25,7 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import (
     Attach,
     Beat,
@@ -203,12 +204,13 @@ class Halted:
 
 @dataclass(frozen=True)
 class Log:
-    """`length` bytes of the task's log, from `offset`, follow the header."""
+    """`length` bytes of the task's log, from `offset`, follow the header; `marks` say when they were written."""
 
     attempt: Attempt
     task: OwnTask
     offset: Count
     length: Annotated[int, Within(0, BODY_LIMIT)]
+    marks: Annotated[list[Mark], Items(MARKS)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
