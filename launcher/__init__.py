@@ -1,6 +1,58 @@
-"""The controller of distlaunch.
+"""distlaunch from Python, and the controller of distlaunch.
+
+>>> from launcher import run_local
+>>> report = run_local("train.py", "--epochs", "3", workers=2)
+>>> assert report.outcome == "succeeded", report.verdict
 
 A run goes through the folders in this order: `spec` (what the user asks for), `plan` (what each task gets), `gang` (how
 the cluster lives and dies), `verdict` (why it ended), `report` (what remains). `run` does this over `transports` and
-shows it on the `console`; `commands` act on nodes and runs outside of a run; `cli` is what the user types.
+shows it on the `console`; `commands` act on nodes and runs outside of a run; `python` is what Python programs import
+from here, and `cli` is what the user types.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.errors import DistlaunchError
+    from launcher.python.calls import run, run_local
+    from launcher.python.cluster import Cluster
+    from launcher.python.specs import load_spec, local_spec
+    from launcher.report.models import RunReport
+    from launcher.spec.models import ClusterSpec
+
+__all__ = ["Cluster", "ClusterSpec", "DistlaunchError", "RunReport", "load_spec", "local_spec", "run", "run_local"]
+
+_PLACES = {
+    "Cluster": "launcher.python.cluster",
+    "ClusterSpec": "launcher.spec.models",
+    "DistlaunchError": "launcher.errors",
+    "RunReport": "launcher.report.models",
+    "load_spec": "launcher.python.specs",
+    "local_spec": "launcher.python.specs",
+    "run": "launcher.python.calls",
+    "run_local": "launcher.python.calls",
+}
+"""Imported when they are first used: `import launcher` and `distlaunch --help` need none of them."""
+
+
+def find(name: str) -> Any:
+    """A name of the Python interface."""
+    from importlib import import_module
+
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # also a folder, which is what the name means once something is imported from there
+        from importlib import import_module
+
+        return import_module("launcher.run")
+    if name in _PLACES:
+        return find(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

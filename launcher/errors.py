@@ -37,6 +37,10 @@ class DistlaunchError(Exception):
         self.evidence = tuple(evidence)
         self.hint = hint
 
+    def __str__(self) -> str:
+        """All of it, for a traceback of a Python program that has started a run."""
+        return "\n  ".join(part for part in (self.message, *self.evidence, self.hint) if part)
+
     @property
     def sentence(self) -> str:
         """What happened and what to do, in one line."""

@@ -37,6 +37,15 @@ def ask_stacks(files: RunDir) -> str:
     return _ask(files, AskStacks())[0].decode("utf-8")
 
 
+def ask_to_stop_now(files: RunDir) -> None:
+    """Asks the run's controller to stop the run without a grace; does not wait.
+
+    Raises:
+        UsageError: the run has ended, or does not answer.
+    """
+    _ask(files, AskStop(now=True))[1].close()
+
+
 def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> bool:
     """Asks the run's controller to stop the run, and waits for its end; returns whether the run was running.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -157,7 +158,18 @@ def parse_record(line: bytes) -> Record | None:
         ValueError: the line is not complete, or not one of a journal.
     """
     try:
-        facts = json.loads(line)
+        return make_record(json.loads(line))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not a line of a journal: {error}") from None
+
+
+def make_record(facts: Mapping[str, Any]) -> Record | None:
+    """The record of a line's object; None for a kind that this version does not know.
+
+    Raises:
+        ValueError: the object is not one of a journal.
+    """
+    try:
         cls = KINDS.get(facts["event"])
         if cls is None:
             return None
@@ -167,7 +179,7 @@ def parse_record(line: bytes) -> Record | None:
         node = str(facts["node"]) if "frame" in facts else ""
         return Record(float(facts["time"]), int(facts["attempt"]), event, node, int(facts.get("frame", 0)))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not a line of a journal: {error}") from None
+        raise ValueError(f"no record: {error}") from None
 
 
 def make_schema() -> dict[str, Any]:

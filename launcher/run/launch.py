@@ -29,7 +29,7 @@ from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
-from launcher.run.naming import current_directory, make_run_id, runs_directory
+from launcher.run.naming import choose_folder, current_directory, make_run_id
 from launcher.run.node_links import NodeLinks
 from launcher.run.node_list import know_nodes
 from launcher.run.supervisor import Supervisor
@@ -67,17 +67,22 @@ def run(
     """
     clock.share()
     spec = know_nodes(spec)
-    cwd = current_directory()  # where this machine's tasks run; fails before anything is written
-    run_id = make_run_id(spec.name)
-    start = RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks)
+    start = new_start(spec, checks=checks)
     return conduct(
         spec,
         start,
-        lambda: RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id),
+        lambda: RunDir.create(choose_folder(run_dir, start.run_id)),
         verbose=verbose,
         faults=faults,
         detachment=detachment,
     )
+
+
+def new_start(spec: ClusterSpec, *, checks: bool) -> RunStart:
+    """What is known of a new run; fails before anything is written if this machine's tasks cannot run here."""
+    cwd = current_directory()
+    run_id = make_run_id(spec.name)
+    return RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks)
 
 
 def conduct(
@@ -242,7 +247,7 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
         UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
     spec = know_nodes(spec)
-    files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
+    files = RunDir(choose_folder(run_dir, "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
     return _make_planner(spec, find_targets(spec), files, str(current_directory())).without_spares().plan(here)
 

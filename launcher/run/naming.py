@@ -32,6 +32,11 @@ def runs_directory(environ: Mapping[str, str]) -> Path:
     return base / "distlaunch" / "runs"
 
 
+def choose_folder(run_dir: Path | None, run_id: str) -> Path:
+    """The folder that the user has chosen for a run, else its own in the default folder of runs."""
+    return run_dir if run_dir is not None else runs_directory(os.environ) / run_id
+
+
 def name_run(directory: Path) -> str:
     """How commands find the run: by its name in the default folder of runs, else by its folder."""
     return directory.name if directory.parent == runs_directory(os.environ) else str(directory)

@@ -1,0 +1,245 @@
+"""A cluster that a Python program starts, watches and stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from launcher.commands.attach import read_tasks
+from launcher.commands.requests import ask_stacks, ask_to_stop_now
+from launcher.commands.status import read_status
+from launcher.errors import DistlaunchError, UsageError
+from launcher.gang.events import TaskStarted
+from launcher.python.exchange import Order
+from launcher.python.process import ControllerProcess
+from launcher.python.specs import load_spec
+from launcher.report.models import RunReport
+from launcher.report.run_events import Record, make_record
+from launcher.report.status_report import RunStatus
+from launcher.run.directory import RunDir
+from launcher.run.journal_reading import JournalReader
+from launcher.run.log_file import Block
+from launcher.run.log_reading import LogChoice, LogReader
+from launcher.run.looking import looks
+from launcher.run.run_watch import RunWatch
+from launcher.spec.models import ClusterSpec
+from launcher.tasks import TaskId, TaskPattern, parse_task_id
+
+
+class Cluster:
+    r"""A run of a spec that lasts as long as a `with` block, at most.
+
+    The block begins when all tasks have been started, or the run is over before that. Leaving it, also by an exception
+    or Ctrl-C, stops what still runs and returns when nothing is left of it. `distlaunch ls`, `attach` and the other
+    commands know the run as well. Nothing is printed, and no signal handler is installed.
+
+    Args:
+        spec: what to run: a spec, or the path of a spec file.
+        run_dir: a new folder for the run's files; by default one in the user's state directory.
+        checks: whether the nodes are checked before the start, as `distlaunch up` does.
+
+    Raises:
+        SpecError: the spec file has mistakes.
+
+    >>> spec = local_spec(command=["sh", "-c", "echo I am $DISTLAUNCH_TASK"], workers=2)
+    >>> with Cluster(spec) as cluster:
+    ...     print(*cluster.tasks)
+    ...     print(*cluster.logs("worker:1"), sep="\n")
+    ...     report = cluster.wait()
+    worker:0 worker:1
+    I am worker:1
+    >>> report.outcome, report.exit_status
+    ('succeeded', 0)
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec | str | os.PathLike[str],
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        checks: bool = True,
+    ) -> None:
+        self.spec = spec if isinstance(spec, ClusterSpec) else load_spec(spec)
+        self._run_dir = Path(run_dir) if run_dir is not None else None
+        self._checks = checks
+        self._process: ControllerProcess | None = None
+
+    def __enter__(self) -> Cluster:
+        """Starts the run.
+
+        Raises:
+            DistlaunchError: the run cannot be started; nothing is left running.
+        """
+        if self._process is not None:
+            raise RuntimeError("a Cluster can be started once; make another one")
+        self._process = ControllerProcess(
+            Order.of(self.spec, self._run_dir, checks=self._checks, parent=os.getpid()),
+        )
+        try:
+            self._process.began.wait()
+            if self._process.directory is not None:
+                self._wait_for_start()
+            if self._process.over.is_set():
+                self._process.result()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def directory(self) -> Path:
+        """The folder with the run's files; its name is the run's name."""
+        return self._files.root
+
+    @property
+    def tasks(self) -> tuple[TaskId, ...]:
+        """The tasks of the present attempt; `str(task)` is `worker:1`."""
+        return tuple(read_tasks(self._files))
+
+    def status(self) -> RunStatus:
+        """What each task is doing now, or how it ended; as `distlaunch status --json` has it.
+
+        Raises:
+            DistlaunchError: the controller does not answer.
+        """
+        return read_status(self._files)
+
+    def stacks(self) -> str:
+        """The Python stacks of all tasks, equal ones together; stops nothing.
+
+        Raises:
+            DistlaunchError: the run is over, or does not answer.
+        """
+        return ask_stacks(self._files)
+
+    def events(self) -> Iterator[Record]:
+        """What has happened in the run from its beginning on, and what happens; ends with the run.
+
+        Each call begins anew. `launcher.report.run_events` has the kinds of events.
+        """
+        files = self._files
+        journal = JournalReader(files.events)
+        for _ in looks(RunWatch(files), lambda: [files.root, files.events]):
+            for entry in journal.read():
+                try:
+                    record = make_record(entry)
+                except ValueError:  # written by somebody else
+                    continue
+                if record is not None:
+                    yield record
+
+    def logs(self, task: TaskId | str, *, attempt: int | None = None) -> Iterator[str]:
+        """The lines that a task prints, from the first on, without their line breaks; ends with the run.
+
+        What is no UTF-8 is replaced. The lines are not changed otherwise: they may contain carriage returns or colours.
+
+        Args:
+            task: like `worker:1`.
+            attempt: only this one, from 1; by default all, one after the other.
+
+        Raises:
+            UsageError: the run has no such task.
+        """
+        chosen = _find_task(task, self.tasks)
+        reader = LogReader(self._files, LogChoice(patterns=[TaskPattern(*chosen)], attempt=attempt, timed=False))
+        reader.attempt = attempt or 1
+        return _read_lines(reader, RunWatch(self._files), follows=attempt is None)
+
+    def wait(self, timeout_s: float | None = None) -> RunReport:
+        """Waits for the end of the run; can also be called after the `with` block.
+
+        Failures are in the report: its `outcome`, and its `verdict` with the cause.
+
+        Raises:
+            TimeoutError: the run still goes on after `timeout_s`.
+            DistlaunchError: the run could not be started, or its controller was killed.
+        """
+        process = self._started
+        if not process.over.wait(timeout_s):
+            raise TimeoutError(f"the run {self.directory.name} is not over after {timeout_s:g} s")
+        return process.result()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Stops the run, and returns when nothing is left of it; no error if it is over.
+
+        Tasks have `timeouts.stop_grace_s` to end by themselves; with `now`, or after Ctrl-C meanwhile, they are killed.
+        """
+        process = self._started
+        process.ask_to_stop()
+        try:
+            if now:
+                self._hurry()
+            process.over.wait()
+        except BaseException:
+            self._hurry()
+            process.over.wait()
+            raise
+
+    def _hurry(self) -> None:
+        """Ends the grace. Asked at the socket: two signals at once may be handled in either order."""
+        if self._started.directory is not None:
+            with contextlib.suppress(DistlaunchError):  # it is over meanwhile
+                ask_to_stop_now(self._files)
+
+    @property
+    def _started(self) -> ControllerProcess:
+        if self._process is None:
+            raise RuntimeError("the cluster has not been started; use `with Cluster(…) as cluster:`")
+        return self._process
+
+    @property
+    def _files(self) -> RunDir:
+        directory = self._started.directory
+        if directory is None:
+            raise RuntimeError("the run could not be started")
+        return RunDir(directory)
+
+    def _wait_for_start(self) -> None:
+        """Returns when all tasks of an attempt have been started, or the run is over."""
+        attempt, started = 0, set[TaskId]()
+        for record in self.events():
+            if record.attempt != attempt:
+                attempt, started = record.attempt, set()
+            if isinstance(record.event, TaskStarted):
+                started.add(record.event.task)
+                if started.issuperset(self.tasks):
+                    return
+        self._started.over.wait()
+
+
+def _find_task(task: TaskId | str, tasks: tuple[TaskId, ...]) -> TaskId:
+    try:
+        found = parse_task_id(str(task))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if found not in tasks:
+        raise UsageError(f"this run has no {found}; it has {', '.join(map(str, tasks))}")
+    return found
+
+
+def _read_lines(reader: LogReader, run: RunWatch, *, follows: bool) -> Iterator[str]:
+    try:
+        for look in looks(run, lambda: reader.paths):
+            yield from _lines(reader.read(None if look.over else time.time()))
+            while follows and reader.is_behind():
+                yield from _lines(reader.advance())
+                yield from _lines(reader.read(time.time()))
+            if reader.is_over():
+                break
+        yield from _lines(reader.read(None))
+    finally:
+        reader.close()
+
+
+def _lines(blocks: Iterator[Block]) -> Iterator[str]:
+    for block in blocks:
+        yield from block.data.decode("utf-8", "replace").removesuffix("\n").split("\n")

@@ -1,0 +1,71 @@
+"""The controller process of a run that a Python program has started; it writes to no stream of the user's."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+from launcher.console.writer import Console
+from launcher.errors import DistlaunchError, ShownError, as_ours
+from launcher.plan.planner import Planner
+from launcher.python.exchange import Began, Ended, News, NotStarted, Order, parse, send
+from launcher.run.directory import RunDir
+from launcher.run.launch import conduct, new_start
+from launcher.run.naming import choose_folder
+from launcher.run.node_list import know_nodes
+from worker_entry.system import clock
+
+PARENT_S = 1.0
+"""How often the parent is looked for: its children may keep the pipe open that it has left."""
+
+
+def main() -> None:
+    """Reads an order from stdin, and writes what becomes of it to stdout."""
+    order: Order = parse(sys.stdin.buffer.readline())
+    channel = os.fdopen(os.dup(1), "wb")
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 1)  # what a library prints is no message
+    os.close(devnull)
+    threading.Thread(target=_stop_without, args=(order.parent,), name="parent", daemon=True).start()
+    send(channel, _run(order, channel))
+
+
+def _run(order: Order, channel: IO[bytes]) -> News:
+    files: list[RunDir] = []
+
+    def open_folder() -> RunDir:
+        files.append(RunDir.create(choose_folder(Path(order.run_dir) if order.run_dir else None, start.run_id)))
+        return files[0]
+
+    def announce(_planner: Planner, console: Console) -> None:
+        console.leave()  # the journal has the messages, and nobody needs the logs here
+        send(channel, Began(str(files[0].root)))
+
+    try:
+        clock.share()
+        spec = know_nodes(order.read_spec())
+        start = new_start(spec, checks=order.checks)
+        return Ended(conduct(spec, start, open_folder, verbose=False, prepare=announce).model_dump_json())
+    except ShownError as error:
+        try:
+            return Ended(files[0].report.read_text(encoding="utf-8"))
+        except OSError:
+            return NotStarted.of(error)
+    except Exception as error:
+        ours = as_ours(error)
+        if not isinstance(ours, DistlaunchError):
+            raise  # a bug; the other process reads its traceback from stderr
+        return NotStarted.of(ours)
+
+
+def _stop_without(parent: int) -> None:
+    """Stops the run when the parent closes our stdin, or is gone."""
+    while os.getppid() == parent:
+        if select.select([0], [], [], PARENT_S)[0]:
+            break
+    os.kill(os.getpid(), signal.SIGTERM)

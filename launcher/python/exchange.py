@@ -1,0 +1,88 @@
+"""What a Python process and the controller that it has started say to each other: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.errors import DistlaunchError, RunDirectoryError, SpecError, TooFewGpusError, UsageError
+from launcher.spec.models import ClusterSpec
+
+_KINDS = (SpecError, UsageError, TooFewGpusError, RunDirectoryError)
+"""Errors that stay what they are; others arrive as DistlaunchError with their reference."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the controller is to run. It has secrets, so it never goes onto a command line.
+
+    `parent`: the process whose end stops the run.
+    """
+
+    spec: str
+    run_dir: str
+    checks: bool
+    parent: int
+
+    @classmethod
+    def of(cls, spec: ClusterSpec, run_dir: Path | None, *, checks: bool, parent: int) -> Order:
+        return cls(spec.model_dump_json(exclude_defaults=True), str(run_dir or ""), checks, parent)
+
+    def read_spec(self) -> ClusterSpec:
+        return ClusterSpec.model_validate_json(self.spec)
+
+
+@dataclass(frozen=True)
+class Began:
+    """The run has its folder."""
+
+    directory: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run is over; `report` is the JSON of its RunReport."""
+
+    report: str
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """The run could not be started, and has no report of a cluster."""
+
+    message: str
+    reference: str
+    evidence: list[str]
+    hint: str
+    exit_status: int
+
+    @classmethod
+    def of(cls, error: DistlaunchError) -> NotStarted:
+        return cls(error.message, error.reference, list(error.evidence), error.hint, error.exit_status)
+
+    def make_error(self) -> DistlaunchError:
+        kind = next((kind for kind in _KINDS if kind.reference == self.reference), DistlaunchError)
+        error = kind(self.message, evidence=self.evidence, hint=self.hint)
+        error.reference, error.exit_status = self.reference, self.exit_status
+        return error
+
+
+News = Began | Ended | NotStarted
+_CLASSES = {cls.__name__: cls for cls in (Order, Began, Ended, NotStarted)}
+
+
+def send(file: IO[bytes], message: Order | News) -> None:
+    file.write(json.dumps([type(message).__name__, asdict(message)]).encode() + b"\n")
+    file.flush()
+
+
+def parse(line: bytes) -> Any:
+    """The message in a complete line.
+
+    Raises:
+        ValueError: the line is not complete.
+    """
+    name, facts = json.loads(line)
+    return _CLASSES[name](**facts)

@@ -1,0 +1,429 @@
+"""The Python interface: runs from a program, a test or a notebook, which leave nothing behind and print nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher import Cluster, ClusterSpec, DistlaunchError, RunReport, load_spec, local_spec, run, run_local
+from launcher.errors import RunDirectoryError, SpecError, UsageError
+from launcher.gang.events import TaskStarted
+from launcher.python.process import ControllerLostError
+from launcher.report.run_events import Ended, RunStarted
+from launcher.tasks import TaskId
+from tests.test_docs import LAUNCHER_PAGE, blocks
+from tests.witness import MARK, make_mark, marked, wait_until
+
+PLAIN = ["preload=false"]
+"""For scripts that do not use TensorFlow."""
+FOREVER = ["sh", "-c", "while :; do sleep 1; done"]
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What everything that a test starts has in its environment; runs go into the test's own folder."""
+    mark = make_mark()
+    monkeypatch.setenv(MARK, mark[MARK])
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return mark
+
+
+def script(text: str, name: str = "train.py") -> str:
+    Path(name).write_text(textwrap.dedent(text))
+    return name
+
+
+def waits_for(file: Path) -> list[str]:
+    """A program that says where it is, and ends when there is a file."""
+    return ["sh", "-c", f"echo begins; until test -e {file}; do sleep 0.05; done; echo ends"]
+
+
+def start(text: str) -> subprocess.Popen[str]:
+    """A Python program of the user's."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# --- one call ---
+
+
+def test_a_program_that_succeeds_on_two_workers_gives_its_report(tmp_path: Path) -> None:
+    report = run_local(command=["sh", "-c", "echo $DISTLAUNCH_TASK"], workers=2, run_dir=tmp_path / "run")
+    assert (report.outcome, report.exit_status) == ("succeeded", 0)
+    assert [task.task for task in report.attempts[0].tasks] == ["worker:0", "worker:1"]
+    assert (tmp_path / "run" / "attempt-1" / "worker-1.log").read_text() == "worker:1\n"
+    assert RunReport.model_validate_json((tmp_path / "run" / "report.json").read_bytes()) == report
+
+
+def test_a_failing_script_gives_the_verdict_on_it() -> None:
+    name = script("""
+        import os
+        if os.environ["DISTLAUNCH_TASK"] == "worker:1":
+            raise ValueError("no label")
+        while True:
+            pass
+    """)
+    report = run_local(name, workers=2, settings=PLAIN)
+    assert (report.outcome, report.exit_status) == ("failed", 1)
+    assert (report.verdict.reference, report.verdict.task) == ("task-failed", "worker:1")
+    assert "ValueError: no label" in report.verdict.evidence[0]
+
+
+def test_a_spec_file_is_run_and_a_script_gets_its_arguments_and_variables() -> None:
+    name = script("import os, sys; assert (sys.argv[1:], os.environ['COLOUR']) == (['--epochs', '3'], 'red')")
+    spec = local_spec(name, "--epochs", "3", workers=1, env={"COLOUR": "red"}, settings=PLAIN)
+    Path("cluster.yaml").write_text(spec.model_dump_json(exclude_unset=True))
+    assert load_spec("cluster.yaml") == spec
+    assert run("cluster.yaml").outcome == "succeeded"
+
+
+@pytest.mark.tensorflow
+def test_a_script_trains_on_two_workers() -> None:
+    report = run_local(module="worker_entry.demo.train", workers=2, settings=["program.args=[--epochs, 1]"])
+    assert report.outcome == "succeeded", report.verdict
+    steps = [task.progress.step for task in report.attempts[0].tasks if task.progress is not None]
+    assert len(steps) == 2
+    assert min(steps) > 10
+
+
+def test_nothing_is_printed_and_the_process_stays_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    handlers, environ = [signal.getsignal(signum) for signum in HANDLED], dict(os.environ)
+    with Cluster(local_spec(command=["sh", "-c", "echo out; echo err >&2"])) as cluster:
+        cluster.wait()
+    assert capfd.readouterr() == ("", "")
+    assert [signal.getsignal(signum) for signum in HANDLED] == handlers
+    assert dict(os.environ) == environ
+    assert [*cluster.logs("worker:0")] == ["out", "err"]
+
+
+def test_a_run_works_in_a_thread() -> None:
+    reports: list[RunReport] = []
+    thread = threading.Thread(target=lambda: reports.append(run_local(command=["true"])))
+    thread.start()
+    thread.join(60)
+    assert [report.outcome for report in reports] == ["succeeded"]
+
+
+def test_a_run_works_beside_a_running_event_loop_as_in_a_notebook() -> None:
+    program = start("""
+        import asyncio
+        from launcher import Cluster, local_spec
+
+        async def cell():
+            with Cluster(local_spec(command=["echo", "hello"])) as cluster:
+                return list(cluster.logs("worker:0")), cluster.wait().outcome
+
+        print(asyncio.run(cell()))
+    """)
+    assert program.communicate(timeout=60) == ("(['hello'], 'succeeded')\n", "")
+
+
+# --- what cannot be started ---
+
+
+def test_mistakes_of_a_spec_are_all_in_the_error() -> None:
+    Path("bad.yaml").write_text("nodes: [{host: local}]\nprots: 1\nnmae: x\n")
+    with pytest.raises(SpecError) as caught:
+        run("bad.yaml")
+    assert [line.split(" ")[0] for line in caught.value.evidence] == ["bad.yaml:2:1", "bad.yaml:3:1"]
+    assert all(line in str(caught.value) for line in caught.value.evidence)
+
+
+def test_a_run_directory_that_is_in_use_is_an_error_of_its_own_kind(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    with pytest.raises(RunDirectoryError, match="is not empty") as caught:
+        run_local(command=["true"], run_dir=tmp_path / "run")
+    assert (caught.value.hint, caught.value.exit_status) == ("choose a new folder; each run needs its own", 3)
+
+
+def test_an_error_that_only_the_controller_finds_arrives_with_its_reference() -> None:
+    spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["sh", "-c", "echo no nodes >&2; exit 1"]}}})
+    with pytest.raises(DistlaunchError) as caught, Cluster(spec):
+        pytest.fail("the block was entered")
+    assert (caught.value.reference, caught.value.exit_status) == ("node-list", 3)
+    assert caught.value.evidence == ("no nodes",)
+
+
+def test_a_program_that_does_not_exist_is_an_outcome() -> None:
+    report = run_local("missing.py")
+    assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 2, "no-program")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"script": "a.py", "module": "b"}, "each name the program"),
+        ({"workers": 0}, "at least one"),
+        ({"command": ["a"], "strategy": "mirrored", "workers": 2}, "mirrored runs one process"),
+        ({"settings": ["prots=1"]}, "prots"),
+        ({"env": {"A=B": "x", "1": "y"}}, "'1'"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        local_spec(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
+    cluster = Cluster(local_spec(command=["true"]))
+    with pytest.raises(RuntimeError, match="use `with Cluster"):
+        cluster.wait()
+    with cluster:
+        cluster.wait()
+    with pytest.raises(RuntimeError, match="make another one"), cluster:
+        pass
+
+
+# --- a cluster ---
+
+
+def test_events_follow_the_run_and_end_with_it(tmp_path: Path) -> None:
+    with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as cluster:
+        seen = []
+        for record in cluster.events():
+            seen.append(record)
+            if isinstance(record.event, TaskStarted):
+                (tmp_path / "go").touch()
+        assert isinstance(seen[0].event, RunStarted)
+        assert isinstance(seen[-1].event, Ended)
+        assert seen[-1].event.outcome == cluster.wait().outcome == "succeeded"
+    assert [*cluster.events()] == seen
+
+
+def test_lines_of_a_log_are_there_as_they_are_printed(tmp_path: Path) -> None:
+    with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as cluster:
+        lines = cluster.logs("worker:1")
+        assert next(lines) == "begins"
+        assert cluster.status().state == "forming"
+        (tmp_path / "go").touch()
+        assert [*lines] == ["ends"]
+
+
+def test_a_log_has_all_attempts_or_one() -> None:
+    command = [
+        "sh",
+        "-c",
+        "printf '%s\\r\\033[1m\\n\\n\\377' $DISTLAUNCH_ATTEMPT; test $DISTLAUNCH_ATTEMPT = 2 || kill -9 $$",
+    ]
+    with Cluster(local_spec(command=command, workers=1, settings=["restart.max_restarts=1"])) as cluster:
+        lines = [*cluster.logs(TaskId("worker", 0))]
+        assert [attempt.verdict.reference for attempt in cluster.wait().attempts] == ["task-killed", "succeeded"]
+    assert lines == ["1\r\x1b[1m", "", "\ufffd", "2\r\x1b[1m", "", "\ufffd"]
+    assert [*cluster.logs("worker:0", attempt=1)] == lines[:3]
+    assert [*cluster.logs("worker:0", attempt=2)] == lines[3:]
+
+
+def test_a_task_that_the_run_does_not_have_is_refused() -> None:
+    with Cluster(local_spec(command=["true"], workers=1)) as cluster:
+        for name, message in (("worker:1", "it has worker:0"), ("worker", "named like worker:0")):
+            with pytest.raises(UsageError, match=message):
+                cluster.logs(name)
+
+
+def test_the_stacks_of_running_tasks_have_the_line_that_each_is_at() -> None:
+    name = script("""
+        import time
+        def load_batch():
+            print("here", flush=True)
+            time.sleep(600)
+        load_batch()
+    """)
+    with Cluster(local_spec(name, workers=2, settings=[*PLAIN, "timeouts.stop_grace_s=1"])) as cluster:
+        assert [next(cluster.logs(task)) for task in cluster.tasks] == ["here", "here"]
+        stacks = cluster.stacks()
+    assert "worker:0, worker:1" in stacks
+    assert "load_batch" in stacks
+    with pytest.raises(DistlaunchError, match="has ended"):
+        cluster.stacks()
+
+
+def test_the_status_has_every_task_also_after_the_end() -> None:
+    with Cluster(local_spec(command=FOREVER)) as cluster:
+        assert [task.task for task in cluster.status().tasks] == [str(task) for task in cluster.tasks]
+    assert cluster.status().state == "interrupted"
+
+
+# --- nothing is left ---
+
+
+def test_an_exception_in_the_block_stops_everything(mark: dict[str, str]) -> None:
+    with contextlib.suppress(ZeroDivisionError), Cluster(local_spec(command=FOREVER, workers=2)) as cluster:
+        assert len(marked(mark)) > 3  # the controller, its agent, two tasks
+        print(1 / 0)
+        pytest.fail("the exception was lost")
+    assert marked(mark) == []
+    report = cluster.wait()
+    assert (report.outcome, report.exit_status) == ("interrupted", 143)
+    assert report.attempts[0].processes_left == 0
+
+
+def test_a_run_that_takes_too_long_is_stopped(mark: dict[str, str]) -> None:
+    with pytest.raises(TimeoutError, match="is not over after"):
+        run_local(command=FOREVER, timeout_s=0.1)
+    assert marked(mark) == []
+
+
+def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
+    ignores = ["sh", "-c", "trap '' TERM; echo begins; while :; do sleep 1; done"]
+    with Cluster(local_spec(command=ignores, settings=["timeouts.stop_grace_s=600"])) as cluster:
+        assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
+        cluster.stop(now=True)
+        assert marked(mark) == []
+    assert cluster.wait().outcome == "interrupted"
+
+
+def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> None:
+    program = start(f"""
+        from launcher import Cluster, local_spec
+        with Cluster(local_spec(command={FOREVER})) as cluster:
+            print(cluster.directory, flush=True)
+            cluster.wait()
+    """)
+    assert program.stdout is not None
+    directory = Path(program.stdout.readline().strip())
+    program.send_signal(signal.SIGINT)
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGINT
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert marked(mark) == []
+    assert json.loads((directory / "report.json").read_text())["outcome"] == "interrupted"
+
+
+def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(mark: dict[str, str]) -> None:
+    program = start(f"""
+        import os, time
+        from launcher import Cluster, local_spec
+        with Cluster(local_spec(command={FOREVER})) as cluster:
+            child = os.fork()
+            if child == 0:
+                os.close(1), os.close(2)
+                time.sleep(600)
+            print(child, flush=True)
+            cluster.wait()
+    """)
+    assert program.stdout is not None
+    child = int(program.stdout.readline())
+    program.kill()
+    program.communicate(timeout=60)
+    wait_until(lambda: [process.pid for process in marked(mark)] == [child], "only the child is left")
+    psutil.Process(child).kill()
+
+
+def test_a_killed_controller_is_an_error_and_leaves_nothing(mark: dict[str, str]) -> None:
+    with Cluster(local_spec(command=FOREVER)) as cluster:
+        controller = json.loads((cluster.directory / "run.json").read_text())["controller"]["pid"]
+        psutil.Process(controller).kill()
+        with pytest.raises(ControllerLostError, match="ended with SIGKILL"):
+            cluster.wait()
+    wait_until(lambda: marked(mark) == [], "nothing is left")
+    assert len([*cluster.events()]) > 3  # which end nevertheless
+
+
+def test_what_the_user_starts_meanwhile_is_not_the_runs() -> None:
+    with Cluster(local_spec(command=FOREVER)):
+        mine = subprocess.Popen(["sleep", "600"])
+    assert mine.poll() is None
+    mine.kill()
+    mine.wait()
+
+
+def test_secrets_are_on_no_command_line(mark: dict[str, str]) -> None:
+    with Cluster(local_spec(command=FOREVER, env={"API_TOKEN": "hunter-2"})) as cluster:
+        lines = [line for process in marked(mark) for line in _command_line(process)]
+        assert "hunter-2" not in " ".join(lines)
+        assert len(lines) > 4
+        assert b"hunter-2" not in b"".join(path.read_bytes() for path in cluster.directory.glob("*.json*"))
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+# --- several ---
+
+
+def test_two_clusters_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with Cluster(local_spec(command=waits_for(tmp_path / "go"))) as first:
+        with Cluster(local_spec(command=FOREVER)) as second:
+            assert first.directory != second.directory
+        assert second.wait().outcome == "interrupted"
+        assert next(first.logs("worker:0")) == "begins"
+        (tmp_path / "go").touch()
+        assert first.wait().outcome == "succeeded"
+    assert run_local(command=["true"]).outcome == "succeeded"  # and one after them
+
+
+def test_the_name_of_the_folder_can_be_called_whatever_was_imported_before() -> None:
+    for before in (
+        "",
+        "import launcher.run.launch; ",
+        "import launcher.run.launch as launch; from launcher import Cluster; ",
+    ):
+        code = f"{before}from launcher import run; import inspect; print(*inspect.signature(run).parameters); run('no')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "spec run_dir checks timeout_s\n", before
+        assert (
+            done.stderr.strip()
+            .splitlines()[-2]
+            .endswith("SpecError: cannot read the spec no: No such file or directory")
+        )
+
+
+# --- what the documents say ---
+
+
+@pytest.fixture
+def example_files() -> None:
+    """What the examples are about."""
+    script("import sys; assert sys.argv[1] == '--epochs'")
+    Path("cluster.yaml").write_text(
+        "nodes: [{host: local, tasks: {worker: 2}}]\n"
+        "program: {command: [sh, -c, 'test $DISTLAUNCH_TASK = worker:0 && sleep 60; exit 3']}\n"
+    )
+
+
+@pytest.mark.usefixtures("example_files")
+@pytest.mark.parametrize(
+    "name", ["launcher", "launcher.python.calls", "launcher.python.cluster", "launcher.python.specs"]
+)
+def test_the_examples_of_the_docstrings_are_right(name: str) -> None:
+    module = importlib.import_module(name)
+    names = {each: getattr(importlib.import_module("launcher"), each) for each in ("local_spec", "Cluster")}
+    failed, tried = doctest.testmod(module, extraglobs=names)
+    assert failed == 0
+    assert tried > 1
+
+
+@pytest.mark.usefixtures("example_files")
+def test_the_examples_of_the_page_are_right(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = blocks(LAUNCHER_PAGE, "python")
+    assert len(examples) == 2
+    for example in examples:
+        names: dict[str, object] = {}
+        exec(example, names)
+        for name, test in names.items():
+            if name.startswith("test_") and callable(test):
+                test()
+    assert "worker:1" in capsys.readouterr().out
