@@ -19,6 +19,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.run.sync import FILES_LIMIT, make_bundle
 from launcher.spec.parts import SyncSpec
+from tests.apart import linux
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
@@ -91,6 +92,34 @@ def test_everything_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
         "'pipe' is neither a file nor a link",
     )
     assert paths(tmp_path, exclude=["absolute", "out", "pipe"]) == []
+
+
+def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Path) -> None:
+    """Git lists a repository within another as one name, and files that were deleted since it has seen them."""
+    for repository in (tmp_path, tmp_path / "inner"):
+        subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    write(tmp_path, {"deleted": "1", "package/deleted": "1", "inner/.gitignore": "*.log\n", "inner/x.log": "1"})
+    write(tmp_path, {"inner/code.py": "1"})
+    subprocess.run(["git", "-C", str(tmp_path), "add", "deleted", "package"], check=True)
+    (tmp_path / "deleted").unlink()
+    shutil.rmtree(tmp_path / "package")
+    (tmp_path / "package").write_text("now a file")
+    assert paths(tmp_path) == ["inner/.gitignore", "inner/code.py", "package"]
+
+
+@linux
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    task = f"/proc/{os.getpid()}/task/{os.getpid()}"  # in there, even root cannot read `mem` from its beginning
+    with pytest.raises(UsageError) as caught:
+        make_bundle(SyncSpec(path=task, to="~/x", exclude=["*", "!/mem"]), tmp_path)
+    assert caught.value.evidence == ("'mem' cannot be read: Input/output error",)
+
+
+def test_of_a_file_that_is_gone_since_it_was_offered_nothing_is_sent(tmp_path: Path) -> None:
+    write(tmp_path, {"a": "1"})
+    bundle = make_bundle(SyncSpec(to="~/x"), tmp_path)
+    (tmp_path / "a").unlink()
+    assert bundle.read_piece(Fetch(0, 0, 1)) == (Piece(0, 0, 0), b"")
 
 
 def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

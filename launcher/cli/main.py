@@ -44,8 +44,7 @@ def _main(arguments: list[str]) -> int:
         return 2
     except click.Abort:
         return 130
-    except BrokenPipeError:  # `distlaunch plan … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # how click ends when nobody reads stdout any more: `distlaunch plan … | head`
         return 141
     except Exception as error:  # noqa: BLE001 - each becomes an exit status
         if flags.get("debug"):
