@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import paramiko
 import pytest
@@ -30,9 +33,17 @@ from tests.test_reconnect import FarEnd, Pipes
 from tests.witness import open_descriptors, wait_until
 from worker_entry.agent import reattach
 from worker_entry.agent import reattachment as reattachments
+from worker_entry.agent.activity import ActivityWatch, _read_use
+from worker_entry.agent.checks.answers import NodeChecks
+from worker_entry.agent.checks.inspection import inspect
+from worker_entry.agent.connection import Connection
+from worker_entry.agent.lease import Lease
+from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
-from worker_entry.protocol.messages import Broken, Message
-from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Clean, Goodbye
+from worker_entry.protocol.messages import Broken, Inspected, Log, Message, Ready
+from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Clean, Goodbye, Hello, Inspect
+from worker_entry.protocol.values import Activity, Program
+from worker_entry.system import kernel
 
 ATTACH = Attach(VERSION, "/tmp/agent-x", 0, 0, {})
 
@@ -273,3 +284,186 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
         wait_until(lambda: find_left_processes(run_id) == [], "nothing is left")
     reattach.remove_abandoned(os.path.dirname(path))
     assert not Path(path).exists()
+
+
+STUCK = """
+import sys
+from worker_entry.agent import cleanup, reattach
+cleanup.AGENT_END_S = reattach.KILL_S = 0.05
+sys.exit(cleanup.main())
+"""
+
+
+def test_an_agent_that_cannot_be_stopped_is_told(folder: reattach.ReattachFolder) -> None:
+    """Its guardian is a process that cannot be seen from here, as in a container of its own."""
+    (Path(folder.path) / "guardian").unlink()
+    order = encode(Clean(VERSION, [], folder.path))
+    ran = subprocess.run([sys.executable, "-c", STUCK], input=order, capture_output=True, timeout=30, check=False)
+    [(answer, _)] = Decoder().feed(ran.stdout.removeprefix(MARKER))
+    assert isinstance(answer, Broken), ran.stderr
+    assert (answer.problem.reference, ran.returncode) == ("agent-alive", 1)
+
+
+EXPIRED = """
+import os, time
+from worker_entry.agent.guardian import _guard
+from worker_entry.agent.liveness import LoopCounter
+from worker_entry.system import clock
+clock.share()
+counter = LoopCounter(600.0)
+agent = os.fork()
+while agent == 0:
+    counter.advance(clock.now() - 60.0)
+    time.sleep(0.01)
+os._exit(_guard(agent, counter))
+"""
+
+
+def test_an_agent_whose_lease_is_over_is_killed_though_its_loop_goes_round() -> None:
+    ran = subprocess.run([sys.executable, "-c", EXPIRED], capture_output=True, timeout=30, text=True, check=False)
+    assert ran.returncode == 128 + signal.SIGKILL
+    assert ran.stderr.startswith("killing the agent, which still runs although its lease has expired\n")
+
+
+def test_a_controller_that_has_more_than_was_sent_is_refused_and_the_agent_goes_on(tmp_path: Path) -> None:
+    hello = encode(Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True))
+    with started("node", hello) as node:
+        decoder = Decoder()
+        said = node.read(1 << 16, 30.0)
+        while not (heard := [message for message, _ in decoder.feed(said.removeprefix(MARKER))]):
+            said = node.read(1 << 16, 30.0)
+        [ready] = heard
+        assert isinstance(ready, Ready)
+        assert ready.reattach_folder is not None
+        with started("attach", encode(Attach(VERSION, ready.reattach_folder, 999, 0, {}))) as way:
+            [answer], status = answer_of(way)
+        assert isinstance(answer, Broken)
+        assert answer.problem.message == "the agent was sent 999 frames received, which is not between 0 and 1"
+        assert status == 1
+        node.write(encode(Goodbye()))
+        assert node.process.wait(30) == 0
+
+
+# --- an agent's connection ---
+
+
+@contextmanager
+def connected(end: socket.socket) -> Iterator[tuple[Connection, selectors.BaseSelector, list[str]]]:
+    """A connection over this socket, its selector, and what it has called."""
+    called: list[str] = []
+    with selectors.DefaultSelector() as selector:
+        connection = Connection(
+            selector, lambda: called.append("input"), lambda: called.append("break"), Lease(60.0, far=False)
+        )
+        connection.open(end.fileno(), end.fileno())
+        yield connection, selector, called
+        connection.close()
+
+
+def write_once(connection: Connection, selector: selectors.BaseSelector) -> None:
+    """Writes what the socket takes, whether it has said that it takes something or not."""
+    connection.want_write()
+    [write] = [key.data for key in selector.get_map().values() if key.events & selectors.EVENT_WRITE]
+    write()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The agent's end of a TCP connection, and the other."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def reset(end: socket.socket) -> None:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()
+
+
+def test_a_connection_without_input_is_open_and_one_that_was_reset_has_ended(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    with connected(ours) as (connection, _, _):
+        nothing = connection.read()
+        assert nothing is not None
+        assert [*nothing] == []
+        reset(theirs)
+        assert connection.read() is None
+
+
+def test_a_connection_that_takes_nothing_loses_nothing_and_one_that_was_closed_is_told(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    with connected(ours) as (connection, selector, called):
+        sent = Log(1, "worker:0", 0, 1 << 24)
+        connection.send(sent, bytes(sent.length))
+        left = None
+        while left != connection.pending:  # at last, the socket takes no more
+            left = connection.pending
+            write_once(connection, selector)
+        assert left
+        assert called == []
+        reset(theirs)
+        write_once(connection, selector)
+        assert called == ["break"]
+
+
+# --- an agent's checks ---
+
+
+def test_a_port_that_is_taken_meanwhile_is_told() -> None:
+    with socket.create_server(("", 0)) as taken, selectors.DefaultSelector() as selector:
+        checks = NodeChecks(selector, lambda message: None)
+        [problem] = checks.open_responders({"worker:0": taken.getsockname()[1]}, "nonce")
+        checks.close()
+    assert problem.reference == "port-refused"
+    assert problem.message.startswith("cannot listen on a port: ")
+
+
+def inspected(folder: Path, kind: str, target: str, **mark: str) -> Inspected:
+    return inspect(Inspect(Program(kind, target, []), **mark), str(folder), str(folder))
+
+
+def test_a_mark_that_cannot_be_left_is_told(tmp_path: Path) -> None:
+    mark = {"shared": str(tmp_path), "mark": "abc"}
+    assert inspected(tmp_path, "command", "true", **mark).problem == ""
+    assert inspected(tmp_path, "command", "true", **mark).problem == "File exists"
+
+
+@pytest.mark.parametrize(("kind", "target"), [("script", "program"), ("module", "program.train")])
+def test_two_nodes_have_the_same_program_if_all_its_python_files_are_the_same(
+    tmp_path: Path, kind: str, target: str
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        for name in ("z.py", "__main__.py", "inner/a.py"):
+            (folder / "program" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "program" / name).write_text(name)
+    (folders[0] / "program" / "log.txt").touch()
+    hashes = {inspected(folder, kind, target).program_hash for folder in folders}
+    assert len(hashes) == 1
+    assert "" not in hashes
+    (folders[1] / "program" / "inner" / "a.py").rename(folders[1] / "program" / "inner" / "b.py")
+    assert inspected(folders[1], kind, target).program_hash not in hashes
+
+
+@linux
+def test_a_program_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
+    assert inspected(tmp_path, "script", "/proc/self/mem").program_hash == ""  # not even by root
+
+
+@linux
+def test_of_a_process_that_is_gone_no_activity_is_known() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert _read_use(ended.pid) == (0.0, 0)
+    assert _read_use(os.getpid())[1] > 0
+
+
+def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "LINUX", False)
+    assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
