@@ -39,11 +39,14 @@ from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.lease import Lease
 from worker_entry.agent.task_process import StartedTask
+from worker_entry.program.finding import find_problem
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Broken, Inspected, Log, Message, Ready
 from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Clean, Goodbye, Hello, Inspect
 from worker_entry.protocol.values import Activity, Program
 from worker_entry.system import kernel
+from worker_entry.system.file_holes import end_of_hole, last_data
+from worker_entry.system.tcp_timeout import TcpTimeout
 
 ATTACH = Attach(VERSION, "/tmp/agent-x", 0, 0, {})
 
@@ -467,3 +470,48 @@ def test_of_a_process_that_is_gone_no_activity_is_known() -> None:
 def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
     assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
+
+
+# --- a system ---
+
+
+def test_without_a_way_to_find_holes_a_file_is_all_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "log"
+    with file.open("w+b") as log:
+        for place in (0, 1 << 20, 1 << 21):
+            log.seek(place)
+            log.write(b"data")
+        log.flush()
+        size = file.stat().st_size
+        if end_of_hole(log.fileno(), 1 << 16) == 1 << 20:  # the file system has holes
+            assert last_data(log.fileno())[0] == 1 << 21
+        assert last_data(log.fileno(), extents=1) == (0, size)  # too many to look at
+        monkeypatch.delattr(os, "SEEK_DATA")
+        assert end_of_hole(log.fileno(), 1 << 16) == 1 << 16
+        assert last_data(log.fileno()) == (0, size)
+
+
+@linux
+def test_processes_and_sockets_that_are_gone_have_no_time_out_to_extend() -> None:
+    with subprocess.Popen(["true"]) as ended, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as living:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # now a zombie
+        timeout = TcpTimeout(60.0)
+        timeout.poll([ended.pid])
+        ended.wait()
+        again = TcpTimeout(60.0)
+        again.poll([ended.pid])
+        pidfd = os.pidfd_open(living.pid)
+        again._extend(pidfd, 1 << 20)
+        os.close(pidfd)
+
+
+def test_a_python_without_tensorflow_cannot_run_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    problem = find_problem(Program("module", "worker_entry.demo.train", []), str(tmp_path))
+    assert problem is not None
+    assert (problem.reference, problem.message) == (
+        "no-tensorflow",
+        f"TensorFlow is not installed for {sys.executable}",
+    )
+    assert find_problem(Program("module", "train", []), str(tmp_path)) is None
