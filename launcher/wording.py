@@ -6,3 +6,13 @@ from __future__ import annotations
 def count_of(count: int, noun: str, plural: str | None = None) -> str:
     """`1 task`, `2 tasks`, `0 processes`; `plural` is needed if it is not `noun` plus s."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def render_age(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`: the two largest units."""
+    whole = max(int(seconds), 0)
+    for size, unit, part, name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"

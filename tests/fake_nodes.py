@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
 from launcher.spec.models import LOCAL, ClusterSpec
-from launcher.transports.base import Deliver, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogSink
+from launcher.transports.base import Deliver, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogSink, Resumption
 from tests.fake_timing import FakeTiming
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import (
@@ -67,6 +67,7 @@ from worker_entry.protocol.orders import (
     Start,
     Stop,
 )
+from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -292,6 +293,7 @@ class FakeAgent:
         self._answers = Answers()
         self._starts: dict[str, int] = {}
         self._stopping = False
+        self._said = self._confirmed = 0
         self._decoder = Decoder(ToAgent)
 
     # --- as a link ---
@@ -306,6 +308,10 @@ class FakeAgent:
                 self.world.orders.append((self.node, order))
                 if self.silent_since is None:
                     self._take(order, data)
+
+    def confirm(self, frame: int) -> None:
+        assert self._confirmed <= frame <= self._said
+        self._confirmed = frame
 
     def drop_if_silent(self, limit_s: float) -> None:
         silent_s = self.world.timing.monotonic() - self.last_heard
@@ -341,9 +347,13 @@ class FakeAgent:
         def deliver() -> None:
             for message in messages:
                 for heard, _ in Decoder(ToController).feed(encode(message)):
-                    self._deliver(self.node, heard)
+                    self._say(heard)
 
         self.later(ANSWER_S, deliver)
+
+    def _say(self, message: Message) -> None:
+        self._said += is_counted(message)
+        self._deliver(self.node, message, self._said)
 
     def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Unless the node is gone or hangs by then."""
@@ -440,13 +450,13 @@ class FakeAgent:
         now, (exception, _, message) = self.now(), end.crash.partition(": ")
         crash = CrashRecord(now, exception, message, "train.py", 9) if end.crash else None
         finished = now if end.finished else None
-        self._deliver(self.node, Exited(end.task, end.how, now, crash, finished, end.evidence))
+        self._say(Exited(end.task, end.how, now, crash, finished, end.evidence))
 
     def _tell_steps(self, steps: Steps) -> None:
         now = self.now()
         done = 0 if steps.first is None else steps.last - steps.first + 1
         progress = Progress(steps.last, steps.first, done, now, now)
-        self._deliver(self.node, Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
+        self._say(Status(steps.task, TaskStatus("trains", now, progress, [*steps.injected])))
 
 
 def _dial(target: Target, refused: Collection[str]) -> DialResult:
@@ -483,7 +493,9 @@ class FakeTransport:
     shares_files: bool = False
     error: OSError | None = None
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FakeAgent:
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> FakeAgent:
         if self.error is not None:
             raise self.error
         assert lease_s == self.world.lease_s
@@ -542,6 +554,7 @@ class FakeRun:
         recover: int | None = None,
         errors: Mapping[str, OSError] | None = None,
         broken: bool = False,
+        listed: Sequence[Sequence[Mapping[str, Any]]] = (),
         **world: Any,
     ) -> None:
         self.timing = FakeTiming()
@@ -552,6 +565,7 @@ class FakeRun:
         self.asked: list[tuple[str, str]] = []
         """The nodes that were looked for, with the meeting places of their agents."""
         self._recover_after = recover
+        self._listed = [*listed]
         transports = {
             node.host: FakeTransport(self.nodes, node.host == LOCAL, (errors or {}).get(node.host))
             for node in self.spec.nodes
@@ -601,7 +615,13 @@ class FakeRun:
 
     def supervisor(self) -> Supervisor:
         return Supervisor(
-            self.context, self.planner, self._recover, self._interrupts, checks=self._checks, faults=self._faults
+            self.context,
+            self.planner,
+            self._recover,
+            self._interrupts,
+            relist=self._relist,
+            checks=self._checks,
+            faults=self._faults,
         )
 
     @property
@@ -628,3 +648,12 @@ class FakeRun:
     def _recover(self, node: str, reattach_folder: str) -> bool:
         self.asked.append((node, reattach_folder))
         return self._recover_after is not None and len(self.asked) >= self._recover_after
+
+    def _relist(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
+        """The next of the `listed` nodes, while there are any."""
+        assert is_wanted()
+        if not self._listed:
+            return planner
+        spec = planner.spec.with_nodes(self._listed.pop(0))
+        self.context.links.add({node.host: FakeTransport(self.nodes, node.host == LOCAL, None) for node in spec.nodes})
+        return replace(planner, spec=spec)

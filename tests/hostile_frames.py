@@ -42,7 +42,16 @@ TEXTS = (
 LONG = ("☃" * 3000, "x" * 9000, 'Thread 0x1 (most recent call first):\n  File "\x1b[A", line 3 in \u202e\n' * 300)
 NUMBERS = (0, 1, 2, 41, 42, 143, 255, 1 << 31, 1 << 53, -1, 1 << 63, 1 << 64, 10**30)
 TIMES = (0.0, 1.0, 1.8e9, -1.0, 9e14, -9e14, 1e-300)
-REFERENCES = ("task-failed", "preempted", "agent-gone", "no-program", "port-taken", "protocol-error", "disk-full")
+REFERENCES = (
+    "task-failed",
+    "preempted",
+    "agent-gone",
+    "taken-over",
+    "no-program",
+    "port-taken",
+    "protocol-error",
+    "disk-full",
+)
 JSON: tuple[Any, ...] = (None, True, 0, -1, 1.5, "", "x", [], {}, [1], {"a": 1}, 1e308, 10**400, "\ud800", [[[[]]]])
 
 

@@ -24,7 +24,7 @@ from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.spec.models import ClusterSpec
-from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink
+from launcher.transports.base import Deliver, LinkBroken, LinkClosed, LinkNews, LogSink, Resumption
 from launcher.transports.resumable_link import ResumableLink
 from tests.fake_nodes import Answers
 from tests.hostile_frames import RandomFrames
@@ -150,6 +150,9 @@ class FarLink:
     def send(self, message: Message, body: bytes = b"") -> None:
         self.frames.send(message, body)
 
+    def confirm(self, frame: int) -> None:
+        self.frames.confirm(frame)
+
     def drop_if_silent(self, limit_s: float) -> None:
         """It always answers."""
 
@@ -181,18 +184,20 @@ class FarTransport:
     lie: bytes = b""
     shares_files = False
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> FarLink:
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> FarLink:
         # What ends an attempt comes seldom, so that others come at all.
         types = [kind for kind in get_args(ToController) if kind not in ENDING] * 2000 + [*ENDING]
         frames = RandomFrames(self.chance, types, ["worker:2", "worker:3"], self.spoiled)
         agent = FarAgent(self.tally, self.chance, frames if self.hostile and not self.lie else None, self.lie)
 
-        def watch(node: str, message: Message | LinkNews) -> None:
+        def watch(node: str, message: Message | LinkNews, frame: int = 0) -> None:
             if isinstance(message, LinkClosed):
                 self.tally.ended_links += self.hostile
                 if "a bug in distlaunch" in message.reason:
                     self.tally.bugs.append(message.reason)
-            deliver(node, message)
+            deliver(node, message, frame)
 
         return FarLink(agent, ResumableLink(node, lambda: agent, watch, mirror, lease_s=lease_s))
 

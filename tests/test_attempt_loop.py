@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.gang.state import Phase, Reason
+from launcher.report.run_events import Record, parse_record
 from launcher.tasks import TaskId
 from tests.fake_nodes import (
     ANSWER_S,
@@ -497,3 +498,15 @@ def test_nodes_preload_while_others_are_on_their_way_and_keep_it_for_restarts(
         _, preload, *_ = run.nodes.orders_of(node)
         assert isinstance(preload, Preload)
         assert preload.keep is keep
+
+
+def test_the_journal_has_the_number_of_each_frame_that_a_node_has_sent(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [Exit("worker:0", TaskExit(1), 5.0)])
+    run.attempt()
+    records = [*filter(None, map(parse_record, run.files.events.read_bytes().splitlines()))]
+    for node in ("gpu-a", "gpu-b"):
+        of_node: list[Record] = [record for record in records if record.node == node]
+        assert [type(record.event).__name__ for record in of_node][:2] == ["NodeReady", "NodePrepared"]
+        frames = [record.frame for record in of_node]
+        assert frames[0] == 1
+        assert frames == sorted(set(frames))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from launcher.cli.main import cli
 from launcher.failures import FAILURES, FailureName
 from launcher.gang.findings import Finding
 from launcher.gang.state import Phase
+from launcher.run.summary import RunState, RunSummary
 from launcher.spec.models import ClusterSpec
 from tests.conftest import ROOT
 from tests.test_hints import PAGES
@@ -33,6 +35,8 @@ README_LINES = 260
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
     "a-node": ("$defs", "NodeSpec"),
+    "nodes-from-a-command": ("$defs", "ListedNodesSpec"),
+    "from": ("$defs", "NodeSourceSpec"),
     "program": ("$defs", "ProgramSpec"),
     "timeouts": ("$defs", "TimeoutsSpec"),
     "restart": ("$defs", "RestartSpec"),
@@ -170,7 +174,8 @@ def test_the_table_of_commands_is_complete() -> None:
     assert sorted(word[1] for word in words) == sorted(cli.commands)
     for word in words:
         arguments = [parameter for parameter in cli.commands[word[1]].params if isinstance(parameter, click.Argument)]
-        assert (len(word) > 2) == any(argument.required for argument in arguments), word
+        named_required = any(not name.startswith("[") for name in word[2:])
+        assert named_required == any(argument.required for argument in arguments), word
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
@@ -340,6 +345,13 @@ def test_every_reference_that_the_code_has_is_explained() -> None:
         (path, name) for path, name in found if name not in explained | {"error", "shown", "succeeded", "agent-alive"}
     } == set()
     assert Finding.model_fields["reference"]
+
+
+def test_the_fields_of_a_listed_run_are_those_of_the_code() -> None:
+    shown = [name for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")) for name in code(cells[0])]
+    assert sorted(shown) == sorted(field.name for field in dataclasses.fields(RunSummary))
+    states = code(dict(cells for cells in rows(section(LAUNCHER_PAGE, "the-list-of-runs")))["`state`"])
+    assert states == [state for part in get_args(RunState) for state in (get_args(part) or (part,))]
 
 
 # --- worker_entry/README.md and tests/README.md ---

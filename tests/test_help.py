@@ -31,10 +31,10 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
         elif line:
             listed.setdefault(title, []).append(line.split()[0])
     assert listed == {
-        "Run:": ["local", "up"],
-        "Look:": ["check", "plan", "stacks", "profile"],
-        "End:": ["down", "clean"],
-        "Prepare:": ["compose", "schema"],
+        "Run:": ["local", "up", "resume"],
+        "Look:": ["check", "plan", "ls", "status", "stacks", "profile"],
+        "End:": ["wait", "down", "clean", "rm", "prune"],
+        "Prepare:": ["init", "compose", "schema", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 

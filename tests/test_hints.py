@@ -26,6 +26,7 @@ FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_
 FOREIGN: Mapping[str, set[str]] = {
     "click": {"--help"},
     "git": {"--cached", "--others", "--exclude-standard"},
+    "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},
     "pytest": {"--all", "--pdb"},
     "the benchmarks": {"--runs"},

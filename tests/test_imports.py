@@ -36,7 +36,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report"}
 
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer"},
-    "yaml": {"launcher.spec.loading", "launcher.spec.yaml_positions", "launcher.plan.compose"},
+    "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console.terminal"},
@@ -178,6 +178,11 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
 def test_a_controller_needs_no_tensorflow() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
+
+
+def test_listing_runs_needs_no_models() -> None:
+    heavy = {"pydantic", "rich", "yaml", "paramiko"}
+    assert not imported_by("import launcher.commands.listing, launcher.commands.waiting, launcher.cli.main") & heavy
 
 
 def test_the_agent_is_imported_without_anything_installed() -> None:

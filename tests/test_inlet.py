@@ -13,8 +13,9 @@ from launcher.gang.events import Interrupted
 from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
-from launcher.transports.base import Deliver, Link, LinkClosed, LogMirror, LogSink
+from launcher.transports.base import Deliver, Link, LinkClosed, LinkDropped, LogMirror, LogSink, Resumption
 from launcher.transports.incoming import NOTES, UNREAD_BYTES, UNREAD_MESSAGES, Arrived, Inbox, Placement, weigh
+from launcher.transports.local import LocalTransport
 from tests.witness import wait_until
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import (
@@ -33,7 +34,7 @@ from worker_entry.protocol.messages import (
     Started,
     Status,
 )
-from worker_entry.protocol.orders import VERSION
+from worker_entry.protocol.orders import VERSION, Hello, Stop
 from worker_entry.protocol.values import Activity, Problem, TaskExit, TaskStatus
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -46,11 +47,15 @@ class FarNode:
     """A link whose far end is the test."""
 
     sent: list[Message] = field(default_factory=list)
+    confirmed: int = 0
     clock_offset_s = 0.0
     last_heard = 0.0
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self.sent.append(message)
+
+    def confirm(self, frame: int) -> None:
+        self.confirmed = frame
 
     def drop_if_silent(self, limit_s: float) -> None:
         """The test says what it does."""
@@ -66,10 +71,14 @@ class FarTransport:
     shares_files = False
     deliver: Deliver = field(init=False)
     logs: LogSink = field(init=False)
+    node: FarNode = field(init=False)
+    resumption: Resumption | None = None
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
-        self.deliver, self.logs = deliver, mirror
-        return FarNode()
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> Link:
+        self.deliver, self.logs, self.node, self.resumption = deliver, mirror, FarNode(), resumption
+        return self.node
 
 
 @dataclass
@@ -176,6 +185,72 @@ def test_thousands_of_late_messages_are_passed_over_at_once(run: Run) -> None:
     run.links.begin(2, {})
     run.links.put(Interrupted(2))
     assert run.links.next(0.0) == Interrupted(2)
+
+
+# --- what is confirmed ---
+
+
+def test_a_frame_is_confirmed_when_the_next_one_is_asked_for(run: Run) -> None:
+    node, deliver = run.targets["hostile"].node, run.targets["hostile"].deliver
+    deliver("hostile", READY, 1)
+    deliver("hostile", Listening("worker:1", 1.0), 2)
+    deliver("hostile", LinkDropped("the cable"), 0)
+    assert node.confirmed == 0
+    assert run.links.next(0.0) == ("hostile", READY)
+    assert (run.links.frame, node.confirmed) == (1, 0)
+    assert run.links.next(0.0) == ("hostile", Listening("worker:1", 1.0))
+    assert (run.links.frame, node.confirmed) == (2, 1)
+    assert run.links.next(0.0) == ("hostile", LinkDropped("the cable"))
+    assert (run.links.frame, node.confirmed) == (0, 2)
+    assert run.links.next(0.0) is None
+    assert (run.links.frame, node.confirmed) == (0, 2)
+
+
+def test_what_nobody_handles_is_confirmed_too_but_not_before_what_came_earlier(run: Run) -> None:
+    node, deliver = run.targets["hostile"].node, run.targets["hostile"].deliver
+    for frame in range(1, 3 * NOTES + 1):
+        deliver("hostile", Noted("look at me"), frame)
+    assert node.confirmed == 0
+    for _ in range(NOTES):
+        assert run.links.next(0.0) is not None
+    assert node.confirmed == NOTES - 1
+    assert run.links.next(0.0) is None
+    assert node.confirmed == 3 * NOTES
+    deliver("hostile", Noted("look at me"), 3 * NOTES + 1)
+    assert node.confirmed == 3 * NOTES + 1
+    deliver("hostile", Listening("worker:1", 1.0), 3 * NOTES + 2)
+    run.links.begin(2, {})
+    deliver("hostile", Empty(1, 0, 0), 3 * NOTES + 3)
+    assert run.links.next(0.0) == ("hostile", Empty(1, 0, 0))
+    assert node.confirmed == 3 * NOTES + 2  # it was late
+    run.links.close()
+    deliver("hostile", Noted("the last one"), 3 * NOTES + 4)
+    assert node.confirmed == 3 * NOTES + 4
+
+
+def test_an_agent_that_is_taken_over_is_connected_and_gets_no_hello(run: Run) -> None:
+    held = Resumption(
+        reattach_folder="/tmp/x", run_id="run", generation=1, handled=1, attempt=1, offsets={}, ready=READY
+    )
+    run.links.resume("hostile", held)
+    assert run.targets["hostile"].resumption == held
+    assert run.links.ready == {"hostile": READY}
+    assert run.targets["hostile"].node.sent == []
+    assert run.targets["honest"].resumption is None
+    assert [type(message) for message in run.targets["honest"].node.sent] == [Hello]
+    run.links.send("hostile", Stop(1.0))
+    assert run.targets["hostile"].node.sent == [Stop(1.0)]
+
+
+def test_a_takeover_that_cannot_be_is_told_as_a_closed_link(tmp_path: Path) -> None:
+    links = NodeLinks({"here": LocalTransport(tmp_path / "errors")}, "run", RunDir(tmp_path), 60.0)
+    links.begin(1, {"here": [W0]})
+    links.resume(
+        "here", Resumption(reattach_folder="/tmp/x", run_id="run", generation=1, handled=1, attempt=1, offsets={})
+    )
+    reason = "an agent on its controller's own machine ends with its controller"
+    assert links.next(0.0) == ("here", LinkClosed(reason))
+    assert links.close() == {}
 
 
 # --- how much waits ---

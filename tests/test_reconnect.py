@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-import queue
 import random
 import select
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import worker_entry
 from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
 from launcher.transports.outgoing import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
+from tests.agent_streams import READY, FarEnd, Pipes
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry.agent import reattach
@@ -47,8 +44,6 @@ from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat, Good
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem, Program, TaskExit, TaskRequest, TaskStart
 from worker_entry.system import kernel
-
-ENTRY = str(Path(worker_entry.__file__).parent)
 
 
 class TestOutbox:
@@ -84,50 +79,6 @@ class TestOutbox:
 # --- the controller's side, against a far end that is scripted ---
 
 
-@dataclass
-class FarEnd:
-    """A stream of which the test is the other side; `cut` breaks it."""
-
-    from_agent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
-    to_agent: bytearray = field(default_factory=bytearray)
-    is_cut: bool = False
-
-    def read(self, size: int, timeout_s: float) -> bytes:
-        try:
-            data = self.from_agent.get(timeout=timeout_s)
-        except queue.Empty:
-            raise LinkBroken("nothing came") from None
-        if data is None:
-            raise LinkBroken("the connection broke")
-        return data
-
-    def write(self, data: bytes) -> None:
-        if self.is_cut:
-            raise BrokenPipeError
-        self.to_agent += data
-
-    def finish(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        self.is_cut = True
-
-    def how_ended(self) -> str:
-        return "the agent ended"
-
-    def exit_status(self) -> int | None:
-        return None
-
-    def say(self, *messages: Message) -> None:
-        self.from_agent.put(b"".join(map(encode, messages)))
-
-    def heard(self) -> list[Message]:
-        return [message for message, _ in Decoder().feed(bytes(self.to_agent)) if not isinstance(message, Beat)]
-
-
-READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], None, reattach_folder="/tmp/agent-x")
-
-
 class Controller:
     def __init__(self, targets: list[FarEnd], root: Path, lease_s: float = 20.0) -> None:
         self.delivered: list[Message | LinkNews] = []
@@ -136,7 +87,7 @@ class Controller:
         self.frames = ResumableLink(
             "gpu-a",
             lambda: next(self._targets),
-            lambda _, message: self.delivered.append(message),
+            lambda _, message, frame=0: self.delivered.append(message),
             self.mirror,
             lease_s=lease_s,
             reopen=lambda _: next(self._targets),
@@ -170,7 +121,9 @@ def test_what_the_agent_says_is_delivered_once_wherever_the_stream_is_cut(tmp_pa
         second.from_agent.put(MARKER)
         attach = attach_of(second)
         done = attach.offsets.get("worker:0", 0)
-        second.from_agent.put(encode(Attached(0)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:]))
+        second.from_agent.put(
+            encode(Attached(0, attach.received + 1)) + encode(Log(1, "worker:0", done, 5 - done), b"hello"[done:])
+        )
         second.say(*told[attach.received - 1 :])
         second.from_agent.put(b"")
         controller.wait_for(LinkClosed)
@@ -191,7 +144,7 @@ def test_what_the_agent_has_not_got_is_sent_again_and_nothing_else(tmp_path: Pat
     first.from_agent.put(None)
     second.from_agent.put(MARKER)
     attach_of(second)
-    second.say(Attached(2))
+    second.say(Attached(2, 2))
     controller.wait_for(LinkResumed)
     wait_until(lambda: second.heard()[1:] == orders[2:], "the rest is sent again")
     assert [type(m) for m in controller.delivered] == [Ready, LinkDropped, LinkResumed]
@@ -246,7 +199,7 @@ def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
     """Each would begin another thread that writes."""
     first = FarEnd()
     controller = Controller([first], tmp_path)
-    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0)))
+    first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0, 2)))
     controller.wait_for(LinkClosed)
     assert "Attached without a reattachment [protocol-error]" in str(controller.delivered[-1])
     assert first.is_cut
@@ -339,58 +292,6 @@ def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -
 # --- a real agent, whose way is a pair of pipes that can be cut ---
 
 
-class Pipes:
-    """A started `worker_entry`, as what the verb says."""
-
-    def __init__(self, verb: str, env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, ENTRY, verb],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **env},
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._in, self._out = self.process.stdin, self.process.stdout
-        self.is_cut = False
-
-    def cut(self) -> None:
-        self.is_cut = True
-        self._in.close()
-
-    def read(self, size: int, timeout_s: float) -> bytes:
-        ends = time.monotonic() + timeout_s
-        while time.monotonic() < ends:
-            if self.is_cut:
-                raise LinkBroken("cut")
-            if select.select([self._out], [], [], 0.02)[0]:
-                data = os.read(self._out.fileno(), size)
-                if data or not self.is_cut:
-                    return data
-        raise LinkBroken("nothing came")
-
-    def write(self, data: bytes) -> None:
-        try:
-            self._in.write(data)
-            self._in.flush()
-        except ValueError:  # closed
-            raise BrokenPipeError from None
-
-    def finish(self) -> None:
-        self._in.close()
-
-    def abandon(self) -> None:
-        self.cut()
-        self._out.close()
-
-    def how_ended(self) -> str:
-        return "the agent ended"
-
-    def exit_status(self) -> int | None:
-        return None
-
-
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
 @pytest.mark.parametrize("seed", range(6))
 def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int) -> None:
@@ -407,7 +308,7 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
-        lambda _, message: delivered.append(message),
+        lambda _, message, frame=0: delivered.append(message),
         mirror,
         lease_s=30.0,
         reopen=lambda _: open_pipes("attach"),
@@ -453,7 +354,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
     link = ResumableLink(
         "gpu-a",
         lambda: open_pipes("node"),
-        lambda _, message: delivered.append(message),
+        lambda _, message, frame=0: delivered.append(message),
         LogMirror(lambda attempt, task: tmp_path / "mirror"),
         lease_s=lease_s,
         reopen=lambda _: open_pipes("attach"),
@@ -558,7 +459,7 @@ def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: 
     reattachment = visit.accept()
     assert reattachment.take()
     visit.way.process.send_signal(signal.SIGSTOP)
-    reattachment.refuse("nothing")
+    reattachment.refuse(Problem("protocol-error", "nothing"))
     wait_until(visit.has_ended, "it ends")
 
 

@@ -14,7 +14,15 @@ from launcher.gang.events import Event, Interrupted, NodeEmpty, NodeLost, NodeRe
 from launcher.gang.findings import Finding
 from launcher.gang.state import AttemptState
 from launcher.report.models import ProgressReport, RunReport
-from launcher.report.run_report import Attempt, Earlier, RunEnd, end_by_error, end_by_signal, make_run_report
+from launcher.report.run_report import (
+    Attempt,
+    Earlier,
+    RunEnd,
+    end_by_error,
+    end_by_signal,
+    make_attempt_report,
+    make_run_report,
+)
 from launcher.report.run_text import render_error, render_summary
 from launcher.tasks import TaskId
 from launcher.verdict.models import Verdict
@@ -199,7 +207,8 @@ class TestManyAttempts:
         for number in range(1, count):
             reference = "preempted" if number % 10 else "task-killed"
             verdict = Verdict(reference=reference, message=f"it was attempt {number}")
-            earlier = earlier.add(Attempt(number, state, plan_of(state.policy), verdict, 1.0 * number, 0.0, logs))
+            attempt = Attempt(number, state, plan_of(state.policy), verdict, 1.0 * number, 0.0, logs)
+            earlier = earlier.add(make_attempt_report(attempt))
         last = Attempt(count, state, plan_of(state.policy), judged(state), 1.0 * count, 1061.5, logs)
         return make_run_report(
             [last],

@@ -54,6 +54,8 @@ class TestSpec:
             {"env": {"DEBUG": False, "LEVEL": 3, "NAME": "x"}},
             {"program": {"command": ["sleep", 1.5]}},
             {"timeouts": {"start_s": 0}},
+            {"nodes": {"from": {"command": ["list", 3]}}},
+            {"nodes": {"from": {"command": ["list"]}, "known": [{"host": "gpu-a"}]}},
             {"preload": False},
             {"preload": ["numpy", "my_package.data"]},
             {"nodes": [{"host": "local", "gpus": [0, "GPU-1a2b"], "tasks": {"worker": 1, "evaluator": 1}}]},
@@ -65,6 +67,10 @@ class TestSpec:
 
         mistakes: list[dict[str, Any]] = [
             {"nodes": []},
+            {"nodes": {"from": {"command": []}}},
+            {"nodes": {"from": {}}},
+            {"nodes": {"known": [{"host": "gpu-a"}]}},
+            {"nodes": {"from": {"command": ["list"]}, "host": "gpu-a"}},
             {"nodes": [{}]},
             {"nodes": [{"host": "a b"}]},
             {"nodes": [{"host": "local", "tasks": {"Worker": 1}}]},

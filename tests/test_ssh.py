@@ -47,6 +47,41 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
 
 
+@pytest.mark.quick
+def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    named = f"gpu-a:2,ssh://gpu-b:{hosts.port}"
+    show = "echo $DISTLAUNCH_TASK has $A and $B; tr '\\0' ' ' < /proc/$PPID/cmdline"
+    env = {**hosts.env, "B": "aubergine"}
+    ran = distlaunch("up", "-H", named, "-e", "A=courgette", "-e", "B", "--", "sh", "-c", show, env=env)
+    assert ran.status == 0, ran.stderr
+    for task in ("worker-0", "worker-1", "worker-2"):
+        first, parent = ran.log(task).decode().split("\n", 1)
+        assert first == f"{task.replace('-', ':')} has courgette and aubergine"
+        assert parent
+        assert "courgette" not in parent
+    assert [task["node"] for task in ran.report["attempts"][0]["tasks"]] == ["gpu-a", "gpu-a", "gpu-b"]
+    assert "aubergine" not in (hosts.folder / "ssh.log").read_text()
+
+
+@pytest.mark.quick
+def test_a_restart_uses_the_machine_that_the_command_names_then(distlaunch: Distlaunch, hosts: Hosts) -> None:
+    asked = hosts.folder / "asked"
+    names = f"test -e {asked} && echo gpu-b || echo gpu-a; touch {asked}"
+    spec = hosts.folder / "spec.yaml"
+    spec.write_text(
+        f"nodes: {{from: {{command: [sh, -c, '{names}']}}}}\nrestart: {{max_restarts: 1}}\n"
+        "program: {command: [sh, -c, 'test $DISTLAUNCH_ATTEMPT = 2']}\n"
+    )
+    mark = make_mark()
+    ran = distlaunch("up", "-e", next(iter(mark)), str(spec), env={**hosts.env, **mark})
+    assert ran.status == 0, ran.stderr
+    assert "The nodes are now gpu-b" in ran.stderr
+    attempts = ran.report["attempts"]
+    assert [[task["node"] for task in attempt["tasks"]] for attempt in attempts] == [["gpu-a"], ["gpu-b"]]
+    assert "0 processes left" in ran.stderr
+    assert marked(mark) == []
+
+
 def test_workers_dial_the_address_that_their_node_is_reached_by(distlaunch: Distlaunch, hosts: Hosts) -> None:
     ran = distlaunch("up", hosts.write_spec("program: {command: [printenv, TF_CONFIG]}\n"), env=hosts.env)
     a, b = map(re.escape, hosts.addresses.values())

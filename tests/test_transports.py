@@ -57,7 +57,7 @@ class Node:
     def connect(self) -> None:
         self.link = self.transport.connect(self.name, self._deliver, self.mirror, 60.0)
 
-    def _deliver(self, node: str, message: Message | LinkNews) -> None:
+    def _deliver(self, node: str, message: Message | LinkNews, frame: int = 0) -> None:
         assert node == self.name
         self.received.append(message)  # from the link's own thread
 

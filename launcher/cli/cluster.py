@@ -1,21 +1,33 @@
-"""The commands that run, check or show a cluster."""
+"""The commands that run a cluster."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.cli.options import ProgramCommand, option, rehearsal_option, run_options
-from launcher.cli.sections import SectionedCommand
+from launcher.cli.look import find_nodes, show_plan
+from launcher.cli.options import (
+    host_options,
+    module_option,
+    option,
+    rehearsal_option,
+    run_options,
+    setting_option,
+)
+from launcher.cli.programs import (
+    ProgramCommand,
+    SpecOrProgramCommand,
+    check_spec_argument,
+    complete_first_spec,
+    make_host_spec,
+)
 
 if TYPE_CHECKING:
-    from launcher.plan.launch_plan import LaunchPlan
     from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
@@ -26,7 +38,7 @@ if TYPE_CHECKING:
 _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirrored", "parameter_server", "tpu")
 
 
-@click.command(cls=ProgramCommand, context_settings={"allow_interspersed_args": False})
+@click.command(cls=ProgramCommand)
 @option(
     "--workers",
     "-n",
@@ -84,7 +96,8 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     help="Give each worker K GPUs.",
 )
 @option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even on too few cores.")
-@option("--module", "-m", section="Program", is_flag=True, help="Run a Python module, as `python -m` does.")
+@setting_option
+@module_option
 @option(
     "--python",
     section="Program",
@@ -109,6 +122,8 @@ def local(
     python: str | None,
     gpus_per_worker: int | None,
     oversubscribe: bool,
+    settings: tuple[str, ...],
+    variables: tuple[str, ...],
     program: tuple[str, ...],
     **options: Any,
 ) -> int:
@@ -139,84 +154,70 @@ def local(
         python=python,
         gpus_per_worker=gpus_per_worker,
     )
-    return _run(spec, checks=False, **options)
+    return _run(_adapt(spec, settings, variables), checks=False, **options)
 
 
-@click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.command(cls=SpecOrProgramCommand)
+@host_options
 @run_options
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
 @rehearsal_option
-def up(spec: Path, no_check: bool, rehearsal: int | None, **options: Any) -> int:
-    """Run the cluster of a spec.
+@click.argument(
+    "program",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="SPEC [ARGS]… | -H HOSTS [SCRIPT] [ARGS]…",
+    shell_complete=complete_first_spec,
+)
+@click.pass_context
+def up(
+    context: click.Context,
+    /,
+    hosts: tuple[str, ...],
+    hostfile: Path | None,
+    settings: tuple[str, ...],
+    module: bool,
+    variables: tuple[str, ...],
+    no_check: bool,
+    rehearsal: int | None,
+    program: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Run the cluster of a spec, or of hosts.
 
     Checks all nodes, as `check` does, then runs the cluster to its end. Connects to other machines over SSH with your
-    own ssh configuration. Options override SPEC.
+    own ssh configuration. Options override SPEC; ARGS follow the arguments of its program.
+
+    \b
+    distlaunch up cluster.yaml                                   a spec
+    distlaunch up cluster.yaml --epochs 3                        one more argument for its program
+    distlaunch up --set restart.max_restarts=3 cluster.yaml      another value of a field
+    distlaunch up -H gpu-a:2,gpu-b:2 train.py --epochs 3         two workers on each of two machines
+    distlaunch up --hostfile hosts.txt -m my.module ARGS         a module, or a command after `--`
     """
-    return _run(_load(spec, rehearsal), checks=not no_check, **options)
-
-
-@click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
-@rehearsal_option
-def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> int:
-    """Check a spec and its nodes, and start nothing.
-
-    Shows every mistake of the file with its line and the correction. Then checks each node: interpreter, versions,
-    GPUs, disk, clock, program; and has each node connect to the address of every task, its own tasks included. `up`
-    does the same before it starts.
-
-    Exit status: 0 no problem found, 2 the spec is wrong, 3 a node is not fit for it.
-    """
-    cluster = _load(spec, rehearsal)
-    if spec_only:
-        tasks = len(list(cluster.placements()))
-        nodes = len(cluster.nodes)
-        from launcher.wording import count_of
-
-        click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
-        return 0
-    from launcher.report.check_text import COLUMNS, make_rows, render_findings
-    from launcher.run import launch
-
-    report = launch.check(cluster)
-    if as_json:
-        click.echo(report.model_dump_json(indent=2))
-    else:
-        from launcher.console.terminal import render_table
-
-        click.echo(render_table(COLUMNS, make_rows(report)))
-        click.echo("\n".join(render_findings(report)))
-    return 0 if report.good else 3
-
-
-@click.command(cls=SectionedCommand)
-@click.argument("spec", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@rehearsal_option
-def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
-    """Show what each task of a spec gets.
-
-    Shows node, address, port, TF_CONFIG and environment, and the command that runs the task by hand. Secrets are
-    hidden.
-    """
-    from launcher.run.launch import plan_ahead
-
-    _show_plan(plan_ahead(_load(spec, rehearsal)), as_json=as_json)
-
-
-def _load(path: Path, rehearsal: int | None) -> ClusterSpec:
-    """The spec of a file; with `rehearsal`, on so many containers instead of its machines."""
+    from launcher.spec import command_line
     from launcher.spec.loading import load_spec
+    from launcher.spec.variables import name_of
 
-    spec = load_spec(path, os.environ)
-    if rehearsal is None:
-        return spec
-    from launcher.spec.rehearsal import rehearse
+    if context.meta["distlaunch.names_hosts"]:
+        spec = make_host_spec(context, hosts, hostfile, program, module=module)
+    else:
+        path = check_spec_argument(program, module=module)
+        # What `-e` sets or leaves out need not be set here.
+        spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
+        spec = command_line.append_arguments(spec, program[1:])
+    spec = _adapt(spec, settings, variables)
+    return _run(find_nodes(spec, rehearsal), checks=not no_check, **options)
 
-    return rehearse(spec, rehearsal)
+
+def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:
+    """The spec with what `--set` and `-e` give."""
+    from launcher.spec.settings import set_fields
+    from launcher.spec.variables import check_variables, set_variables
+
+    spec = set_variables(set_fields(spec, settings), variables, os.environ)
+    check_variables(spec, os.environ)
+    return spec
 
 
 def _run(
@@ -266,13 +267,14 @@ def _run(
 
     faults = [parse_fault(text, spec) for text in chaos]
     if dry_run:
-        _show_plan(plan_ahead(spec, run_dir), as_json=False)
+        show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
-    return start().exit_status if not detach else _run_detached(start)
+    return start().exit_status if not detach else run_in_background(start)
 
 
-def _run_detached(start: Callable[..., RunReport]) -> int:
+def run_in_background(start: Callable[..., RunReport]) -> int:
+    """Runs in the background; says how to go on once the cluster is up. Returns the exit status."""
     from launcher.run.detached import run_detached
 
     status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)
@@ -286,12 +288,3 @@ def _run_detached(start: Callable[..., RunReport]) -> int:
     for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
         click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
     return 0
-
-
-def _show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:
-    from launcher.plan.rendering import render_json, render_text
-
-    if as_json:
-        click.echo(json.dumps(render_json(launch_plan), indent=2, ensure_ascii=False))
-    else:
-        click.echo(render_text(launch_plan))

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, prepare, runs
+from launcher.cli import cluster, completion, listing, look, prepare, removal, resuming, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -37,6 +37,8 @@ def _open_closed_streams() -> None:
 
 def _main(arguments: list[str]) -> int:
     flags: dict[str, bool] = {}
+    if completion.VARIABLE in os.environ:
+        completion.prepare()
     try:
         status = cli.main(arguments, prog_name="distlaunch", standalone_mode=False, obj=flags)
     except click.ClickException as error:
@@ -104,6 +106,7 @@ def cli() -> None:
     distlaunch local --workers 2 train.py     run your script
     distlaunch check two_nodes.yaml           check a spec and its nodes
     distlaunch up two_nodes.yaml              run the cluster of a spec
+    distlaunch up -H gpu-a,gpu-b train.py     run your script on two machines
 
     \b
     Exit status: 0 succeeded, 1 a task failed, 2 usage or spec error, 3 infrastructure
@@ -111,7 +114,7 @@ def cli() -> None:
     """
 
 
-cli.add_section("Run", (cluster.local, cluster.up))
-cli.add_section("Look", (cluster.check, cluster.plan, runs.stacks, runs.profile))
-cli.add_section("End", (runs.down, runs.clean))
-cli.add_section("Prepare", (prepare.compose, prepare.schema))
+cli.add_section("Run", (cluster.local, cluster.up, resuming.resume))
+cli.add_section("Look", (look.check, look.plan, listing.ls, state.status, runs.stacks, runs.profile))
+cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
+cli.add_section("Prepare", (prepare.init, prepare.compose, prepare.schema, completion.completion))

@@ -1,4 +1,4 @@
-"""Options that several commands share, and a command whose arguments end in another one."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from launcher.cli.sections import SectionedCommand, SectionedOption
+from launcher.cli.completion import complete_running_runs, complete_runs
+from launcher.cli.sections import SectionedOption
 
 _DURATIONS = {
     "--start-timeout": ("start_s", "Fail if the cluster is not up after S seconds; 0: no limit.", "600"),
@@ -33,7 +34,50 @@ def option(*names: str, **settings: Any) -> Callable[..., Any]:
     return click.option(*names, cls=SectionedOption, **settings)
 
 
+_SETTING = option(
+    "--set",
+    "settings",
+    section="Cluster",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Set any field of the spec, like restart.max_restarts=3 or nodes[0].python=/opt/python; VALUE is YAML, "
+    "repeatable.",
+)
+
+_VARIABLE = option(
+    "-e",
+    "--env",
+    "variables",
+    section="Program",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Set an environment variable of all tasks; NAME alone takes its value from here, repeatable.",
+)
+
+_MODULE = option("--module", "-m", section="Program", is_flag=True, help="Run a Python module, as `python -m` does.")
+
+_HOST_OPTIONS = (
+    option(
+        "-H",
+        "--hosts",
+        section="Cluster",
+        multiple=True,
+        metavar="HOST[:SLOTS],…",
+        help="Use these machines, with SLOTS (1) workers on each, instead of a spec; repeatable.",
+    ),
+    option(
+        "--hostfile",
+        section="Cluster",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Use the machines of FILE: a line for each, like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`.",
+    ),
+    _SETTING,
+    _MODULE,
+)
+
 _RUN_OPTIONS = (
+    _VARIABLE,
     option("--no-keras-patch", section="Program", is_flag=True, help="Do not patch Keras 3."),
     option(
         "--no-preload",
@@ -104,6 +148,21 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that name machines and a program in place of a spec."""
+    for add in reversed(_HOST_OPTIONS):
+        command = add(command)
+    return command
+
+
+setting_option, module_option = _SETTING, _MODULE
+
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+"""RUN; see `launcher.run.selection`."""
+running_run_argument = click.argument("run", required=False, shell_complete=complete_running_runs)
+"""The same for a command that is for running runs."""
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
+
 rehearsal_option = option(
     "--rehearsal",
     type=click.IntRange(min=1),
@@ -111,20 +170,3 @@ rehearsal_option = option(
     help="Use N containers of `distlaunch compose` instead of SPEC's machines, without the machines' addresses, GPUs, "
     "Pythons and SSH settings.",
 )
-
-
-class ProgramCommand(SectionedCommand):
-    """A command whose arguments end in a program; it remembers a `--` before the program, which click drops."""
-
-    _MARK = "\0command"
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            position = args.index("--") + 1
-            args = [*args[:position], self._MARK, *args[position:]]
-        rest = super().parse_args(context, args)
-        program: tuple[str, ...] = context.params["program"]
-        context.meta["distlaunch.is_command"] = program[:1] == (self._MARK,)
-        # Behind a script, `--` is one of the script's arguments.
-        context.params["program"] = tuple(word for word in program if word != self._MARK)
-        return rest

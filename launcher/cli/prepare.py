@@ -8,11 +8,61 @@ from typing import Any
 
 import click
 
-from launcher.cli.options import option
+from launcher.cli.completion import complete_specs
+from launcher.cli.options import host_options, option
+from launcher.cli.programs import ProgramCommand, make_host_spec
+
+STDOUT = "-"
+
+
+@click.command(cls=ProgramCommand)
+@host_options
+@option(
+    "--output",
+    "-o",
+    type=click.Path(),
+    metavar="FILE",
+    default="cluster.yaml",
+    default_text="cluster.yaml",
+    help="Write FILE; `-` prints the spec.",
+)
+@option("--force", is_flag=True, help="Overwrite FILE.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
+@click.pass_context
+def init(
+    context: click.Context,
+    /,
+    hosts: tuple[str, ...],
+    hostfile: Path | None,
+    settings: tuple[str, ...],
+    module: bool,
+    output: str,
+    force: bool,
+    program: tuple[str, ...],
+) -> None:
+    """Write a commented spec, for hosts or for this machine.
+
+    The spec is what `up -H` would run with the same arguments. Without -H and --hostfile, it has two workers on this
+    machine.
+
+    \b
+    distlaunch init                                              cluster.yaml, for the built-in demo
+    distlaunch init -H gpu-a:2,gpu-b:2 train.py --epochs 3       for a script on two machines
+    """
+    from launcher.spec.settings import set_fields
+    from launcher.spec.writing import render_commented, write_new
+
+    named = hosts if hosts or hostfile is not None else ("local:2",)
+    spec = set_fields(make_host_spec(context, named, hostfile, program, module=module), settings)
+    if output == STDOUT:
+        click.echo(render_commented(spec), nl=False)
+        return
+    write_new(Path(output), render_commented(spec, output), force=force)
+    click.echo(f"Wrote {output}; `distlaunch check {output}` checks it", err=True)
 
 
 @click.command()
-@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @option(
     "--nodes",
     "-n",
@@ -35,11 +85,12 @@ def compose(spec: Path, nodes: int | None) -> None:
     from launcher.errors import UsageError
     from launcher.plan.compose import render_compose
     from launcher.run.naming import current_directory
+    from launcher.run.node_list import ask_first
     from launcher.spec.loading import load_spec
 
     here = current_directory()
     path = spec.resolve()
-    cluster = load_spec(spec)
+    cluster = ask_first(load_spec(spec))
     if not path.is_relative_to(here):
         raise UsageError(
             f"{spec} is not below {here}, the only folder that containers see", hint="change to its folder"

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.commands.requests import find_run
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
 from launcher.run.naming import runs_directory
+from launcher.run.node_list import ask_first
+from launcher.run.selection import select_run
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
 from launcher.transports.node_cleanup import CleanedNode, clean_node
@@ -22,7 +23,8 @@ def clean(what: str) -> Iterator[CleanedNode]:
     """Cleans the nodes of a run, or of a spec.
 
     Args:
-        what: a run's folder or name; or a spec file, for all ended runs that this user started on this machine.
+        what: a run's name, a part of it, or its folder; or a spec file, for all ended runs that this user started on
+            this machine.
 
     Raises:
         DistlaunchError: there is no such run or spec, or the run is still running.
@@ -34,8 +36,8 @@ def clean(what: str) -> Iterator[CleanedNode]:
 
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     if Path(what).is_file():
-        return load_spec(Path(what), os.environ), [*_ended_runs(runs_directory(os.environ))]
-    files = find_run(what)
+        return ask_first(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
+    files = select_run(what)
     run_id, controller = files.read_run()
     if controller is not None:
         raise UsageError(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
@@ -13,24 +11,11 @@ from launcher.run import control
 from launcher.run.control import AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.run.controller import is_alive
 from launcher.run.directory import RunDir
-from launcher.run.naming import absolute, runs_directory
 
 ANSWER_S = 20.0
 END_S = 120.0
 """How long a run may take to end."""
 POLL_S = 0.05
-
-
-def find_run(what: str) -> RunDir:
-    """The run in a folder, or of a name.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    folder = Path(what) if Path(what).is_dir() else runs_directory(os.environ) / what
-    if not folder.is_dir():
-        raise UsageError(f"there is no run {what}", hint="give the run's folder, which is in its first line of output")
-    return RunDir(absolute(folder))
 
 
 def ask_status(files: RunDir) -> dict[str, Any]:

@@ -21,6 +21,11 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the run's controller."""
+        return self.root / "lock"
+
+    @property
     def plan(self) -> Path:
         return self.root / "plan.json"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
-from launcher.spec.models import ClusterSpec
+from launcher.spec.models import ClusterSpec, Nodes
 from launcher.spec.redaction import hide_env, hide_words
 from launcher.wording import count_of
 
@@ -45,9 +45,10 @@ def render_spec(spec: ClusterSpec) -> str:
     """The spec for the run's files, without secrets; still a spec."""
     program = spec.program
     words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
+    source = spec.source and spec.source.changed(command=hide_words(spec.source.command))
     shown = spec.changed(
         env=hide_env(spec.env),
-        nodes=[node.changed(env=hide_env(node.env)) for node in spec.nodes],
+        nodes=Nodes([node.changed(env=hide_env(node.env)) for node in spec.nodes], source),
         program=program.changed(**words),
     )
     return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"

@@ -16,8 +16,10 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter
 
 from launcher.gang import events as gang
+from launcher.report.models import AttemptReport
 from launcher.tasks import TaskId
 from launcher.verdict.models import OutcomeName
+from worker_entry.protocol.messages import Ready
 
 StateName = Literal["connecting", "forming", "running", "restarting", "stopping", "succeeded", "failed", "interrupted"]
 
@@ -74,6 +76,21 @@ class Straggler:
 
 
 @dataclass(frozen=True)
+class NodeMet:
+    """What a node's agent has said of itself."""
+
+    node: str
+    ready: Ready
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """An attempt is over; the report is that of report.json."""
+
+    report: AttemptReport
+
+
+@dataclass(frozen=True)
 class Ended:
     """The run is over, and nothing is left of it as far as is known."""
 
@@ -83,7 +100,9 @@ class Ended:
     message: str
 
 
-RunEvent = RunStarted | State | Said | LinkDropped | LinkResumed | Straggler | Ended | gang.Event
+RunEvent = (
+    RunStarted | State | Said | NodeMet | LinkDropped | LinkResumed | Straggler | AttemptEnded | Ended | gang.Event
+)
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,8 @@ class Earlier:
     recent: tuple[AttemptReport, ...] = ()
     left_out: LeftOutAttempts | None = None
 
-    def add(self, attempt: Attempt) -> Earlier:
+    def add(self, report: AttemptReport) -> Earlier:
         """The same with one more attempt, the latest."""
-        report = _attempt_report(attempt, _left_after(attempt.state))
         if len(self.first) < FIRST_KEPT:
             return replace(self, first=(*self.first, report))
         if len(self.recent) < RECENT_KEPT:
@@ -144,7 +143,7 @@ def make_run_report(
         end = RunEnd(last.verdict, exit_status(last.state, last.verdict), outcome(last.state))
     after_start = bool(earlier.first) or any(attempt.state.started for attempt in attempts)
     for attempt in attempts[:-1]:
-        earlier = earlier.add(attempt)
+        earlier = earlier.add(make_attempt_report(attempt))
     reports = [*earlier.first, *earlier.recent, *(_attempt_report(attempt, left) for attempt in attempts[-1:])]
     return RunReport(
         run_id=run_id,
@@ -161,6 +160,11 @@ def make_run_report(
         left_out=earlier.left_out,
         chaos=list(chaos),
     )
+
+
+def make_attempt_report(attempt: Attempt) -> AttemptReport:
+    """The report of an attempt that another one follows: its agents have stayed."""
+    return _attempt_report(attempt, _left_after(attempt.state))
 
 
 def _left_after(state: AttemptState) -> dict[str, int | None]:

@@ -37,7 +37,7 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
     lines = []
     if any(task.started is not None for task in attempt.tasks):
         width = max(len(task.task) for task in attempt.tasks)
-        lines += [f"  {task.task:<{width}}  {_render_end(task)}" for task in attempt.tasks]
+        lines += [f"  {task.task:<{width}}  {render_end(task)}" for task in attempt.tasks]
     lines += _render_left(report)
     if len(report.attempts) > 1:
         lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
@@ -87,7 +87,8 @@ def _render_cleaning(attempt: AttemptReport) -> str:
     return f" ({attempt.left_behind} processes that outlived their task were stopped)"
 
 
-def _render_end(task: TaskReport) -> str:
+def render_end(task: TaskReport) -> str:
+    """`exit status 1`, and whether distlaunch stopped it."""
     if task.started is None:
         return "not started"
     if task.ended is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.report.run_events import StateName
 from launcher.result import Result
+from launcher.tasks import TaskId
+from worker_entry.protocol.samples import TaskSample
 
 PHASES: dict[Phase, StateName] = {
     Phase.FORMING: "forming",
@@ -36,6 +40,12 @@ class TaskState(Result):
     own_s: float | None = None
     """The same, without the time for which it waited for the others."""
     metrics: dict[str, float | None]
+    cpu: float | None = None
+    """Cores that it uses; null before the second sample."""
+    memory: int | None = None
+    """Bytes of resident memory of all of its processes."""
+    gpus: list[str]
+    """The GPUs that it was given."""
 
 
 class RunStatus(Result):
@@ -55,12 +65,12 @@ class RunStatus(Result):
     tasks: list[TaskState]
 
 
-def make_task_states(state: AttemptState, plan: LaunchPlan) -> list[TaskState]:
+def make_task_states(state: AttemptState, plan: LaunchPlan, samples: Mapping[TaskId, TaskSample]) -> list[TaskState]:
     """All tasks of an attempt, in the plan's order."""
-    return [_make_task_state(state, task) for task in plan.tasks]
+    return [_make_task_state(state, task, samples.get(task.task)) for task in plan.tasks]
 
 
-def _make_task_state(state: AttemptState, plan: TaskPlan) -> TaskState:
+def _make_task_state(state: AttemptState, plan: TaskPlan, sample: TaskSample | None) -> TaskState:
     task = plan.task
     status, started = state.status.get(task), state.started.get(task)
     progress = status.progress if status is not None else None
@@ -77,6 +87,9 @@ def _make_task_state(state: AttemptState, plan: TaskPlan) -> TaskState:
         step_s=progress.step_s if progress is not None else None,
         own_s=progress.own_s if progress is not None else None,
         metrics=progress.metrics if progress is not None else {},
+        cpu=sample.cpu if sample is not None and task not in state.exits else None,
+        memory=sample.memory if sample is not None and task not in state.exits else None,
+        gpus=[name for name in plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")],
     )
 
 

@@ -23,9 +23,14 @@ from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import TaskPlan, make_preload
 from launcher.plan.rendering import render_json
 from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.history import History
 from launcher.run.stack_requests import StackRequests
+from launcher.transports.base import Resumption
 from worker_entry.protocol.orders import Prepare, Start, Stop
 from worker_entry.protocol.values import Problem
+
+TAKEOVER_S = 30.0
+"""How long to try to reach the agents of a run that is taken over."""
 
 
 class Actions:
@@ -73,8 +78,7 @@ class Actions:
                 for node in state.policy.nodes:
                     self._links.send(node, self._make_start([*self.tasks_of(node)]))
                 for task in self.plan.tasks:
-                    if not task.task.is_auxiliary:  # the console does not show auxiliary tasks
-                        self._context.console.follow(task.task, self._context.files.log(self._attempt, task.task))
+                    self._follow(task)
             case RestartTask(task):
                 self._faults = [fault for fault in self._faults if fault.task != task]
                 [planned] = (plan for plan in self.plan.tasks if plan.task == task)
@@ -86,6 +90,31 @@ class Actions:
                     self._links.hurry()
                 for node in state.occupied:
                     self._links.send(node, Stop(grace_s))
+
+    def take_over(self, state: AttemptState, history: History) -> None:
+        """Finds the tasks of an attempt that an earlier controller has started."""
+        self.plan = self._planner.plan(self._links.facts(), state.ports, self.addresses)
+        for task in self.plan.tasks:
+            self._follow(task)
+        for node in state.policy.nodes:
+            tasks = [task.task for task in self.tasks_of(node)]
+            self._links.resume(
+                node,
+                Resumption(
+                    reattach_folder=history.ready[node].reattach_folder or "",
+                    run_id=self._context.run_id,
+                    generation=self._context.generation,
+                    handled=history.frames.get(node, 0),
+                    attempt=self._attempt,
+                    offsets=self._context.files.log_sizes(self._attempt, tasks),
+                    ready=history.ready[node],
+                    within_s=TAKEOVER_S,
+                ),
+            )
+
+    def _follow(self, task: TaskPlan) -> None:
+        if not task.task.is_auxiliary:  # the console does not show auxiliary tasks
+            self._context.console.follow(task.task, self._context.files.log(self._attempt, task.task))
 
     def preload(self, node: str) -> None:
         """Starts the slowest work on the node while other nodes are still connecting."""

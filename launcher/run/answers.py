@@ -9,6 +9,7 @@ from launcher.gang.events import StacksAsked
 from launcher.plan.paths import RunPaths
 from launcher.report.status_report import RunStatus, make_task_states
 from launcher.run.control import AskStacks, AskStop, RefusedError, Request
+from launcher.run.directory import RunStart
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -26,13 +27,11 @@ class Answers:
     Until `attach`, the run has no tasks; it can be stopped nevertheless.
     """
 
-    def __init__(self, run_id: str, name: str, files: RunPaths, journal: Journal, interrupts: Interrupts) -> None:
-        self._run_id = run_id
-        self._name = name
+    def __init__(self, start: RunStart, files: RunPaths, journal: Journal, interrupts: Interrupts) -> None:
+        self._start = start
         self._files = files
         self._journal = journal
         self._interrupts = interrupts
-        self._started = clock.now()
         self._run: tuple[Supervisor, NodeLinks] | None = None
 
     def attach(self, supervisor: Supervisor, links: NodeLinks) -> None:
@@ -58,15 +57,15 @@ class Answers:
         loop = self._run[0].loop if self._run is not None else None
         again = max(self._journal.attempt - 1, 0)
         return RunStatus(
-            run_id=self._run_id,
-            name=self._name,
+            run_id=self._start.run_id,
+            name=self._start.name,
             directory=str(self._files.root),
             state=self._journal.state,
             attempt=self._journal.attempt,
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
-            started=self._started,
+            started=self._start.started,
             now=clock.now(),
-            tasks=make_task_states(loop.state, loop.plan) if loop is not None else [],
+            tasks=make_task_states(loop.state, loop.plan, loop.samples) if loop is not None else [],
         )
 
     def _collect_stacks(self) -> str:

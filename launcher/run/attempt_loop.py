@@ -6,7 +6,7 @@ out, asks `gang.decide`, and performs the actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -19,9 +19,12 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.report.run_events import Straggler
 from launcher.run.actions import Actions
 from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.history import replay
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
+from launcher.tasks import TaskId
+from worker_entry.protocol.samples import TaskSample
 
 IDLE_S = 0.5
 """How often the loop polls what sends no messages: logs, the console, deadlines."""
@@ -47,6 +50,18 @@ class AttemptLoop:
         """What was started; before the start, what is known so far."""
         return self._actions.plan
 
+    @property
+    def samples(self) -> Mapping[TaskId, TaskSample]:
+        """What each task uses, as last reported."""
+        return self._observer.samples
+
+    @property
+    def unmet(self) -> frozenset[str]:
+        """The nodes of an attempt of an earlier controller that could not be taken over."""
+        if self._setup.taken_over is None:
+            return frozenset()
+        return frozenset(self.state.policy.nodes) - self._observer.taken_over
+
     def run(self) -> tuple[AttemptState, AttemptSetup]:
         """Runs the attempt until nothing is left of it; nodes stay connected.
 
@@ -54,16 +69,24 @@ class AttemptLoop:
             The last state, and the setup for a next attempt, whose nodes need no second check.
         """
         self._context.journal.begin_attempt(self._number)
-        self._actions.write_plan()
         links = self._context.links
         links.begin(self._number, self.state.policy.nodes)
-        for node in self.state.policy.nodes.keys() - self.state.ready:
-            links.connect(node, next(self._actions.tasks_of(node)).directory)
+        if self._setup.taken_over is not None:
+            self._actions.take_over(self.state, self._setup.taken_over)
+        else:
+            self._connect()
         links.put(Tick())
         while self.state.phase is not Phase.FINISHED:
             for event in self._next_events():
                 self._handle(event)
-        return self.state, replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=())
+        done = replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=(), taken_over=None)
+        return self.state, done
+
+    def _connect(self) -> None:
+        self._actions.write_plan()
+        links = self._context.links
+        for node in self.state.policy.nodes.keys() - self.state.ready:
+            links.connect(node, next(self._actions.tasks_of(node)).directory)
 
     def _next_events(self) -> Iterator[Event]:
         monotonic, deadline = self._context.timing.monotonic, self.state.deadline
@@ -107,7 +130,14 @@ class AttemptLoop:
             for node in known:
                 setup.preflight.note(node, links.ready[node], links.clock_offset_s(node))
         policy = replace(policy, syncs=policy.syncs - known)
+        if setup.taken_over is not None:
+            return replay(setup.taken_over, policy, self._monotonic_at)
         return replace(new_attempt(policy, self._context.timing.monotonic()), ready=known)
+
+    def _monotonic_at(self, time: float) -> float:
+        """The monotonic clock at a moment in Unix seconds."""
+        timing = self._context.timing
+        return timing.monotonic() - (timing.now() - time)
 
     def _make_policy(self) -> AttemptPolicy:
         spec, plan = self._context.spec, self.plan

@@ -9,6 +9,7 @@ from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
 from launcher.run.directory import RunDir
+from launcher.run.history import History
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
@@ -27,6 +28,8 @@ class RunContext:
     links: NodeLinks
     console: Console
     journal: Journal
+    generation: int = 0
+    """How many controllers the run has had before."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
@@ -51,3 +54,5 @@ class AttemptSetup:
     """Messages about the choice of nodes."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """The addresses that an earlier check chose, by node."""
+    taken_over: History | None = None
+    """What an earlier controller has written of this attempt, which is under way; None for a new attempt."""

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ from launcher.errors import UsageError
 
 START_TOLERANCE_S = 0.05
 """The kernel measures start times in hundredths of a second."""
+
+
+class ElsewhereError(UsageError):
+    """The controller cannot be seen from here. `place`: its machine, or its container."""
+
+    def __init__(self, place: str, *, evidence: Sequence[str] = (), hint: str) -> None:
+        super().__init__(f"this run's controller is {place}", evidence=evidence, hint=hint)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -60,21 +68,21 @@ def is_alive(controller: Controller) -> bool:
     """Whether the process is alive.
 
     Raises:
-        UsageError: the process cannot be seen from here.
+        ElsewhereError: the process cannot be seen from here.
     """
     boot = _boot()
     if controller.boot != boot or not boot:  # another machine or boot; this machine may have been renamed
         if controller.host != socket.gethostname():
-            raise UsageError(
-                f"this run's controller is on {controller.host}",
+            raise ElsewhereError(
+                f"on {controller.host}",
                 hint=f"run the command on {controller.host}; if that machine is gone, the run's tasks stop when "
                 "their lease expires",
             )
         if controller.boot != boot:
             return False
     if controller.pid_namespace != _pid_namespace():
-        raise UsageError(
-            f"this run's controller is in another container on {controller.host}",
+        raise ElsewhereError(
+            f"in another container on {controller.host}",
             evidence=[f"its PID namespace is {controller.pid_namespace}, this one is {_pid_namespace()}"],
             hint="run the command in that container",
         )

@@ -4,25 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pwd
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.errors import RunDirectoryError
+from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
-from launcher.report.run_events import RunStarted
 from launcher.run.controller import Controller, is_alive, parse_controller, this_process
-from launcher.run.journal import Journal
 from launcher.run.naming import absolute, is_utf_8
+from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.system import clock
 
+if TYPE_CHECKING:
+    from launcher.run.journal import Journal
+
 PADDING = 4096
 """Bytes that the end of a run may add to run.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """What run.json says of a run from its start.
+
+    `started`: Unix seconds. `generation`: how many controllers the run has had before. `socket`: the path of the
+    controller's. `cwd`: where it was started. `checks`: whether its nodes are checked.
+    """
+
+    run_id: str
+    name: str
+    started: float
+    cwd: str = ""
+    checks: bool = False
+    generation: int = 0
+    socket: str = ""
 
 
 class RunDir(RunPaths):
@@ -48,24 +68,46 @@ class RunDir(RunPaths):
         return cls(root)
 
     @contextlib.contextmanager
-    def hold(self, run_id: str, name: str, socket: str = "") -> Iterator[Journal]:
-        """Marks the run as running, and at the end as ended; yields its journal. `socket`: its control socket."""
-        controller = asdict(this_process())
-        facts = {
-            "run_id": run_id,
-            "name": name,
-            "controller": controller,
-            "socket": socket,
-            "started": clock.now(),
-            "generation": 0,
-        }
+    def hold(self, start: RunStart) -> Iterator[Journal]:
+        """Marks the run as running, and at the end as ended; yields its journal.
+
+        Raises:
+            UsageError: another controller holds the run.
+        """
+        facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
+        with self._lock():
+            yield from self._hold(start, facts)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """A lock that goes with the process: a run never has two controllers."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _cannot_write(self.lock, error) from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another process is resuming the run {self.root}") from None
+            except OSError:  # a network disk without locks: run.json alone has to do
+                pass
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _hold(self, start: RunStart, facts: dict[str, Any]) -> Iterator[Journal]:
+        # Imported here: commands that only read a run's folder need no models.
+        from launcher.report.run_events import RunStarted
+        from launcher.run.journal import Journal
+
         # Padded, so that the end can be written even on a disk that is full by then.
         self.write_text(self.run, f"{_render({**facts, 'ended': False})}{' ' * PADDING}\n")
         try:
             journal = Journal(self.events, clock.now)
         except OSError as error:
             raise _cannot_write(self.events, error) from None
-        journal.write(RunStarted(run_id, name, str(self.root)))
+        journal.write(RunStarted(start.run_id, start.name, str(self.root), start.generation))
         try:
             yield journal
         finally:
@@ -104,6 +146,11 @@ class RunDir(RunPaths):
             return str(facts["run_id"]), parse_controller(facts["controller"]), bool(facts["ended"])
         except (OSError, ValueError, KeyError, TypeError):
             raise RunDirectoryError(f"{self.root} is not a run's folder") from None
+
+    def log_sizes(self, attempt: int, tasks: Iterable[TaskId]) -> dict[str, int]:
+        """How many bytes of each task's log are here."""
+        logs = {str(task): self.log(attempt, task) for task in tasks}
+        return {task: log.stat().st_size for task, log in logs.items() if log.exists()}
 
     def write_stacks(self, text: str) -> str:
         """Writes the stacks; returns an error message, or nothing: training continues on a full disk."""

@@ -32,8 +32,9 @@ class Journal:
         self._state: StateName | None = None
         self._reported: dict[TaskId, object] = {}
         self._ended: Ended | None = None
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._is_torn = os.fstat(self._descriptor).st_size > 0
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._descriptor).st_size
+        self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
         """Whether the last line may be incomplete: a line break then separates it from the next."""
 
     @property

@@ -7,8 +7,8 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
@@ -22,20 +22,22 @@ from launcher.report.check_report import make_check_report
 from launcher.report.models import CheckReport, RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
 from launcher.run.answers import Answers
-from launcher.run.context import RunContext
+from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.control import ControlServer
 from launcher.run.detached import Detachment
-from launcher.run.directory import RunDir
+from launcher.run.directory import RunDir, RunStart
+from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import current_directory, make_run_id, runs_directory
 from launcher.run.node_links import NodeLinks
+from launcher.run.node_list import know_nodes
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import Bundle, make_bundle
+from launcher.run.ways import Recovery, Relisting, make_transports
 from launcher.spec.models import LOCAL, ClusterSpec
 from launcher.tasks import TaskId
-from launcher.transports.node_cleanup import clean_node
-from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
+from launcher.transports.targets import Targets, find_addresses, find_targets
 from launcher.wording import count_of
 from worker_entry.system import clock, hardware
 
@@ -64,32 +66,82 @@ def run(
         ShownError: an error ended the started cluster; the report is written.
     """
     clock.share()
-    current_directory()  # where this machine's tasks run; fails before anything is written
-    targets = find_targets(spec)
+    spec = know_nodes(spec)
+    cwd = current_directory()  # where this machine's tasks run; fails before anything is written
     run_id = make_run_id(spec.name)
+    start = RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks)
+    return conduct(
+        spec,
+        start,
+        lambda: RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id),
+        verbose=verbose,
+        faults=faults,
+        detachment=detachment,
+    )
+
+
+def conduct(
+    spec: ClusterSpec,
+    start: RunStart,
+    open_folder: Callable[[], RunDir],
+    *,
+    verbose: bool,
+    faults: Sequence[Fault] = (),
+    detachment: Detachment | None = None,
+    history: History = NO_HISTORY,
+    prepare: Callable[[Planner, Console], AttemptSetup | None] = lambda _planner, _console: None,
+) -> RunReport:
+    """Runs the cluster to its end as its controller; see `run`.
+
+    Args:
+        spec: what to run.
+        start: what is known of the run; its socket is opened here.
+        open_folder: makes or finds the run's folder.
+        verbose: as for `run`.
+        faults: as for `run`.
+        detachment: as for `run`.
+        history: what earlier controllers have done.
+        prepare: called before the start; returns the attempt that is under way, if one is to be taken over.
+    """
+    targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:
-        files = RunDir.create(run_dir if run_dir is not None else runs_directory(os.environ) / run_id)
+        files = open_folder()
         tasks = [task for _, task in spec.placements()]
         with (
             contextlib.closing(ControlServer()) as control,
-            files.hold(run_id, spec.name, control.path) as journal,
-            _reporting_failure(files, run_id, spec.name, journal),
+            files.hold(replace(start, socket=control.path)) as journal,
+            _reporting_failure(files, start, journal, history),
             _opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
         ):
-            answers = Answers(run_id, spec.name, files, journal, interrupts)
+            answers = Answers(start, files, journal, interrupts)
             control.serve(answers)
-            planner = _make_planner(spec, targets, files)
+            planner = _make_planner(spec, targets, files, start.cwd)
             files.write_text(files.spec, render_spec(planner.spec))
-            console.note(f"Starting {_render_size(planner)}; logs in {files.root}")
+            verb = "Resuming" if start.generation else "Starting"
+            console.note(f"{verb} {_render_size(planner)}; logs in {files.root}")
+            taken_over = prepare(planner, console)
             _make_folders(planner.spec, files)
-            bundle = _make_bundle(planner.spec, interrupts)
-            context = _make_context(planner.spec, run_id, files, targets, console, journal, bundle=bundle)
+            bundle = _make_bundle(planner.spec, start.cwd, interrupts)
+            context = _make_context(planner.spec, start, files, targets, console, journal, bundle=bundle)
             if detachment is not None:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
-            recovery = _Recovery(planner.spec, run_id)
-            supervisor = Supervisor(context, planner, recovery, interrupts, checks=checks, faults=faults)
+            relist = Relisting(context, Recovery(planner.spec, start.run_id))
+            if start.generation and taken_over is None:
+                with interrupts.raising():
+                    planner = relist(planner, lambda: True)
+            supervisor = Supervisor(
+                context,
+                planner,
+                relist.recovery,
+                interrupts,
+                relist=relist,
+                checks=start.checks,
+                faults=faults,
+                history=history,
+                taken_over=taken_over,
+            )
             answers.attach(supervisor, context.links)
             return supervisor.run()
     finally:
@@ -97,9 +149,8 @@ def run(
 
 
 @contextlib.contextmanager
-def _reporting_failure(files: RunDir, run_id: str, name: str, journal: Journal) -> Iterator[None]:
+def _reporting_failure(files: RunDir, start: RunStart, journal: Journal, history: History) -> Iterator[None]:
     """Writes a report for a run that could not be started, if possible."""
-    started = clock.now()
     try:
         yield
     except ShownError:
@@ -108,10 +159,11 @@ def _reporting_failure(files: RunDir, run_id: str, name: str, journal: Journal) 
         error = InterruptionError(caught.signum) if isinstance(caught, Interruption) else caught
         report = make_run_report(
             (),
-            run_id=run_id,
-            name=name,
+            earlier=history.earlier,
+            run_id=start.run_id,
+            name=start.name,
             directory=str(files.root),
-            started=started,
+            started=start.started,
             ended=clock.now(),
             left={},
             versions=make_versions(()),
@@ -152,23 +204,25 @@ def check(spec: ClusterSpec) -> CheckReport:
     Raises:
         DistlaunchError: the check failed or was interrupted; nothing is left running.
     """
+    spec = know_nodes(spec)
     targets = find_targets(spec)
     interrupts = Interrupts()
     interrupts.install()
     try:
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             files = RunDir(Path(folder))
-            planner = _make_planner(spec, targets, files)
+            cwd = str(current_directory())
+            planner = _make_planner(spec, targets, files, cwd)
             first = planner.without_spares()
             _make_folders(planner.spec, files)
             journal = Journal(files.events, clock.now)
             with contextlib.closing(journal), _opened_console([], interrupts, journal) as console:
-                run_id = make_run_id(spec.name)
-                bundle = _make_bundle(planner.spec, interrupts)
+                start = RunStart(run_id=make_run_id(spec.name), name=spec.name, started=clock.now(), cwd=cwd)
+                bundle = _make_bundle(planner.spec, cwd, interrupts)
                 context = _make_context(
-                    planner.spec, run_id, files, targets, console, journal, bundle=bundle, only_checks=True
+                    planner.spec, start, files, targets, console, journal, bundle=bundle, only_checks=True
                 )
-                recovery = _Recovery(planner.spec, run_id)
+                recovery = Recovery(planner.spec, start.run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None
@@ -187,16 +241,15 @@ def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
     Raises:
         UsageError: a node has no usable configuration, or lacks what the spec asks for.
     """
+    spec = know_nodes(spec)
     files = RunDir((run_dir if run_dir is not None else runs_directory(os.environ) / "<run>").absolute())
     here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
-    return _make_planner(spec, find_targets(spec), files).without_spares().plan(here)
+    return _make_planner(spec, find_targets(spec), files, str(current_directory())).without_spares().plan(here)
 
 
-def _make_planner(spec: ClusterSpec, targets: Targets, files: RunDir) -> Planner:
-    """A planner with this process's folder, environment and Python."""
-    return Planner(
-        place(spec, files), str(current_directory()), os.environ, sys.executable, find_addresses(spec, targets)
-    )
+def _make_planner(spec: ClusterSpec, targets: Targets, files: RunDir, cwd: str) -> Planner:
+    """A planner with this process's environment and Python."""
+    return Planner(place(spec, files), cwd, os.environ, sys.executable, find_addresses(spec, targets))
 
 
 def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
@@ -205,17 +258,17 @@ def _make_folders(spec: ClusterSpec, files: RunDir) -> None:
         files.make_checkpoints()
 
 
-def _make_bundle(spec: ClusterSpec, interrupts: Interrupts) -> Bundle | None:
+def _make_bundle(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bundle | None:
     """The program's folder, if it is sent to other machines."""
     if spec.sync is None:
         return None
     with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
-        return make_bundle(spec.sync, current_directory())
+        return make_bundle(spec.sync, Path(cwd))
 
 
 def _make_context(
     spec: ClusterSpec,
-    run_id: str,
+    start: RunStart,
     files: RunDir,
     targets: Targets,
     console: Console,
@@ -224,10 +277,11 @@ def _make_context(
     bundle: Bundle | None,
     only_checks: bool = False,
 ) -> RunContext:
-    transports = {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
-    links = NodeLinks(transports, run_id, files, spec.timeouts.lease_s)
+    transports = make_transports(spec, targets, files, start.run_id)
+    links = NodeLinks(transports, start.run_id, files, spec.timeouts.lease_s)
     return RunContext(
-        run_id=run_id,
+        run_id=start.run_id,
+        generation=start.generation,
         spec=spec,
         files=files,
         links=links,
@@ -236,15 +290,3 @@ def _make_context(
         bundle=bundle,
         only_checks=only_checks,
     )
-
-
-@dataclass(frozen=True)
-class _Recovery:
-    """Stops what a run has left on a lost node; returns whether the node can be used again."""
-
-    spec: ClusterSpec
-    run_id: str
-
-    def __call__(self, host: str, reattach_folder: str) -> bool:
-        node = next(node for node in self.spec.nodes if node.host == host)
-        return clean_node(self.spec, node, [self.run_id], reattach_folder).good

@@ -12,7 +12,7 @@ from launcher.plan.resources import NodeFacts
 from launcher.run.directory import RunDir
 from launcher.run.timing import SystemTiming, Timing
 from launcher.tasks import TaskId, parse_task_id
-from launcher.transports.base import Link, LinkClosed, LinkNews, LogMirror, Transport
+from launcher.transports.base import Link, LinkClosed, LinkError, LinkNews, LogMirror, Resumption, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Arrived, Inbox, Placement
 from worker_entry.agent.lease import MARGIN_S
@@ -45,7 +45,7 @@ class NodeLinks:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
         """The first answer of each connected node."""
-        self._transports = transports
+        self._transports = {**transports}
         self._run_id = run_id
         self._run_dir = run_dir
         self._lease_s = lease_s
@@ -59,12 +59,18 @@ class NodeLinks:
         """The inboxes of current links; messages from older ones are dropped."""
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
+        self._handling: Arrived | None = None
+        """What `next` returned last."""
         self._end_hurry: Callable[[], None] | None = None
 
     @property
     def far(self) -> frozenset[str]:
         """The nodes that do not share our files."""
         return frozenset(node for node, transport in self._transports.items() if not transport.shares_files)
+
+    def add(self, transports: Mapping[str, Transport]) -> None:
+        """From now on, nodes that are not connected are reached in these ways."""
+        self._transports |= transports
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
         """From now on, each node may report only these tasks, and only for this attempt."""
@@ -73,25 +79,37 @@ class NodeLinks:
 
     def connect(self, node: str, directory: str) -> None:
         """Starts the node's agent, whose tasks run in `directory`; the result goes into the queue."""
-        transport = self._transports[node]
-        self._close_inbox(node)
-        inbox = self._inboxes[node] = Inbox(node, lambda: self._placement, self._mirror, self._queue.put)
-        try:
-            link = transport.connect(node, inbox.deliver, inbox, self._lease_s)
-        except (OSError, ProcessLimitError) as error:
-            self.put((node, LinkClosed(_render_failure(error))))
-            return
-        self._links[node] = link
-        link.send(
+        self._open(node, None)
+        shares_files = self._transports[node].shares_files
+        self.send(
+            node,
             Hello(
                 version=VERSION,
                 run_id=self._run_id,
-                directory=str(self._run_dir.root if transport.shares_files else Path(NODE_FILES, self._run_id)),
+                directory=str(self._run_dir.root if shares_files else Path(NODE_FILES, self._run_id)),
                 cwd=directory,
                 lease_s=self._lease_s,
-                stream_logs=not transport.shares_files,
-            )
+                stream_logs=not shares_files,
+            ),
         )
+
+    def resume(self, node: str, resumption: Resumption) -> None:
+        """Takes over the node's agent from an earlier controller; after `begin`. The result goes into the queue."""
+        if resumption.ready is not None:
+            self.ready[node] = resumption.ready
+        self._open(node, resumption)
+
+    def _open(self, node: str, resumption: Resumption | None) -> None:
+        self._close_inbox(node)
+        inbox = self._inboxes[node] = Inbox(node, lambda: self._placement, self._mirror, self._queue.put)
+        try:
+            link = self._transports[node].connect(node, inbox.deliver, inbox, self._lease_s, resumption)
+        except (OSError, ProcessLimitError, LinkError) as error:
+            self._links.pop(node, None)
+            self.put((node, LinkClosed(_render_failure(error))))
+            return
+        self._links[node] = link
+        inbox.confirm = link.confirm
 
     def forget(self, nodes: Collection[str]) -> None:
         """Closes the links to lost nodes; their later messages are dropped."""
@@ -116,7 +134,10 @@ class NodeLinks:
         self._queue.put(incoming)
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """The next item; None if there is none in time."""
+        """The next item; None if there is none in time. What it returned before counts as handled."""
+        if self._handling is not None:
+            self._handling.inbox.settle(self._handling)
+            self._handling = None
         try:
             arrived = self.timing.wait(self._queue, timeout_s)
             while isinstance(arrived, Arrived):
@@ -124,11 +145,18 @@ class NodeLinks:
                 if arrived.inbox is self._inboxes.get(arrived.inbox.node) and not arrived.is_late:
                     if isinstance(arrived.message, Ready):
                         self.ready[arrived.inbox.node] = arrived.message
+                    self._handling = arrived
                     return arrived.inbox.node, arrived.message
+                arrived.inbox.settle(arrived)
                 arrived = self._queue.get_nowait()
         except queue.Empty:
             return None
         return arrived
+
+    @property
+    def frame(self) -> int:
+        """The number of the frame that `next` returned last, by its agent's count; 0 if that was none."""
+        return self._handling.frame if self._handling is not None else 0
 
     def send(self, node: str, message: Message, body: bytes = b"") -> None:
         if node in self._links:
@@ -168,7 +196,7 @@ class NodeLinks:
         return self._left | left
 
 
-def _render_failure(error: OSError | ProcessLimitError) -> str:
+def _render_failure(error: OSError | ProcessLimitError | LinkError) -> str:
     ours = as_ours(error)
     if isinstance(ours, OSError):
         return f"cannot start {ours.filename or 'the agent'}: {ours.strerror}"

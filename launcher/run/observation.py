@@ -12,8 +12,10 @@ from launcher.report import run_events
 from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL
-from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed
-from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Stacks
+from launcher.tasks import TaskId, parse_task_id
+from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
+from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Stacks
+from worker_entry.protocol.samples import TaskSample
 
 
 class Observer:
@@ -24,6 +26,10 @@ class Observer:
         self._preflight = preflight
         self._stacks = stacks
         self._unread = False
+        self.samples: dict[TaskId, TaskSample] = {}
+        """What each task uses, as last reported."""
+        self.taken_over: set[str] = set()
+        """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
         """The node that has reported the last event, and the number of its message; empty for an event of our own."""
 
@@ -49,10 +55,13 @@ class Observer:
             case LinkResumed(after_s):
                 self._context.journal.write(run_events.LinkResumed(node, after_s))
                 console.note(f"node {node}: reconnected after {after_s:.1f} s; nothing was lost")
+            case LinkTakenOver():
+                self.taken_over.add(node)
+                console.note(f"node {node}: taken over; its tasks continue")
             case LinkNote(text):
                 console.warn(text)
             case _:
-                self.origin = (node, 0)
+                self.origin = (node, self._context.links.frame)
                 yield from self._translate(node, message)
 
     def _translate(self, node: str, message: Message) -> Iterator[Event]:
@@ -65,6 +74,10 @@ class Observer:
                 links.send(node, *self._context.bundle.read_piece(message))
             if isinstance(message, Noted):
                 self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
+            if isinstance(message, Ready):
+                self._context.journal.write(run_events.NodeMet(node, message))
+            if isinstance(message, Sampled):
+                self.samples.update({parse_task_id(sample.task): sample for sample in message.tasks})
             if isinstance(message, Stacks):
                 self._stacks.note(message)
             event = from_message(node, message, offset_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 
 from launcher.console.messages import render_restart
@@ -15,12 +14,13 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.report.fault_report import report_faults
 from launcher.report.models import RunReport
+from launcher.report.run_events import AttemptEnded
 from launcher.report.run_report import (
     Attempt,
-    Earlier,
     RunEnd,
     end_by_error,
     end_by_signal,
+    make_attempt_report,
     make_run_report,
     make_versions,
 )
@@ -28,9 +28,11 @@ from launcher.report.run_text import TAIL_LINES, render_error, render_summary
 from launcher.run.attempt_loop import IDLE_S, AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
+from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
+from launcher.run.node_choice import NodeChoice, Relist
 from launcher.run.recovery import Recover, ReturnWatch
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed
@@ -48,8 +50,11 @@ class Supervisor:
         planner: plans for all nodes of the spec.
         recover: cleans a lost node; returns whether the node can be used again.
         interrupts: the user's signals.
+        relist: asks before each restart which nodes there are.
         checks: whether the nodes are checked before the first start.
         faults: what is injected.
+        history: what earlier controllers have done.
+        taken_over: the attempt of an earlier controller that is under way.
     """
 
     def __init__(
@@ -59,8 +64,11 @@ class Supervisor:
         recover: Recover,
         interrupts: Interrupts,
         *,
+        relist: Relist = lambda planner, _: planner,
         checks: bool,
         faults: Sequence[Fault] = (),
+        history: History = NO_HISTORY,
+        taken_over: AttemptSetup | None = None,
     ) -> None:
         self.loop: AttemptLoop | None = None
         """The current attempt, or the last one; None before the first."""
@@ -72,18 +80,18 @@ class Supervisor:
         self._interrupted: int | None = None
         """That signal, if it ended the run between two attempts."""
         self._context = context
-        self._planner = planner
-        self._checks = checks
         self._links = context.links
         self._timing = context.timing
         self._console = context.console
         self._restart = context.spec.restart
-        self._lost: dict[str, str] = {}
-        """The lost nodes, and their agents' reattach folders."""
+        self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
-        self._began = self._timing.now()
-        self._earlier = Earlier()
+        self._began = history.started or self._timing.now()
+        self._number = history.attempt
+        """The number of the last attempt that began."""
+        self._taken_over = taken_over
+        self._earlier = history.earlier
         self._endings: list[Ending] = []
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
@@ -98,7 +106,7 @@ class Supervisor:
         self._interrupts.deliver_to(self._note_signal)
         error: Exception | None = None
         try:
-            chosen = self._select_nodes()
+            chosen = self._taken_over or self._nodes.choose()
             while chosen is not None and self._interrupted is None:
                 chosen = self._run_attempt(chosen)
                 chosen, restart = self._choose_next(chosen)
@@ -126,7 +134,7 @@ class Supervisor:
     def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes and starts nothing; returns their answers."""
         self._interrupts.deliver_to(self._note_signal)
-        chosen = self._select_nodes()
+        chosen = self._nodes.choose()
         assert chosen is not None
         assert chosen.preflight is not None
         try:
@@ -135,23 +143,18 @@ class Supervisor:
             self._links.close()
         return state, chosen.preflight
 
-    def _select_nodes(self) -> AttemptSetup | None:
-        """The setup without lost nodes; None if too few nodes are left."""
-        selected = self._planner.select_nodes(self._lost)
-        if selected is None:
-            return None
-        planner, notes = selected
-        checks = Preflight(planner.spec, secrets.token_hex(8), planner.candidates) if self._checks else None
-        return AttemptSetup(planner=planner, preflight=checks, notes=notes)
-
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
         """Runs an attempt; returns the setup for a next one on the same nodes, which need no second check."""
         started, files = self._timing.now(), self._context.files
-        number = self._last.number + 1 if self._last is not None else 1
+        if chosen.taken_over is None:
+            self._number += 1
+        else:
+            started = chosen.taken_over.began
+        number = self._number
         faults = pending(self._faults, self._states.values())
         self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:
-            self._earlier = self._earlier.add(self._last)
+            self._earlier = self._earlier.add(make_attempt_report(self._last))
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
         shown = {task: files.relative(path) for task, path in logs.items()}
         try:
@@ -178,6 +181,7 @@ class Supervisor:
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
         self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
+        self._context.journal.write(AttemptEnded(make_attempt_report(self._last)))
         self._endings = remember([*self._endings, make_ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
@@ -190,8 +194,10 @@ class Supervisor:
             return None, None
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
-        if isinstance(decision, Restart) and self._asked is None:
-            again = self._replace_lost(last.state) if last.state.lost else chosen
+        if self.loop is not None and self.loop.unmet and self._asked is None:
+            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last.state)
+        elif isinstance(decision, Restart) and self._asked is None:
+            again = self._nodes.choose_again(chosen, last.state, lambda: self._asked is None)
             if again is None and self._restart.return_s:
                 again = self._await_return()
             if again is not None:
@@ -210,18 +216,16 @@ class Supervisor:
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
-    def _replace_lost(self, state: AttemptState) -> AttemptSetup | None:
-        ready = self._links.ready
-        self._lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
-        self._links.forget(state.lost.keys())
-        chosen = self._select_nodes()
-        for note in chosen.notes if chosen is not None else ():
-            self._console.note(note)
-        return chosen
+    def _start_after_takeover(self, chosen: AttemptSetup, state: AttemptState) -> AttemptSetup | None:
+        """The setup after an attempt whose agents could not be taken over; the nodes can be used again."""
+        self._nodes.choose_again(chosen, state, lambda: self._asked is None)
+        self._fence()
+        self._nodes.take_back(state.lost)
+        return self._nodes.choose()
 
     def _fence(self) -> None:
         """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
-        fences = {node: until for node, until in self._links.fences.items() if node in self._lost}
+        fences = self._nodes.find_fences()
         wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
         if wait_s > 0:
             names = ", ".join(sorted(fences))
@@ -233,14 +237,14 @@ class Supervisor:
     def _await_return(self) -> AttemptSetup | None:
         """The setup with nodes that came back; None at the time limit, or after a signal."""
         limit_s = self._restart.return_s
-        names = ", ".join(sorted(self._lost))
+        names = ", ".join(sorted(self._nodes.lost))
         self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
         started = self._timing.monotonic()
-        watch, chosen = ReturnWatch(self._lost, self._recover, self._timing), None
+        watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
         while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
             self._pause(IDLE_S)
-            self._lost = {node: folder for node, folder in self._lost.items() if node not in watch.back}
-            chosen = self._select_nodes()
+            self._nodes.take_back(watch.back)
+            chosen = self._nodes.choose()
         watch.close()
         if chosen is not None:
             self._console.note(

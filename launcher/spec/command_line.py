@@ -1,15 +1,17 @@
-"""`distlaunch local`: turns a command line into the spec of a cluster on this machine."""
+"""Turns a command line into a spec: of a cluster on this machine, or on hosts that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
 from launcher.spec.fields import PortRange
-from launcher.spec.mistakes import explain_option, refuse_options
+from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
+from launcher.spec.mistakes import SHOWN_LIMIT, explain_option, refuse_options
 from launcher.spec.models import LOCAL, ClusterSpec, NodeSpec
 from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
@@ -24,6 +26,9 @@ WORKERS_ALWAYS = 8
 """Allowed on every machine."""
 WORKERS = 2
 """The default."""
+
+HOSTFILE_LIMIT = 1 << 20
+"""Bytes of a host file."""
 
 PORTS = PortRange(first=20000, last=29999)
 
@@ -49,7 +54,7 @@ def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> 
         UsageError: `-m` or `--` without a name, or an argument that is not UTF-8.
     """
     for word in words:
-        _check_text(word)
+        check_text(word)
     if not words:
         if is_module or is_command:
             raise UsageError(f"{'-m' if is_module else '--'} needs the name of a program after it")
@@ -63,7 +68,12 @@ def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> 
     return ProgramSpec(script=words[0], args=list(words[1:]))
 
 
-def _check_text(word: str) -> None:
+def check_text(word: str) -> None:
+    """Refuses an argument that is not UTF-8.
+
+    Raises:
+        UsageError: it is not.
+    """
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -113,7 +123,7 @@ def make_spec(
         UsageError: the spec would not be valid; the error names every option at fault.
     """
     if python is not None:
-        _check_text(python)
+        check_text(python)
     if python == "":
         raise UsageError("--python is empty", hint="name an interpreter, or remove the option")
     if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
@@ -132,3 +142,64 @@ def make_spec(
         Override("--gpus-per-worker", ("nodes", 0, "gpus_per_worker"), gpus_per_worker),
         Override("--devices", ("devices",), devices),
     )
+
+
+def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[Host]]:
+    """The hosts of `-H` or of `--hostfile`, and the option for errors about them.
+
+    Raises:
+        UsageError: both are given, the file cannot be read, or a host cannot be.
+    """
+    if hostfile is None:
+        for text in hosts:
+            check_text(text)
+        try:
+            return "-H", parse_hosts(hosts)
+        except HostError as error:
+            raise UsageError(f"-H: {error}") from None
+    if hosts:
+        raise UsageError("-H and --hostfile both name the hosts", hint="use one of them")
+    try:
+        with hostfile.open("rb") as file:
+            text = file.read(HOSTFILE_LIMIT + 1).decode()
+    except OSError as error:
+        raise UsageError(f"cannot read the host file {hostfile}: {error.strerror}", hint="check the path") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"the host file {hostfile} is not UTF-8", hint="is it a host file?") from None
+    if len(text) > HOSTFILE_LIMIT:
+        raise UsageError(f"the host file {hostfile} is larger than {HOSTFILE_LIMIT >> 20} MiB")
+    found, mistakes = parse_lines(text)
+    if mistakes:
+        more = [f"and {len(mistakes) - SHOWN_LIMIT:,} more"] if len(mistakes) > SHOWN_LIMIT else []
+        count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
+        raise UsageError(f"the host file {hostfile} has {count}", evidence=[*mistakes[:SHOWN_LIMIT], *more])
+    if not found:
+        raise UsageError(f"the host file {hostfile} names no host", hint="write one a line, like `gpu-a slots=2`")
+    return f"--hostfile {hostfile}", found
+
+
+def make_host_spec(option: str, hosts: Sequence[Host], program: ProgramSpec | None) -> ClusterSpec:
+    """The spec of a cluster with a worker for each slot; `option`: what named the hosts.
+
+    Raises:
+        UsageError: the hosts make no valid spec.
+    """
+    given: Mapping[str, Any] = {} if program is None else {"program": program}
+    try:
+        return ClusterSpec.model_validate({"nodes": [host.fields() for host in hosts], **given})
+    except ValidationError as error:
+        raise refuse_options(explain_option(option, error)) from None
+
+
+def append_arguments(spec: ClusterSpec, words: Sequence[str]) -> ClusterSpec:
+    """The spec with these words after the arguments of its program.
+
+    Raises:
+        UsageError: a word is not UTF-8.
+    """
+    for word in words:
+        check_text(word)
+    program, field = spec.program, "args" if spec.program.command is None else "command"
+    if not words:
+        return spec
+    return spec.changed(program=program.changed(**{field: [*getattr(program, field), *words]}))

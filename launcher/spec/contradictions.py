@@ -35,7 +35,8 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     if total > TASKS_LIMIT:
         yield ("nodes",), f"{total:,} tasks are more than a cluster can have; the limit is {TASKS_LIMIT:,}"
         return
-    yield from _role_contradictions(spec)
+    if spec.nodes:  # there are none before a command has named them
+        yield from _role_contradictions(spec)
     yield from _place_contradictions(spec)
     for index, node in enumerate(spec.nodes):
         yield from _gpu_contradictions(node, spec.rules, ("nodes", index))

@@ -84,9 +84,11 @@ def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks
     if any(not detail["loc"] for detail in error.errors()):  # these errors are the contradictions
         return []
     paths = [problem.path for problem in find_problems(error)]
-    if any(path[0] == "nodes" and (len(path) < 3 or path[2] in ("host", "tasks")) for path in paths):
-        return []
-    rest = {**values, "nodes": [dict(node) for node in values["nodes"]]}
+    nodes = values["nodes"] if isinstance(values.get("nodes"), list) else []
+    for path in paths:
+        if path[0] == "nodes" and (not nodes or len(path) < 3 or path[2] in ("host", "tasks")):
+            return []
+    rest = {**values, **({"nodes": [dict(node) for node in nodes]} if nodes else {})}
     for path in paths:
         if path[0] == "nodes":
             rest["nodes"][path[1]].pop(path[2], None)

@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 from launcher.errors import UsageError
 from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
 from launcher.spec.fields import MANY, ONE
-from launcher.spec.models import ClusterSpec, NodeSpec
-from launcher.spec.parts import ProgramSpec
+from launcher.spec.models import ClusterSpec, ListedNodesSpec, NodeSpec
+from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES
 
@@ -59,6 +59,11 @@ def explain_option(option: str, error: ValidationError, path: Path = ()) -> list
     ]
 
 
+def explain_fields(error: ValidationError) -> list[str]:
+    """A line for each problem, with its field."""
+    return [f"{render_path(problem.path)}: {problem.message}" for problem in find_problems(error)]
+
+
 def refuse_options(lines: list[str]) -> UsageError:
     """The error for options that lead to no valid spec."""
     if len(lines) == 1:
@@ -98,6 +103,13 @@ _EXPECTED = {
 
 _EXAMPLES = {
     "nodes": "[{host: gpu-a}, {host: gpu-b}]",
+    "from": "{command: [./list_nodes]}",
+    "known": "[{host: gpu-a}, {host: gpu-b}]",
+    "addresses": "[10.0.0.11, 10.1.0.11]",
+    "ssh": "{user: alice}",
+    "sync": "{to: ~/project}",
+    "exclude": "['*.tfrecord']",
+    "on": "[task-killed, node-lost]",
     "tasks": "{worker: 2}",
     "gpus": "[0, 1]",
     "env": "{NCCL_DEBUG: WARN}",
@@ -137,7 +149,7 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind in _EXPECTED:
         example = ""
         if _EXPECTED[kind].endswith("like"):
-            example = f" `{'{host: gpu-a}' if len(path) == 2 and path[0] == 'nodes' else _EXAMPLES[str(path[-1])]}`"
+            example = f" `{'{host: gpu-a}' if isinstance(path[-1], int) else _EXAMPLES[str(path[-1])]}`"
         return f"{_EXPECTED[kind]}{example}, got {shown}"
     message = detail["msg"]
     return message[:1].lower() + message[1:]
@@ -182,9 +194,13 @@ def _suggest(name: str, known: tuple[str, ...]) -> str:
 
 def _known_fields(path: Path) -> tuple[str, ...]:
     model: type[BaseModel] = ClusterSpec
-    if path[:1] == ("nodes",):
+    if path == ("nodes",):
+        model = ListedNodesSpec
+    elif path == ("nodes", "from"):
+        model = NodeSourceSpec
+    elif path[:1] == ("nodes",):
         model = NodeSpec
     elif path:
         field = ClusterSpec.model_fields[str(path[0])]
         model = field.annotation if isinstance(field.annotation, type) else ProgramSpec
-    return tuple(model.model_fields)
+    return tuple(field.alias or name for name, field in model.model_fields.items())

@@ -6,14 +6,17 @@ the text "3", and `env: {DEBUG: no}` is the text "no".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, GetCoreSchemaHandler, StringConstraints, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from launcher.spec.contradictions import find_contradictions, render_path
 from launcher.spec.fields import (
+    MANY,
+    ONE,
     Address,
     AtMost,
     Environment,
@@ -27,7 +30,16 @@ from launcher.spec.fields import (
     Preload,
     VariableName,
 )
-from launcher.spec.parts import KerasSpec, Model, ProgramSpec, RestartSpec, SshSpec, SyncSpec, TimeoutsSpec
+from launcher.spec.parts import (
+    KerasSpec,
+    Model,
+    NodeSourceSpec,
+    ProgramSpec,
+    RestartSpec,
+    SshSpec,
+    SyncSpec,
+    TimeoutsSpec,
+)
 from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
 from worker_entry.protocol.strategy_names import Communication, CrossDevice, StrategyName
@@ -87,13 +99,64 @@ class NodeSpec(Model):
         return self.candidates[0]
 
 
+class ListedNodesSpec(Model):
+    """Nodes that a command names, instead of a list of nodes."""
+
+    source: Annotated[NodeSourceSpec, Field(alias="from")]
+    """What names the nodes; asked at the start, and again before each restart."""
+    known: list[NodeSpec] = []
+    """The last answer, which distlaunch writes to the run's files. Leave it out."""
+
+
+class Nodes(list[NodeSpec]):
+    """The nodes that a source has named; none while it has not been asked."""
+
+    def __init__(self, nodes: Iterable[NodeSpec] = (), source: NodeSourceSpec | None = None) -> None:
+        super().__init__(nodes)
+        self.source = source
+
+
+@dataclass(frozen=True)
+class _MayBeListed:
+    """Lets a list of nodes be written as `{from: …}`; reading makes it a `Nodes`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = handler(source)
+        either = core_schema.tagged_union_schema(
+            {MANY: written, ONE: handler.generate_schema(ListedNodesSpec)},
+            lambda value: ONE if isinstance(value, dict) and "from" in value else MANY,
+        )
+        return core_schema.no_info_wrap_validator_function(
+            _read_nodes,
+            either,
+            serialization=core_schema.wrap_serializer_function_ser_schema(_write_nodes, schema=written),
+        )
+
+
+def _read_nodes(value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> list[NodeSpec]:
+    source = value.source if isinstance(value, Nodes) else None
+    if source is not None and not value:
+        return Nodes((), source)
+    nodes = read(value)
+    if isinstance(nodes, ListedNodesSpec):
+        return Nodes(nodes.known, nodes.source)
+    return nodes if source is None else Nodes(nodes, source)
+
+
+def _write_nodes(nodes: list[NodeSpec], write: core_schema.SerializerFunctionWrapHandler) -> Any:
+    if not isinstance(nodes, Nodes) or nodes.source is None:
+        return write(nodes)
+    known = {"known": write(nodes)} if nodes else {}
+    return {"from": nodes.source.model_dump(), **known}
+
+
 class ClusterSpec(Model):
     """A cluster and the program that it runs."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] = "cluster"
     """The cluster's name; part of each run's name."""
-    nodes: Annotated[list[NodeSpec], Field(min_length=1)]
-    """The machines, in the order in which tasks are numbered."""
+    nodes: Annotated[list[NodeSpec], Field(min_length=1), _MayBeListed()]
+    """The machines, in the order in which tasks are numbered; or a command that names them."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
     """What every task runs. Default: the built-in demo."""
     framework: Framework = "tensorflow"
@@ -143,6 +206,19 @@ class ClusterSpec(Model):
             text = "; ".join(f"{render_path(path)}: {message}" for path, message in problems)
             raise PydanticCustomError("contradictions", "{text}", {"text": text, "problems": problems})
         return self
+
+    @property
+    def source(self) -> NodeSourceSpec | None:
+        """What names the nodes, if the spec does not; there are no nodes before it has been asked."""
+        return self.nodes.source if isinstance(self.nodes, Nodes) else None
+
+    def with_nodes(self, nodes: Iterable[Any]) -> ClusterSpec:
+        """The spec with these nodes, or with nodes of these fields; the source stays the same.
+
+        Raises:
+            ValidationError: the result would not be valid.
+        """
+        return self.changed(nodes=list(nodes) if self.source is None else Nodes(nodes, self.source))
 
     @property
     def is_local(self) -> bool:

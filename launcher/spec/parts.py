@@ -72,6 +72,14 @@ class SyncSpec(Model):
     """Patterns of files to leave out, as in .gitignore."""
 
 
+class NodeSourceSpec(Model):
+    """What names the nodes of a cluster."""
+
+    command: Annotated[list[Text], Field(min_length=1)]
+    """A program and its arguments, run here without a shell. Prints `HOST` or `HOST:SLOTS` lines, or JSON: hosts,
+    objects with the fields of a node, or an Ansible inventory."""
+
+
 class ProgramSpec(Model):
     """What every task runs: exactly one of `script`, `module` and `command`."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Log, Message
+from worker_entry.protocol.messages import Log, Message, Ready
 
 OPEN_LOGS = 128
 """Mirrored logs that are open at once: a controller may be limited to 1,024 descriptors in all."""
@@ -19,9 +19,13 @@ OPEN_LOGS = 128
 
 @dataclass(frozen=True)
 class LinkClosed:
-    """The agent is gone, or its state is unknown."""
+    """The agent is gone, or its state is unknown.
+
+    `taken_over`: it goes on, but obeys another controller of the run; this one has to leave it alone.
+    """
 
     reason: str
+    taken_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,48 @@ class LinkResumed:
 
 
 @dataclass(frozen=True)
+class LinkTakenOver:
+    """The link has taken over the agent of an earlier controller; `received`: how many of that one's orders arrived.
+
+    Those are its counted frames (`resend_buffer`), Hello included. What the agent reports from here on is new to us.
+    """
+
+    received: int
+
+
+@dataclass(frozen=True)
 class LinkNote:
     """A message for the user."""
 
     text: str
 
 
-LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkNote
+LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkTakenOver | LinkNote
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """What a controller knows of an agent that an earlier controller of its run has started.
+
+    Attributes:
+        reattach_folder: from the agent's Ready.
+        run_id: the run that the agent must belong to.
+        generation: the controller's; above that of every earlier one.
+        handled: the number of the agent's last frame that is known to have been handled.
+        attempt: the current one; 0 before the first.
+        offsets: how many bytes of each of its logs are in the run's files, by the task's name.
+        ready: the agent's Ready, if it was handled.
+        within_s: how long to try to reach the agent; None: for the whole lease.
+    """
+
+    reattach_folder: str
+    run_id: str
+    generation: int
+    handled: int
+    attempt: int
+    offsets: Mapping[str, int]
+    ready: Ready | None = None
+    within_s: float | None = None
 
 
 class LinkError(Exception):
@@ -56,8 +95,11 @@ class LinkBroken(Exception):  # noqa: N818 - the state of a connection, which an
     """This connection to the agent is broken; the agent may still be running."""
 
 
-Deliver = Callable[[str, Message | LinkNews], None]
-"""Takes a message from a node; called from the link's own thread."""
+class Deliver(Protocol):
+    """Takes a message from a node; called from the link's own thread."""
+
+    def __call__(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
+        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for news of the link itself."""
 
 
 class Link(Protocol):
@@ -74,6 +116,9 @@ class Link(Protocol):
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""
 
+    def confirm(self, frame: int) -> None:
+        """Notes that the agent's frames up to this number were handled; it does not keep them any longer."""
+
     def drop_if_silent(self, limit_s: float) -> None:
         """Closes the link if no data came for `limit_s`, although the agent may still answer."""
 
@@ -86,13 +131,17 @@ class Transport(Protocol):
 
     shares_files: bool
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> Link:
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> Link:
         """Starts the agent; `deliver` gets everything from then on, except log bytes, which go to `mirror`.
 
-        A broken connection may be replaced until the agent has heard nothing for `lease_s`.
+        A broken connection may be replaced until the agent has heard nothing for `lease_s`. With a resumption, a
+        running agent is taken over, and none is started.
 
         Raises:
             OSError: the agent could not be started.
+            LinkError: agents of this transport end with their controller.
         """
 
 
@@ -166,7 +215,7 @@ class _MirroredFile:
         self._path = path
         self._lock = threading.Lock()
         self._descriptor: int | None = None
-        self._size = 0
+        self._size = path.stat().st_size if path.exists() else 0  # what an earlier controller of the run has written
         self._ended = False
 
     def write(self, data: bytes, offset: int) -> None:

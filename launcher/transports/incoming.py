@@ -50,12 +50,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A message from a node, and the placement that it was checked against; to be released to its inbox."""
+    """A message from a node, and the placement that it was checked against.
+
+    To be released to its inbox once it is read, and settled there once it is handled. `frame`: see `Deliver`.
+    """
 
     inbox: Inbox
     message: Message | LinkNews
     placement: Placement
     weight: int
+    frame: int = 0
 
     @property
     def is_late(self) -> bool:
@@ -87,8 +91,12 @@ class Inbox:
         self._notes: Counter[int] = Counter()
         """Lines for the user, by attempt."""
         self._closed = False
+        self.confirm: Callable[[int], None] = lambda _: None
+        """The link's."""
+        self._last = self._settled = self._dropped = 0
+        """The numbers of the last frame that was put, settled, and dropped here."""
 
-    def deliver(self, node: str, message: Message | LinkNews) -> None:
+    def deliver(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
         """Waits while too much is unread.
 
         Raises:
@@ -102,6 +110,7 @@ class Inbox:
             if isinstance(message, Noted):
                 self._notes[placement.attempt] += 1
                 if self._notes[placement.attempt] > NOTES:
+                    self._drop(frame)
                     return
                 if self._notes[placement.attempt] == NOTES:
                     message = Noted("further messages are not shown")
@@ -109,10 +118,14 @@ class Inbox:
             with self._changed:
                 if not self._has_room(weight):  # then wait for half, or both threads would alternate message by message
                     self._changed.wait_for(lambda: self._has_room(weight, 2))
-                if self._closed:
-                    return
-                self._unread = [self._unread[0] + 1, self._unread[1] + weight]
-        self._put(Arrived(self, message, placement, weight))
+                is_closed = self._closed
+                if not is_closed:
+                    self._unread = [self._unread[0] + 1, self._unread[1] + weight]
+                    self._last = frame
+            if is_closed:
+                self._drop(frame)
+                return
+        self._put(Arrived(self, message, placement, weight, frame))
 
     def write(self, frame: Log, data: bytes) -> bool:
         """Writes a log piece; one of an earlier attempt is dropped.
@@ -133,6 +146,24 @@ class Inbox:
                 self._unread = [self._unread[0] - 1, self._unread[1] - arrived.weight]
                 if self._has_room(0, 2):
                     self._changed.notify_all()
+
+    def settle(self, arrived: Arrived) -> None:
+        """Confirms a message that was handled, and all before it."""
+        with self._changed:
+            self._settled = max(self._settled, arrived.frame)
+        self._confirm()
+
+    def _drop(self, frame: int) -> None:
+        """Confirms a message that nobody will handle, once all before it are settled."""
+        with self._changed:
+            self._dropped = frame
+        self._confirm()
+
+    def _confirm(self) -> None:
+        with self._changed:
+            is_idle = self._closed or self._settled == self._last
+            count = max(self._settled, self._dropped) if is_idle else self._settled
+        self.confirm(count)
 
     def close(self) -> None:
         """Drops everything that waits or arrives later."""

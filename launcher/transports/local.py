@@ -11,7 +11,7 @@ from pathlib import Path
 
 import worker_entry
 from launcher.errors import as_ours
-from launcher.transports.base import Deliver, LinkBroken, LinkNews, LogSink
+from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNews, LogSink, Resumption
 from launcher.transports.resumable_link import ResumableLink
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Message, Ready
@@ -39,7 +39,11 @@ class LocalTransport:
         self._errors = errors
         self._python = python
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> LocalLink:
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> LocalLink:
+        if resumption is not None:
+            raise LinkError("an agent on its controller's own machine ends with its controller")
         # Processes that outlive the agent and its guardian become our children, so that none is missed.
         kernel.become_subreaper()
         others = {process.pid for process in kernel.descendants(os.getpid(), spare=_guardians)}
@@ -83,10 +87,10 @@ class LocalLink:
         self._process = process
         self._agent_pid: int | None = None
 
-        def watch(name: str, message: Message | LinkNews) -> None:
+        def watch(name: str, message: Message | LinkNews, frame: int = 0) -> None:
             if isinstance(message, Ready):
                 self._agent_pid = message.pid
-            deliver(name, message)
+            deliver(name, message, frame)
 
         self._frames = ResumableLink(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
 
@@ -100,6 +104,9 @@ class LocalLink:
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self._frames.send(message, body)
+
+    def confirm(self, frame: int) -> None:
+        self._frames.confirm(frame)
 
     def drop_if_silent(self, limit_s: float) -> None:
         self._frames.drop_if_silent(limit_s)

@@ -39,9 +39,16 @@ class CleanedNode:
 
 
 def clean_node(
-    spec: ClusterSpec, node: NodeSpec, run_ids: Sequence[str], reattach_folder: str | None = None
+    spec: ClusterSpec,
+    node: NodeSpec,
+    run_ids: Sequence[str],
+    reattach_folder: str | None = None,
+    generation: int | None = None,
 ) -> CleanedNode:
-    """Stops what these runs, or the agent of this reattach folder, left on one node of the spec."""
+    """Stops what these runs, or the agent of this reattach folder, left on one node of the spec.
+
+    With the controller's `generation`, an agent that obeys a later controller is left alone.
+    """
     if node.is_local:
         # This machine's only agent is our child; closing its link has already waited for its exit.
         answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
@@ -51,7 +58,7 @@ def clean_node(
 
     try:
         stream = open_stream(find_target(spec, node), node.python or "python3", "clean")
-        message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder), ANSWER_S)
+        message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder, generation), ANSWER_S)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))
     if not isinstance(message, Cleaned):

@@ -28,6 +28,7 @@ class Outgoing:
     def __init__(self, beat_s: float) -> None:
         self._beat_s = beat_s
         self._outbox = Outbox()
+        self._handled = 0
         self._written = 0
         self._passing: deque[bytes] = deque()
         """Uncounted frames: the receiver requests missing ones again."""
@@ -38,6 +39,8 @@ class Outgoing:
         self._changed = threading.Condition()
         self._stamp: float | None = None
         """The stamp of the last answered beat."""
+        self._renews = False
+        """Whether no beat has been answered since the last `attach`."""
 
     @property
     def received(self) -> int:
@@ -71,6 +74,13 @@ class Outgoing:
                 self._outbox.confirm(received)
                 self._written = received
             self._stream, self._beat_due = stream, time.monotonic() + self._beat_s
+            self._renews = True
+
+    def follow(self, received: int, handled: int) -> None:
+        """Counts on from an earlier controller, after `received` of its frames and the `handled` first ones for it."""
+        with self._changed:
+            self._outbox.follow(received, handled)
+            self._handled = handled
 
     def detach(self, *, breaks: bool = False) -> Stream | None:
         """Removes and returns the stream, whose writer then ends; `breaks`: another stream follows."""
@@ -81,18 +91,23 @@ class Outgoing:
             self._changed.notify_all()
         return stream
 
-    def is_attached(self, stream: Stream) -> bool:
-        return self._stream is stream
-
     def count_received(self) -> None:
         """Counts a frame from the other side."""
         self._outbox.received += 1
 
+    def confirm(self, count: int) -> None:
+        """Notes that the first `count` frames from the other side were handled; the next beat says so."""
+        self._handled = max(self._handled, count)
+
     def note_beat(self, beat: Beat) -> None:
         """Drops the frames that the other side has confirmed."""
         with self._changed:
-            self._stamp = beat.stamp if beat.stamp is not None else self._stamp
             self._outbox.confirm(beat.received)
+            if beat.stamp is not None:
+                self._stamp = beat.stamp
+                # The lease runs on until the stamp is back; it may be about to expire.
+                self._beat_at_once, self._renews = self._beat_at_once or self._renews, False
+                self._changed.notify_all()
 
     def beat_soon(self) -> None:
         """Sends a beat at once."""
@@ -127,7 +142,7 @@ class Outgoing:
 
     def _beat(self) -> bytes:
         self._beat_at_once, self._beat_due = False, time.monotonic() + self._beat_s
-        return encode(Beat(clock.now(), self._outbox.received, stamp=self._stamp))
+        return encode(Beat(clock.now(), self._handled, stamp=self._stamp))
 
     def _has_news(self, stream: Stream) -> bool:
         waiting = self._written < self._outbox.last or bool(self._passing)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from launcher.errors import DistlaunchError, as_ours
@@ -16,22 +15,22 @@ from launcher.transports.base import (
     LinkDropped,
     LinkError,
     LinkResumed,
+    LinkTakenOver,
     LogSink,
+    Resumption,
 )
+from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
-from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Beat
+from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
-from worker_entry.system import clock
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
 """Silence after which an agent's stream counts as broken: agents answer every beat."""
-CLOCK_SAMPLES = 30
-"""Answered beats that are kept; the fastest determines the clock offset."""
 
 
 class ResumableLink:
@@ -44,6 +43,7 @@ class ResumableLink:
         deliver: gets everything except log bytes.
         mirror: gets log bytes.
         lease_s: how long the agent waits for its controller.
+        resumption: the running agent that is taken over by `reopen`; then `open_stream` is not called.
     """
 
     def __init__(
@@ -55,13 +55,20 @@ class ResumableLink:
         *,
         lease_s: float,
         reopen: Callable[[float], Stream] | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
-        self.began = False
+        self.began = resumption is not None
         """Whether the agent has sent its start marker."""
         self.ended = False
         """Whether the agent is known to have ended."""
-        self.reattach_folder: str | None = None
+        self.taken_over = False
+        """Whether the agent is known to obey another controller."""
+        self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
+        self.generation = resumption.generation if resumption is not None else 0
+        """The controller's."""
+        self._resumption = resumption
+        """Until the agent is taken over."""
         self._node = node
         self._open_stream = open_stream
         self._reconnector = Reconnector(reopen)
@@ -74,14 +81,18 @@ class ResumableLink:
         self._over = threading.Event()
         self._last_heard = self._lost_at = time.monotonic()
         self._dropped: str | None = None
-        self._attempt = 0
-        self._offsets: dict[str, int] = {}
-        self._clock: deque[tuple[float, float]] = deque(maxlen=CLOCK_SAMPLES)
+        self._attempt = resumption.attempt if resumption is not None else 0
+        self._offsets = dict(resumption.offsets) if resumption is not None else {}
+        self._clock = ClockOffset()
         self._reader = threading.Thread(target=self._run, name=f"read-{node}", daemon=True)
         self._reader.start()
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self._outgoing.add(message, body)
+
+    def confirm(self, frame: int) -> None:
+        """Notes that the agent's frames up to this number were handled."""
+        self._outgoing.confirm(frame)
 
     def finish(self) -> None:
         """Closes our side once everything is written; an agent without a reattach folder takes that as our end."""
@@ -116,8 +127,8 @@ class ResumableLink:
 
     @property
     def clock_offset_s(self) -> float:
-        """The node's clock minus ours, from the beat answered fastest; 0 before the first answer."""
-        return min(self._clock, default=(0.0, 0.0))[1]
+        """The node's clock minus ours."""
+        return self._clock.offset_s
 
     # --- reading ---
 
@@ -142,11 +153,11 @@ class ResumableLink:
         stream = self._outgoing.detach()
         if stream is not None and not self.ended:  # nothing more is read from it
             stream.abandon()
-        self._deliver(self._node, LinkClosed(reason))
+        self._deliver(self._node, LinkClosed(reason, self.taken_over))
 
     def _follow(self) -> str:
         """Reads until the agent has ended, over one stream after another; returns how it ended."""
-        stream, data = self._begin()
+        stream, data = self._begin() if self._resumption is None else self._take_over(self._resumption)
         while True:
             self._last_heard = time.monotonic()
             try:
@@ -154,6 +165,10 @@ class ResumableLink:
             except LinkBroken as broken:
                 stream.abandon()
                 stream, data = self._reconnect(broken)
+            except BaseException:
+                if self._dropped is not None:  # the agent has refused this stream, which no writer has
+                    stream.abandon()
+                raise
             else:
                 self.ended = True
                 return stream.how_ended()
@@ -200,6 +215,16 @@ class ResumableLink:
 
     def _take(self, stream: Stream, message: Message, body: bytes) -> None:
         match message:
+            case Attached():
+                if self._dropped is None:  # a second Attached would start a second writer
+                    raise ProtocolError("Attached without a reattachment")
+                self._resume(stream, message)
+            case Broken(problem) if self._dropped is not None:  # the answer to Attach
+                self.ended = problem.reference == AGENT_GONE
+                self.taken_over = problem.reference == TAKEN_OVER
+                raise LinkError(f"{problem.message} ({self._dropped})")
+            case _ if self._dropped is not None:
+                raise ProtocolError(f"{type(message).__name__} before Attached")
             case Log():
                 try:
                     if not self._mirror.write(message, body):
@@ -210,36 +235,30 @@ class ResumableLink:
                     self._attempt, self._offsets = message.attempt, {}
                 self._offsets[message.task] = message.offset + len(body)
             case Beat():
-                self._note_beat(message)
-            case Attached(received):
-                if self._outgoing.is_attached(stream):  # a second Attached would start a second writer
-                    raise ProtocolError("Attached without a reattachment")
-                self._resume(stream, received)
-            case Broken(problem) if problem.reference == AGENT_GONE:
-                self.ended = True
-                raise LinkError(f"{problem.message} ({self._dropped})")
+                self._clock.note(message)
+                self._outgoing.note_beat(message)
             case _:
                 if isinstance(message, Ready):
                     if message.version != VERSION:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self.reattach_folder = message.reattach_folder
                     self._outgoing.beat_soon()
-                self._deliver(self._node, message)
-
-    def _note_beat(self, beat: Beat) -> None:
-        if beat.echo is not None:
-            now = clock.now()
-            self._clock.append((now - beat.echo, beat.time - (beat.echo + now) / 2))
-        self._outgoing.note_beat(beat)
+                self._deliver(self._node, message, self._outgoing.received)
 
     # --- reconnecting ---
 
-    def _reconnect(self, broken: LinkBroken) -> tuple[Stream, bytes]:
+    def _take_over(self, resumption: Resumption) -> tuple[Stream, bytes]:
+        """A stream to the agent of an earlier controller, and the first bytes from it; raises like `_reconnect`."""
+        self._dropped = "its controller is gone"
+        return self._reconnect(LinkBroken(self._dropped), resumption.within_s)
+
+    def _reconnect(self, broken: LinkBroken, within_s: float | None = None) -> tuple[Stream, bytes]:
         """A new stream to the same agent, and the first bytes from it.
 
         Raises:
             LinkError: the agent is gone, or no try succeeded in time.
         """
+        within_s = within_s if within_s is not None else self._lease_s
         if not self._reconnector.exists or self.reattach_folder is None:
             raise LinkError(str(broken))
         self._outgoing.detach(breaks=True)
@@ -247,12 +266,30 @@ class ResumableLink:
             self._dropped, self._lost_at = str(broken), self._last_heard
             if not self._outgoing.is_finishing:
                 self._deliver(self._node, LinkDropped(self._dropped))
-        attach = Attach(VERSION, self.reattach_folder, self._outgoing.received, self._attempt, self._offsets)
-        return self._reconnector.find(broken, attach, self._last_heard + self._lease_s, self._lease_s)
+        attach = Attach(
+            version=VERSION,
+            reattach_folder=self.reattach_folder,
+            received=self._outgoing.received if self._resumption is None else self._resumption.handled,
+            attempt=self._attempt,
+            offsets=self._offsets,
+            generation=self.generation,
+            takeover=self._resumption is not None,
+            run_id=self._resumption.run_id if self._resumption is not None else "",
+        )
+        return self._reconnector.find(broken, attach, self._last_heard + within_s, within_s)
 
-    def _resume(self, stream: Stream, received: int) -> None:
-        after_s, self._dropped = time.monotonic() - self._lost_at, None
-        self._start_writing(stream, received=received)
+    def _resume(self, stream: Stream, attached: Attached) -> None:
+        resumption = self._resumption
+        handled = resumption.handled if resumption is not None else self._outgoing.received
+        # An agent does not keep what was handled and not written down; it keeps everything after that.
+        if attached.first <= handled or (resumption is None and attached.first > handled + 1):
+            raise ProtocolError(f"Attached with frame {attached.first} after {handled}")
+        self._dropped = self._resumption = None
+        if resumption is not None:
+            self._outgoing.follow(attached.received, attached.first - 1)
+        self._start_writing(stream, received=attached.received)
         self._outgoing.beat_soon()
-        if not self._outgoing.is_finishing:
-            self._deliver(self._node, LinkResumed(after_s))
+        if resumption is not None:
+            self._deliver(self._node, LinkTakenOver(attached.received))
+        elif not self._outgoing.is_finishing:
+            self._deliver(self._node, LinkResumed(time.monotonic() - self._lost_at))

@@ -33,7 +33,7 @@ def start_agents(targets: Sequence[SshTarget], python: str) -> float:
     """Hello to every node, Goodbye once all have answered, and every agent's end; returns when all were up."""
     news: queue.SimpleQueue[tuple[str, Message | LinkNews]] = queue.SimpleQueue()
 
-    def deliver(node: str, message: Message | LinkNews) -> None:
+    def deliver(node: str, message: Message | LinkNews, frame: int = 0) -> None:
         news.put((node, message))
 
     run_id = make_run_id("fan-out")

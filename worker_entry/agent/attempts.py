@@ -12,6 +12,7 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.log_stream import stream_logs
+from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
@@ -48,7 +49,7 @@ class Attempts:
         """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
         self._number = 0
         self._prepared: set[str] = set()
-        self._task_watch, self._stacks = TaskWatch(), StackDump()
+        self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler()
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
 
@@ -149,6 +150,8 @@ class Attempts:
             self._send(message)
             if isinstance(message, Status) and self._forkserver.is_refused(message.status):
                 self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
+        if (sample := self._sampler.poll(tasks, now)) is not None:
+            self._send(sample)
         return problem
 
     def stream_logs(self, connection: Connection) -> None:
@@ -165,13 +168,13 @@ class Attempts:
         self._prepared = set()
         self._release_ports()
 
-    def resume(self, attach: orders.Attach, outbox: Outbox) -> None:
-        """Called when the controller is back over a new connection, before frames are sent again.
+    def resume(self, received: int, outbox: Outbox) -> None:
+        """Called before all but the first `received` frames are sent again over a new connection.
 
         Raises:
-            ProtocolError: the controller claims to have received frames that were never sent.
+            ProtocolError: so many frames were never sent.
         """
-        if outbox.after(attach.received) and self._finished is not None:
+        if outbox.after(received) and self._finished is not None:
             # Empty did not arrive, so the logs before it may be missing as well; send it again after them.
             outbox.take_back()
             self._tree, self._finished = self._finished, None
@@ -179,6 +182,13 @@ class Attempts:
     def rewind(self, attach: orders.Attach) -> None:
         """Sends the logs again from the offsets that the controller has reached."""
         self._tasks.rewind(attach, self._number)
+
+    def report_again(self) -> None:
+        """Sends the latest status of every running task, which another controller does not know."""
+        for task in self._tasks.by_name.values():
+            if task.running:
+                for status in task.status_again():
+                    self._send(status)
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Collection
 
-from worker_entry.agent.reattach import end_agents, find_agents
+from worker_entry.agent.ending import end_agents, find_agents
+from worker_entry.agent.reattach import read_generation
 from worker_entry.agent.reattachment import receive
 from worker_entry.protocol import environment
 from worker_entry.protocol.framing import MARKER, encode
 from worker_entry.protocol.messages import Broken, Cleaned
-from worker_entry.protocol.orders import VERSION, Clean
+from worker_entry.protocol.orders import TAKEN_OVER, VERSION, Clean
 from worker_entry.protocol.values import Problem
 from worker_entry.system import kernel
 
@@ -39,6 +40,9 @@ def main() -> int:
     if order.reattach_folder is None:
         os.write(stdout, encode(clean(order.run_ids)))
         return 0
+    if order.generation is not None and order.generation < read_generation(order.reattach_folder):
+        os.write(stdout, encode(Broken(Problem(TAKEN_OVER, "another controller has taken over the run"))))
+        return 1
     if not end_agents([order.reattach_folder], AGENT_END_S):
         os.write(stdout, encode(Broken(Problem("agent-alive", "the agent cannot be stopped"))))
         return 1

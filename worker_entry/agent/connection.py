@@ -62,19 +62,21 @@ class Connection:
         self._use(*descriptors)
         self._put(MARKER)
 
-    def replace(self, reattachment: Reattachment) -> None:
-        """Switches to a new connection and sends again what the controller does not have.
+    def replace(self, reattachment: Reattachment, received: int) -> None:
+        """Switches to a new connection and sends again all but the first `received` frames.
+
+        What is received is still kept: a controller that is killed before it has handled a frame needs it again.
 
         Raises:
-            ProtocolError: the controller asks for frames that are gone; the old connection stays in use.
+            ProtocolError: some of these frames are gone; the old connection stays in use.
         """
-        missing = self.outbox.after(reattachment.attach.received)
-        self.outbox.confirm(reattachment.attach.received)
+        missing = self.outbox.after(received)
         self.close()
+        self._unanswered = None
         self._call = reattachment.call
         self._use(reattachment.stdin, reattachment.stdout)
         self._put(MARKER)
-        self.send(Attached(self.outbox.received))
+        self.send(Attached(self.outbox.received, received + 1))
         for frame in missing:
             self._put(frame)
 

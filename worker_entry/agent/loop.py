@@ -60,6 +60,8 @@ class Agent:
         self._attempts = Attempts(self._selector, self._send)
         self._owned.callback(self._attempts.close)
         self._program_copy: Optional[ProgramCopy] = None
+        self._generation = 0
+        """The controller's."""
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = False  # set by a signal handler; the signal also wakes the loop
 
@@ -126,7 +128,7 @@ class Agent:
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
     def _accept_reattachment(self) -> None:
-        """Takes over the new connection of a controller whose old one broke."""
+        """Uses the new connection of a controller whose old one broke, or of one that follows a controller."""
         assert self._reattach_folder is not None
         reattachment = self._reattach_folder.accept()
         if isinstance(reattachment, orders.Goodbye):
@@ -136,16 +138,34 @@ class Agent:
         if self._controller_gone or not reattachment.take():
             reattachment.leave()
             return
-        attach = reattachment.attach
+        attach, outbox = reattachment.attach, self._connection.outbox
+        if attach.generation < self._generation:
+            reattachment.refuse(Problem(orders.TAKEN_OVER, "another controller has taken over the run"))
+            return
         try:
-            self._attempts.resume(attach, self._connection.outbox)
-            self._connection.replace(reattachment)
+            self._check(attach)
+            # Not every frame is written down where it is handled; one that is confirmed was handled as well.
+            received = max(attach.received, outbox.confirmed) if attach.takeover else attach.received
+            self._attempts.resume(received, outbox)
+            self._connection.replace(reattachment, received)
         except ProtocolError as error:
-            reattachment.refuse(str(error))
+            reattachment.refuse(Problem("protocol-error", f"the agent was sent {error}"))
             return
         if self._program_copy is not None:
             self._program_copy.resume()
         self._attempts.rewind(attach)
+        if attach.takeover:
+            self._generation = attach.generation
+            self._reattach_folder.note_generation(attach.generation)
+            self._attempts.report_again()
+
+    def _check(self, attach: orders.Attach) -> None:
+        """Raises ProtocolError if the sender is not the controller of this agent, or its successor."""
+        if self._hello is None or attach.run_id not in ("", self._hello.run_id):
+            raise ProtocolError("an Attach to another run")
+        # A takeover of the same generation comes again: its answer was lost.
+        if attach.generation == 0 if attach.takeover else attach.generation != self._generation:
+            raise ProtocolError(f"an Attach of generation {attach.generation} after {self._generation}")
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:

@@ -12,8 +12,6 @@ import os
 import signal
 import socket
 import struct
-import time
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Optional, Union
 
@@ -29,14 +27,15 @@ HAND_OVER_S = 2.0
 """How long an agent waits for the message of an attach process that has connected."""
 WAITING_CALLS = 64
 """Attach processes that may wait for an agent that does not answer; more are refused at once."""
-CALL_S = 1.0
-KILL_S = 5.0
-"""How long killed processes may take to disappear."""
 TAKEN = b"+"
 """The agent's answer to an attach process: from now on the agent uses its connection."""
 NOT_NEEDED = b"."
 """The agent's answer to an attach process whose connection has broken or was replaced."""
 REFUSED = b"-"
+GUARDIAN_FILE = "guardian"
+"""Its pid and start."""
+RUN_FILE = "run"
+GENERATION_FILE = "generation"
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,9 @@ class Reattachment:
         os.close(self.stdout)
         self.call.close()
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, problem: Problem) -> None:
         """Rejects a connection that was accepted before."""
-        problem = Problem("protocol-error", f"the agent was sent {reason}")
-        with contextlib.suppress(OSError):
-            os.write(self.stdout, MARKER + encode(Broken(problem)))
-        release(self.call, REFUSED)
-        os.close(self.stdin)
-        os.close(self.stdout)
+        _reject(self.call, self.stdin, self.stdout, problem)
 
 
 class ReattachFolder:
@@ -106,33 +100,46 @@ class ReattachFolder:
 
     def note_run(self, run_id: str) -> None:
         """Writes down this agent's run, for `find_agents`."""
-        with contextlib.suppress(OSError), open(_run_file(self.path), "w", encoding="utf-8") as stream:
-            stream.write(run_id)
+        self._note(RUN_FILE, run_id)
+
+    def note_generation(self, generation: int) -> None:
+        """Writes down the generation of the controller that has taken over this agent, for `read_generation`."""
+        self._note(GENERATION_FILE, str(generation))
+
+    def _note(self, name: str, text: str) -> None:
+        with contextlib.suppress(OSError), open(os.path.join(self.path, name), "w", encoding="utf-8") as stream:
+            stream.write(text)
 
     def fileno(self) -> int:
         assert self._socket is not None
         return self._socket.fileno()
 
     def accept(self) -> Union[Reattachment, Goodbye, None]:
-        """The new connection, or Goodbye if the agent is asked to end; None if the caller is gone or not ours."""
+        """The new connection, or Goodbye if the agent is asked to end; None if the caller is gone or was refused."""
         assert self._socket is not None
         call, _ = self._socket.accept()
         call.settimeout(HAND_OVER_S)
-        descriptors: list[int] = []
-        attach: Optional[Message]
+        words, descriptors = b"", list[int]()
         try:
             words, descriptors, _, _ = socket.recv_fds(call, 1 << 16, 2)
             while not words.endswith(b"\n"):
                 more = call.recv(1 << 16)
                 words += more or b"\n"  # the caller has closed the socket: the frame is incomplete
-            [(attach, _)] = Decoder().feed(words)
-            if isinstance(attach, Goodbye):
-                return attach
+        except OSError:  # it is gone or late, and may come again
+            words = b""
+        message = _parse(words)
+        if isinstance(message, Goodbye):
+            return message
+        if len(descriptors) == 2 and words:
             stdin, stdout = descriptors
-        except (OSError, ValueError, ProtocolError):
-            attach = None
-        if isinstance(attach, Attach) and attach.version == VERSION:
-            return Reattachment(attach, stdin, stdout, call)
+            if isinstance(message, Attach) and message.version == VERSION:
+                return Reattachment(message, stdin, stdout, call)
+            # A later version of distlaunch has to be able to say why it cannot take over the run.
+            problem = Problem("protocol-error", f"the agent was sent no Attach of version {VERSION} of the protocol")
+            with contextlib.suppress(OSError):
+                call.send(TAKEN)
+            _reject(call, stdin, stdout, problem)
+            return None
         for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -145,6 +152,23 @@ class ReattachFolder:
         with contextlib.suppress(OSError):
             os.write(self.lock, str(status).encode())
         _remove(self.path)
+
+
+def _parse(words: bytes) -> Optional[Message]:
+    """The one message that these bytes are; None if they are something else."""
+    try:
+        [(message, _)] = Decoder().feed(words)
+    except (ValueError, ProtocolError):
+        return None
+    return message
+
+
+def _reject(call: socket.socket, stdin: int, stdout: int, problem: Problem) -> None:
+    with contextlib.suppress(OSError):
+        os.write(stdout, MARKER + encode(Broken(problem)))
+    release(call, REFUSED)
+    os.close(stdin)
+    os.close(stdout)
 
 
 def release(call: socket.socket, word: bytes = b"") -> None:
@@ -195,92 +219,26 @@ def is_alive(path: str) -> bool:
     return False
 
 
-def find_agents(run_ids: Collection[str]) -> list[str]:
-    """The reattach folders of these runs' living agents on this machine."""
-    found = []
-    for folder in bases():
-        with contextlib.suppress(OSError):
-            for name in os.listdir(private(folder)):
-                path = os.path.join(folder, name)
-                if name.startswith(PREFIX) and _read_run(path) in run_ids and is_alive(path):
-                    found.append(path)
-    return found
-
-
-def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
-    """Asks the agents of these folders to end and waits for them; returns whether all are gone.
-
-    It asks their guardians as well, which kill an agent that does not react, and finally kills what is left.
-    """
-    for path in reattach_folders:
-        _say_goodbye(path)
-        _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
-    for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
-        for path in filter(is_alive, reattach_folders):
-            ask(path)
-        deadline = time.monotonic() + wait_s
-        while any(map(is_alive, reattach_folders)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    return not any(map(is_alive, reattach_folders))
-
-
-def _say_goodbye(path: str) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
-        call.settimeout(CALL_S)
-        call.connect(os.path.join(path, "socket"))
-        call.sendall(encode(Goodbye()))
-
-
-def _kill_guardian(path: str) -> None:
-    """Kills the guardian, but everything below it first: without the guardian nothing would stop those processes."""
-    guardian = _find_guardian(path)
-    if guardian is None:
-        return
-    for process in (*kernel.descendants(guardian.pid), guardian):
-        with contextlib.suppress(OSError):
-            kernel.send_signal(process, signal.SIGKILL)
-
-
-def _signal_guardian(path: str, *signums: int) -> None:
-    guardian = _find_guardian(path)
-    if guardian is not None:
-        for signum in signums:
-            with contextlib.suppress(OSError):
-                kernel.send_signal(guardian, signum)
-
-
 def _write_guardian(path: str) -> None:
     me = kernel.look_up(os.getpid())
     if me is not None:
-        with open(_guardian_file(path), "w", encoding="ascii") as stream:
+        with open(os.path.join(path, GUARDIAN_FILE), "w", encoding="ascii") as stream:
             stream.write(f"{me.pid} {me.started}")
 
 
-def _find_guardian(path: str) -> Optional[kernel.Process]:
-    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers."""
-    try:
-        with open(_guardian_file(path), encoding="ascii") as stream:
-            pid, started = map(int, stream.read().split())
-    except (OSError, ValueError):
-        return None
-    found = kernel.look_up(pid)
-    return found if found is not None and found.started == started and is_alive(path) else None
+def read_generation(path: str) -> int:
+    """The generation of the controller that the folder's agent obeys."""
+    noted = read_note(path, GENERATION_FILE)
+    return int(noted) if noted.isdigit() else 0  # nobody has taken it over
 
 
-def _read_run(path: str) -> str:
+def read_note(path: str, name: str) -> str:
+    """What one of the folder's files says; empty if there is none."""
     try:
-        with open(_run_file(path), encoding="utf-8") as stream:
+        with open(os.path.join(path, name), encoding="utf-8") as stream:
             return stream.read()
     except OSError:
         return ""
-
-
-def _guardian_file(path: str) -> str:
-    return os.path.join(path, "guardian")
-
-
-def _run_file(path: str) -> str:
-    return os.path.join(path, "run")
 
 
 def lock_file(path: str) -> str:

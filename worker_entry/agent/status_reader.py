@@ -30,6 +30,10 @@ class StatusFiles:
     def __init__(self, files: AttemptFiles, task: str) -> None:
         self._files = files
         self._task = task
+        self.forget_last()
+
+    def forget_last(self) -> None:
+        """From now on, everything that was written counts as changed."""
         self._last: tuple[bytes, bytes, bool] = (b"", b"", False)
 
     def read_changed(self) -> Optional[TaskStatus]:

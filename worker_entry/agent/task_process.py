@@ -154,6 +154,11 @@ class StartedTask:
         if status is not None:
             yield Status(self.name, status)
 
+    def status_again(self) -> Iterator[Status]:
+        """How far the program has come, whether or not that has changed."""
+        self._status.forget_last()
+        yield from self.new_status()
+
     def report_end(self, how: TaskExit, time: float, oom: OomWatch) -> Exited:
         """The task's end, with everything that this node and the task's own files know about it."""
         finished = None

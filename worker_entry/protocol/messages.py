@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional, Union
 
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
+    LARGEST,
     Attempt,
     Count,
     ExactlyOne,
@@ -40,6 +41,7 @@ from worker_entry.protocol.orders import (
     Start,
     Stop,
 )
+from worker_entry.protocol.samples import TaskSample
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -70,9 +72,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Attached:
-    """The answer to Attach; `received`: how many of the controller's counted frames the agent has received."""
+    """The answer to Attach; `received`: how many of the controller's counted frames the agent has received.
+
+    After a takeover, those are the earlier controller's; the new one counts on from there. `first`: the number of the
+    agent's next counted frame on this connection.
+    """
 
     received: Count
+    first: Annotated[int, Within(1, LARGEST)]
 
 
 @dataclass(frozen=True)
@@ -178,6 +185,14 @@ class Stacks:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What the running tasks use. One that is lost with the connection is not sent again."""
+
+    time: float
+    tasks: Annotated[list[TaskSample], Items(10_000)]
+
+
+@dataclass(frozen=True)
 class Halted:
     """A signal such as SIGSTOP has stopped the task; 0: the task continues."""
 
@@ -254,6 +269,7 @@ ToController = Union[
     Listening,
     Halted,
     Status,
+    Sampled,
     Stacks,
     Log,
     Exited,
@@ -271,7 +287,7 @@ FRAME_LIMITS: dict[type[Any], int] = {
     **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, Start), 16 << 20),
     **dict.fromkeys((Attach, Clean), 1 << 20),
     # A line for every task of a node, or for every address of the cluster.
-    **dict.fromkeys((Prepared, Refused, Cleaned), 1 << 20),
+    **dict.fromkeys((Prepared, Refused, Cleaned, Sampled), 1 << 20),
     Dialled: 8 << 20,
     # Their length depends on a user's program: its status file, its exception, its stacks.
     Status: 256 << 10,

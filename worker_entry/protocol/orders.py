@@ -11,10 +11,12 @@ from typing import Annotated, Optional
 from worker_entry.protocol.field_limits import BODY_LIMIT, Attempt, Count, Items, Name, Path, Port, TaskName, Within
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 6
+VERSION = 7
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
+TAKEN_OVER = "taken-over"
+"""The reference of the Problem that answers a controller after another one has taken over its agent."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Beat:
-    """The sender is alive, and has `received` counted frames. An agent answers each of a controller's beats at once.
+    """The sender is alive, and `received` counted frames need not be kept for it. An agent answers each of a
+    controller's beats at once.
+
+    An agent needs no frame again that it has received, a controller none that it has handled: after its end, another
+    controller may take over the agent.
 
     `time` is the sender's clock in Unix seconds; `echo` in an answer is the `time` of the beat that it answers:
     together they show how far the two clocks are apart. `stamp`: in an answer, the stamp of the agent's lease; in a
@@ -141,10 +147,15 @@ class Beat:
 
 @dataclass(frozen=True)
 class Attach:
-    """The first frame over a new connection to an agent whose old connection broke.
+    """The first frame over a new connection to an agent whose old connection broke, or whose controller is gone.
 
     `reattach_folder` is from the agent's Ready, `received` says how many counted frames the controller has, and
-    `offsets` how many bytes of each log of `attempt`.
+    `offsets` how many bytes of each log of `attempt`. `generation`: the controller's, 0 for one that has started the
+    agent itself.
+
+    With `takeover`, the sender follows another controller, has a higher generation, and is from now on the only one
+    that the agent obeys; `received` then counts the frames that are known to have been handled. The agent must belong
+    to the run `run_id`, if one is given.
     """
 
     version: Count
@@ -152,6 +163,9 @@ class Attach:
     received: Count
     attempt: Count
     offsets: Annotated[dict[TaskName, Count], Items(10_000)]
+    generation: Count = 0
+    takeover: bool = False
+    run_id: Annotated[str, Path()] = ""
 
 
 @dataclass(frozen=True)
@@ -164,9 +178,10 @@ class Clean:
     """Stop leftover processes of these runs on the node; their controllers are gone.
 
     With `reattach_folder`, stop only that folder's agent and what is below it: the same run may have another agent on
-    the machine.
+    the machine. With `generation`, refuse that if a controller of a higher one has taken over the agent.
     """
 
     version: Count
     run_ids: list[Annotated[str, Path()]]
     reattach_folder: Optional[Annotated[str, Path()]] = None
+    generation: Optional[Count] = None

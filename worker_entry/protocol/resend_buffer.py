@@ -2,7 +2,10 @@
 
 Each side counts, from 1 on, the frames that it sends and those that it receives; the frames carry no number. Over a new
 connection each side says how many frames it has received, and the other sends the rest again. Not counted are beats,
-log bytes and pieces of files, which have offsets, and the frames that resume the connection.
+samples, log bytes and pieces of files, which have offsets, and the frames that resume the connection.
+
+A controller confirms a frame only when it has handled it. So what it has received and not handled when it is killed
+is still kept by the agent, for the controller that takes over; that one goes on with both counts.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from __future__ import annotations
 from collections import deque
 
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Attached, Log, Message
+from worker_entry.protocol.messages import Attached, Log, Message, Sampled
 from worker_entry.protocol.orders import Attach, Beat, Piece
 
-_UNCOUNTED = (Attach, Attached, Beat, Log, Piece)
+_UNCOUNTED = (Attach, Attached, Beat, Log, Piece, Sampled)
 
 
 def is_counted(message: Message) -> bool:
@@ -29,6 +32,11 @@ class Outbox:
         """The number of the newest frame."""
         self._frames: deque[bytes] = deque()
 
+    @property
+    def confirmed(self) -> int:
+        """How many frames are not kept any more."""
+        return self.last - len(self._frames)
+
     def add(self, frame: bytes) -> None:
         self.last += 1
         self._frames.append(frame)
@@ -39,10 +47,9 @@ class Outbox:
         Raises:
             ProtocolError: so many frames were never sent.
         """
-        kept = self.last - len(self._frames)
         if count > self.last:
             raise ProtocolError(f"a confirmation of {count} frames, but only {self.last} were sent")
-        for _ in range(kept, count):
+        for _ in range(self.confirmed, count):
             self._frames.popleft()
 
     def after(self, count: int) -> list[bytes]:
@@ -51,10 +58,14 @@ class Outbox:
         Raises:
             ProtocolError: some of them are gone because they were confirmed, or so many were never sent.
         """
-        kept = self.last - len(self._frames)
-        if not kept <= count <= self.last:
-            raise ProtocolError(f"{count} frames received, which is not between {kept} and {self.last}")
-        return list(self._frames)[count - kept :]
+        confirmed = self.confirmed
+        if not confirmed <= count <= self.last:
+            raise ProtocolError(f"{count} frames received, which is not between {confirmed} and {self.last}")
+        return list(self._frames)[count - confirmed :]
+
+    def follow(self, sent: int, received: int) -> None:
+        """Counts on from another sender's frames, of which `sent` have arrived; nothing of ours was sent yet."""
+        self.last, self.received = sent + len(self._frames), received
 
     def take_back(self) -> None:
         """Forgets the newest frame, as if it had never been added."""

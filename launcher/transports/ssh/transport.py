@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import paramiko
 
-from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogSink
+from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNote, LogSink, Resumption
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.ssh.config import SshTarget
@@ -49,7 +49,9 @@ class SshTransport:
         self._python = python
         self._accept_new = accept_new
 
-    def connect(self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float) -> SshLink:
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> SshLink:
         return SshLink(
             node=node,
             target=self._target,
@@ -58,6 +60,7 @@ class SshTransport:
             mirror=mirror,
             lease_s=lease_s,
             accept_new=self._accept_new,
+            resumption=resumption,
         )
 
 
@@ -74,6 +77,7 @@ class SshLink:
         mirror: LogSink,
         lease_s: float,
         accept_new: bool,
+        resumption: Resumption | None = None,
     ) -> None:
         self._target = target
         self._python = python
@@ -81,7 +85,7 @@ class SshLink:
         self._note = lambda text: deliver(node, LinkNote(text))
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._began = False
+        self._began = resumption is not None
         self._frames = ResumableLink(
             node,
             lambda: self._open("node", BANNER_S, ATTEMPTS),
@@ -89,6 +93,7 @@ class SshLink:
             mirror,
             lease_s=lease_s,
             reopen=lambda within_s: self._open("attach", within_s, 1),
+            resumption=resumption,
         )
 
     @property
@@ -101,6 +106,9 @@ class SshLink:
 
     def send(self, message: Message, body: bytes = b"") -> None:
         self._frames.send(message, body)
+
+    def confirm(self, frame: int) -> None:
+        self._frames.confirm(frame)
 
     def drop_if_silent(self, limit_s: float) -> None:
         self._frames.drop_if_silent(limit_s)
@@ -116,6 +124,8 @@ class SshLink:
         self._frames.finish()
         if not self._frames.join(END_WAIT_S):
             self._frames.give_up()
+        if self._frames.taken_over:
+            return None
         return 0 if self._frames.ended or self._end_by_guardian() else None
 
     def _end_by_guardian(self) -> bool:
@@ -124,7 +134,8 @@ class SshLink:
             return False
         try:
             stream = open_stream(self._target, self._python, "clean", within_s=LAST_TRY_S, attempts=1)
-            answer = ask(stream, Clean(VERSION, [], self._frames.reattach_folder), END_BY_GUARDIAN_S)
+            order = Clean(VERSION, [], self._frames.reattach_folder, self._frames.generation)
+            answer = ask(stream, order, END_BY_GUARDIAN_S)
         except LinkError:
             return False
         return isinstance(answer, Cleaned) and not answer.left

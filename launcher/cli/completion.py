@@ -1,0 +1,171 @@
+"""Completion by the shell: what completes runs, tasks and specs, and the scripts for bash, zsh and fish.
+
+The scripts are click's. They run `distlaunch` with a variable that click recognises, once for each Tab.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import click
+
+VARIABLE = "_DISTLAUNCH_COMPLETE"
+SPEC_SUFFIXES = (".yaml", ".yml")
+
+_BASH = """\
+%(complete_func)s() {
+    local response type value
+    response=$(env COMP_WORDS="$(printf '%%s\\n' "${COMP_WORDS[@]}")" COMP_CWORD="$COMP_CWORD" \
+%(complete_var)s=bash_complete "$1")
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case $type in
+            plain) COMPREPLY+=("$value") ;;
+            dir) compopt -o plusdirs -o filenames ;;
+            file) compopt -o default -o filenames ;;
+        esac
+    done <<< "$response"
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+"""click's own loses names with spaces, and does not complete folders beside other names."""
+
+
+def prepare() -> None:
+    """Registers our script for bash; called when a shell asks."""
+    from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+    class Bash(BashComplete):
+        source_template = _BASH
+        _cut = ""
+        """The beginning of the word that is not part of the word for bash."""
+
+        def get_completion_args(self) -> tuple[list[str], str]:
+            arguments, incomplete = super().get_completion_args()
+            words = join_at_colons([*arguments, incomplete])
+            if len(words) <= len(arguments):
+                self._cut = words[-1][: words[-1].rfind(":") + 1]
+            return words[:-1], words[-1]
+
+        def format_completion(self, item: CompletionItem[Any]) -> str:
+            return f"{item.type},{str(item.value).removeprefix(self._cut)}"
+
+    add_completion_class(Bash)
+
+
+def join_at_colons(words: list[str]) -> list[str]:
+    """Joins `worker`, `:`, `0`: for bash, a colon ends a word and is one itself."""
+    joined: list[str] = []
+    glued = False
+    for word in words:
+        if joined and (glued or word == ":"):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        glued = word == ":"
+    return joined
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands, runs, tasks and specs.
+
+    \b
+    bash:  distlaunch completion bash > ~/.local/share/bash-completion/completions/distlaunch
+    zsh:   distlaunch completion zsh > ~/.zfunc/_distlaunch      (with ~/.zfunc in fpath before compinit)
+    fish:  distlaunch completion fish > ~/.config/fish/completions/distlaunch.fish
+
+    For one session of bash: source <(distlaunch completion bash)
+    """
+    from click.shell_completion import get_completion_class
+
+    prepare()
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = click.get_current_context().find_root()
+    click.echo(kind(root.command, {}, "distlaunch", VARIABLE).source(), nl=False)
+
+
+def complete_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """All runs, the latest first."""
+    return _complete_names(incomplete, (True, False))
+
+
+def complete_running_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """The runs that are running, the latest first."""
+    return _complete_names(incomplete, (True,))
+
+
+def complete_ended_runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """The runs that are not running, the latest first."""
+    return _complete_names(incomplete, (False,))
+
+
+def complete_runs_or_specs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    return complete_specs(context, parameter, incomplete) + complete_ended_runs(context, parameter, incomplete)
+
+
+def complete_specs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """YAML files, and folders."""
+    from click.shell_completion import CompletionItem
+
+    folder, _, start = incomplete.rpartition("/")
+    place = Path(f"{folder}/" if "/" in incomplete else ".")
+    try:
+        with os.scandir(place.expanduser()) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(SPEC_SUFFIXES) and entry.is_file())
+    except (OSError, RuntimeError):
+        names = []
+    before = incomplete[: len(incomplete) - len(start)]
+    folders = CompletionItem(incomplete, type="dir")
+    return [folders, *(CompletionItem(before + name) for name in names if name.startswith(start))]
+
+
+def complete_tasks(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """The tasks of the run that stands before them on the command line."""
+    from click.shell_completion import CompletionItem
+
+    from launcher.errors import DistlaunchError
+    from launcher.run.selection import select_run
+
+    try:
+        plan = json.loads(select_run(context.params.get("run")).plan.read_bytes())
+        tasks = [str(task["task"]) for task in plan["tasks"]]
+    except (DistlaunchError, OSError, ValueError, KeyError, TypeError):
+        return []
+    return [CompletionItem(task) for task in tasks if task.startswith(incomplete)]
+
+
+def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
+    """The runs whose names begin so; if there are none, the only one that has it in its name.
+
+    `wanted`: whether runs that are running, and those that are not.
+    """
+    from click.shell_completion import CompletionItem
+
+    from launcher.errors import DistlaunchError
+    from launcher.run.selection import find_runs
+    from launcher.run.summary import find_controller
+    from launcher.wording import render_age
+
+    now = time.time()
+    found = []
+    try:
+        runs = [(files, record) for files, record in find_runs() if incomplete in files.root.name]
+    except DistlaunchError:  # there is no home
+        return []
+    for files, record in runs:
+        running = find_controller(files, record) is not None
+        if running in wanted and files.root.name.isprintable():
+            state = "running" if running else record.end.outcome or ("ended" if record.ended else "lost")
+            help_text = f"{state if state.isalpha() else 'ended'}, {render_age(now - record.started)}"
+            found.append(CompletionItem(files.root.name, help=help_text))
+    first = [item for item in found if item.value.startswith(incomplete)]
+    return first or (found if len(found) == 1 else [])

@@ -1,0 +1,136 @@
+"""The commands that list runs, and wait for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.options import json_option, option, run_argument
+from launcher.cli.sections import SectionedCommand
+
+if TYPE_CHECKING:
+    from launcher.run.summary import RunSummary
+
+WATCH_S = 1.0
+
+
+@click.command(cls=SectionedCommand)
+@option("--all", "-a", "everything", is_flag=True, help="List the runs that have ended as well.")
+@option(
+    "--watch", "-w", is_flag=True, help="Repaint every second until Ctrl-C; in a pipe, print each run that changes."
+)
+@json_option
+def ls(everything: bool, watch: bool, as_json: bool) -> int:
+    """List runs: state, age, tasks, progress, restarts.
+
+    Lists the runs that are running, the latest first. States: connecting, forming, running, restarting, stopping;
+    with -a also succeeded, failed and its class, interrupted, lost (its controller is gone) and ended (nobody recorded
+    how). `on gpu-a`: its controller is on another machine. Lists the runs of the state directory, not those of
+    `--run-dir`.
+    """
+    from launcher.commands.listing import describe_no_runs, look, render_runs
+
+    if watch:
+        return _watch(everything=everything, as_json=as_json)
+    runs = look(ended=everything)
+    if as_json:
+        _print_json([run.as_json() for run in runs])
+        return 0
+    click.echo("\n".join(render_runs(runs, time.time())))
+    if not runs:
+        click.echo(describe_no_runs(os.environ), err=True)
+    return 0
+
+
+@click.command(cls=SectionedCommand)
+@run_argument
+@json_option
+def wait(run: str | None, as_json: bool) -> int:
+    """Wait until a run has ended, and exit as it did.
+
+    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one.
+
+    Exit status: that of the run; 3 if it is lost (its controller is gone), or if nobody recorded how it ended.
+    """
+    from launcher.commands.waiting import find_exit_status, wait_for_end
+    from launcher.printable import printable
+    from launcher.run.selection import select_run
+
+    summary = wait_for_end(select_run(run))
+    if as_json:
+        _print_json(summary.as_json())
+    else:
+        click.echo(printable(f"{summary.name}: {summary.shown_state}"))
+    return find_exit_status(summary)
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _watch(*, everything: bool, as_json: bool) -> int:
+    repaints = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
+    try:
+        _repaint(everything=everything) if repaints else _follow(everything=everything, as_json=as_json)
+    except KeyboardInterrupt:  # how one stops looking
+        return 0
+    return 0
+
+
+def _repaint(*, everything: bool) -> None:
+    from launcher.commands.listing import look, render_runs
+    from launcher.console.terminal import TerminalSink
+
+    sink = TerminalSink(sys.stdout.buffer, sys.stdout)
+    lines: Sequence[str] = ()
+    try:
+        while True:
+            lines = render_runs(look(ended=everything), time.time())
+            sink.show_live(lines)
+            time.sleep(WATCH_S)
+    finally:
+        sink.close()
+        click.echo("\n".join(lines))
+
+
+def _follow(*, everything: bool, as_json: bool) -> None:
+    """Prints each run that is new or has changed, until the reader is gone."""
+    from launcher.commands.listing import changed, look, render_runs
+
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # reports only that the other end was closed
+    before: dict[str, RunSummary] = {}
+    while True:
+        runs = look(ended=everything)
+        ended = [_look_again(run) for run in before.values() if run.directory not in {each.directory for each in runs}]
+        news = changed([*runs, *(run for run in ended if run is not None)], before)
+        if as_json:
+            for run in news:
+                click.echo(json.dumps(run.as_json()))
+        elif news:
+            lines = render_runs(news, time.time())
+            click.echo("\n".join(lines[1:] if before else lines))
+        before = {run.directory: run for run in runs}
+        if reader.poll(WATCH_S * 1000):
+            return
+
+
+def _look_again(run: RunSummary) -> RunSummary | None:
+    """A run that was running; None if it was removed."""
+    from pathlib import Path
+
+    from launcher.errors import RunDirectoryError
+    from launcher.run.directory import RunDir
+    from launcher.run.summary import summarize
+
+    try:
+        return summarize(RunDir(Path(run.directory)))
+    except RunDirectoryError:
+        return None

@@ -1,0 +1,108 @@
+"""The commands that check or show a cluster, and start nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.completion import complete_specs
+from launcher.cli.options import rehearsal_option
+from launcher.cli.sections import SectionedCommand
+
+if TYPE_CHECKING:
+    from launcher.plan.launch_plan import LaunchPlan
+    from launcher.spec.models import ClusterSpec
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
+@rehearsal_option
+def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> int:
+    """Check a spec and its nodes, and start nothing.
+
+    Shows every mistake of the file with its line and the correction. Then checks each node: interpreter, versions,
+    GPUs, disk, clock, program; and has each node connect to the address of every task, its own tasks included. `up`
+    does the same before it starts.
+
+    Exit status: 0 no problem found, 2 the spec is wrong, 3 a node is not fit for it.
+    """
+    cluster = load(spec, rehearsal, asks=not spec_only)
+    if spec_only:
+        if not cluster.nodes:
+            click.echo(f"{spec}: good; the command that names its nodes was not run")
+            return 0
+        tasks = len(list(cluster.placements()))
+        nodes = len(cluster.nodes)
+        from launcher.wording import count_of
+
+        click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
+        return 0
+    from launcher.report.check_text import COLUMNS, make_rows, render_findings
+    from launcher.run import launch
+
+    report = launch.check(cluster)
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        from launcher.console.terminal import render_table
+
+        click.echo(render_table(COLUMNS, make_rows(report)))
+        click.echo("\n".join(render_findings(report)))
+    return 0 if report.good else 3
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@rehearsal_option
+def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
+    """Show what each task of a spec gets.
+
+    Shows node, address, port, TF_CONFIG and environment, and the command that runs the task by hand. Secrets are
+    hidden.
+    """
+    from launcher.run.launch import plan_ahead
+
+    show_plan(plan_ahead(load(spec, rehearsal)), as_json=as_json)
+
+
+def load(path: Path, rehearsal: int | None, *, asks: bool = True) -> ClusterSpec:
+    """The spec of a file; with `rehearsal`, on so many containers instead of its machines.
+
+    Args:
+        path: the file.
+        rehearsal: how many containers; None for the machines.
+        asks: whether a command that names the nodes is run; there are no nodes without its answer.
+    """
+    from launcher.spec.loading import load_spec
+
+    spec = load_spec(path, os.environ)
+    return find_nodes(spec, rehearsal) if asks else spec
+
+
+def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
+    """The spec with the nodes that its command names, or on containers."""
+    from launcher.run.node_list import ask_first
+
+    spec = ask_first(spec)
+    if rehearsal is None:
+        return spec
+    from launcher.spec.rehearsal import rehearse
+
+    return rehearse(spec, rehearsal)
+
+
+def show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:
+    """Prints the plan."""
+    from launcher.plan.rendering import render_json, render_text
+
+    if as_json:
+        click.echo(json.dumps(render_json(launch_plan), indent=2, ensure_ascii=False))
+    else:
+        click.echo(render_text(launch_plan))

@@ -1,0 +1,37 @@
+"""The command that goes on with a run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import click
+
+from launcher.cli.cluster import run_in_background
+from launcher.cli.options import option, run_argument
+from launcher.cli.sections import SectionedCommand
+
+
+@click.command(cls=SectionedCommand)
+@run_argument
+@option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec from now on.")
+@option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
+@option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
+def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool) -> int:
+    """Go on with a run that has ended, or whose controller is gone.
+
+    RUN is a run's name, a part of it, or its folder; left out: the latest run. Takes over tasks that still train on
+    other machines: they go on, and their logs have no gap. Otherwise stops what is left, and starts a new attempt in
+    the same folder, where the program finds its checkpoints. Secrets are not in the run's files; they come from this
+    environment, or from the spec.
+    """
+    from launcher.run.node_list import ask_first
+    from launcher.run.resume import resume
+    from launcher.run.selection import select_run
+    from launcher.spec.loading import load_spec
+
+    files = select_run(run)
+    changed = ask_first(load_spec(spec, os.environ)) if spec is not None else None
+    start = functools.partial(resume, files, changed, environ=os.environ, verbose=verbose)
+    return start().exit_status if not detach else run_in_background(start)

@@ -1,0 +1,101 @@
+"""`distlaunch status`: what a run is doing, or how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.commands.requests import ask_status
+from launcher.console.terminal import render_table
+from launcher.errors import RunDirectoryError
+from launcher.printable import printable
+from launcher.report.models import RunReport, TaskReport
+from launcher.report.run_events import Record, Said, parse_record
+from launcher.report.run_text import render_end
+from launcher.report.status_report import RunStatus, TaskState
+from launcher.report.status_text import COLUMNS, make_rows, render_header
+from launcher.run.directory import RunDir
+from launcher.wording import render_age
+
+TAIL_BYTES = 64 << 10
+
+
+def read_status(files: RunDir) -> RunStatus:
+    """The status from the run's controller; of a run that has ended, from its report.
+
+    Raises:
+        RunDirectoryError: the run has ended and left no report.
+        UsageError: the controller does not answer, or cannot be seen from here.
+    """
+    run_id, controller = files.read_run()
+    if controller is not None:
+        return RunStatus.model_validate(ask_status(files))
+    try:
+        report = RunReport.model_validate_json(files.report.read_bytes())
+    except (OSError, ValueError):
+        raise RunDirectoryError(
+            f"run {run_id} is lost: its controller has ended without a report",
+            hint=f"`distlaunch clean {files.root}` stops what it may have left",
+        ) from None
+    last = report.attempts[-1] if report.attempts else None
+    return RunStatus(
+        run_id=report.run_id,
+        name=report.name,
+        directory=report.directory,
+        state=report.outcome,
+        attempt=last.attempt if last is not None else 0,
+        restarts=max(last.attempt - 1, 0) if last is not None else 0,
+        started=report.started,
+        now=report.ended,
+        tasks=[_make_task_state(task) for task in last.tasks] if last is not None else [],
+    )
+
+
+def render_status(status: RunStatus, said: Sequence[Record]) -> list[str]:
+    """The lines: the run, a table of its tasks, and the last messages, each with its age."""
+    lines = [render_header(status)]
+    if status.tasks:
+        lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
+    if said:
+        lines.append("")
+    for record in said:
+        assert isinstance(record.event, Said)
+        first, *rest = printable(record.event.text).splitlines() or [""]
+        lines += [f"{render_age(status.now - record.time):>12} ago  {first}", *(f"{'':18}{line}" for line in rest)]
+    return lines
+
+
+def read_said(files: RunDir, count: int) -> list[Record]:
+    """The last messages to the user."""
+    try:
+        with files.events.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - TAIL_BYTES, 0))
+            lines = file.read().splitlines()[0 if size <= TAIL_BYTES else 1 :]
+    except OSError:
+        return []
+    found: list[Record] = []
+    for line in lines:
+        try:
+            record = parse_record(line)
+        except ValueError:
+            continue
+        if record is not None and isinstance(record.event, Said):
+            found.append(record)
+    return found[-count:]
+
+
+def _make_task_state(task: TaskReport) -> TaskState:
+    progress = task.progress
+    return TaskState(
+        task=task.task,
+        node=task.node,
+        state=render_end(task),
+        address=task.address,
+        pid=task.pid,
+        epoch=progress.epoch if progress is not None else None,
+        step=progress.step if progress is not None else None,
+        step_s=progress.step_s if progress is not None else None,
+        own_s=progress.own_s if progress is not None else None,
+        metrics=progress.metrics if progress is not None else {},
+        gpus=[],
+    )

@@ -1,0 +1,28 @@
+"""`distlaunch wait`: waits for the end of a run."""
+
+from __future__ import annotations
+
+import time
+
+from launcher.errors import EXIT_INFRASTRUCTURE
+from launcher.run.directory import RunDir
+from launcher.run.record import read_record
+from launcher.run.summary import RunSummary, find_controller, summarize
+
+POLL_S = 0.25
+
+
+def wait_for_end(files: RunDir) -> RunSummary:
+    """Returns once the run has ended, or its controller is gone.
+
+    Raises:
+        RunDirectoryError: this is not a run's folder.
+    """
+    while find_controller(files, read_record(files)) is not None:
+        time.sleep(POLL_S)
+    return summarize(files)
+
+
+def find_exit_status(summary: RunSummary) -> int:
+    """distlaunch's exit status for the run; 3 if nobody recorded it."""
+    return EXIT_INFRASTRUCTURE if summary.exit_status is None else summary.exit_status

@@ -1,0 +1,130 @@
+"""What the journal tells of a run to a later controller: the attempts that ended, and the one that may go on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from launcher.gang import events as gang
+from launcher.gang.decide import decide, new_attempt
+from launcher.gang.state import AttemptPolicy, AttemptState
+from launcher.report.models import AttemptReport
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_record
+from launcher.report.run_report import Earlier
+from launcher.tasks import TaskId
+from worker_entry.protocol.messages import Ready
+
+_GANG = get_args(gang.Event)
+
+
+@dataclass(frozen=True)
+class History:
+    """A run so far."""
+
+    attempts: tuple[AttemptReport, ...] = ()
+    """The attempts that are over, in order."""
+    attempt: int = 0
+    """The number of the last attempt that began."""
+    state: StateName = "connecting"
+    ended: Ended | None = None
+    """How the last controller ended the run, if it did."""
+    started: float | None = None
+    """When the run began, in Unix seconds."""
+    began: float = 0.0
+    """When the last attempt began, in Unix seconds."""
+    records: tuple[Record, ...] = ()
+    """The gang's events of the last attempt."""
+    ready: Mapping[str, Ready] = field(default_factory=dict)
+    """The facts of each node whose agent was met."""
+    frames: Mapping[str, int] = field(default_factory=dict)
+    """The number of the last message of each agent that is known to have been handled."""
+
+    @property
+    def ports(self) -> dict[TaskId, int]:
+        """The ports of the last attempt's tasks."""
+        events = [record.event for record in self.records]
+        return dict(port for event in events if isinstance(event, gang.NodePrepared) for port in event.ports.items())
+
+    @property
+    def earlier(self) -> Earlier:
+        """The attempts that are over, as a report keeps them."""
+        return functools.reduce(Earlier.add, self.attempts, Earlier())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last attempt has not ended."""
+        return self.attempt > max((report.attempt for report in self.attempts), default=0)
+
+
+NO_HISTORY = History()
+"""That of a run's first controller."""
+
+
+def read_history(path: Path) -> History:
+    """The history in a journal; empty if there is none. Lines that are torn or of no known kind are ignored."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return NO_HISTORY
+    attempts: list[AttemptReport] = []
+    records: list[Record] = []
+    ready: dict[str, Ready] = {}
+    frames: dict[str, int] = {}
+    state: StateName = "connecting"
+    ended: Ended | None = None
+    number, began = 0, 0.0
+    started: float | None = None
+    for line in lines:
+        try:
+            record = parse_record(line)
+        except ValueError:
+            continue
+        if record is None:
+            continue
+        started = record.time if started is None else started
+        if record.attempt > number:
+            number, began = record.attempt, record.time
+            records.clear()
+        if isinstance(record.event, NodeMet):
+            ready[record.event.node] = record.event.ready
+        elif isinstance(record.event, AttemptEnded):
+            attempts.append(record.event.report)
+        elif isinstance(record.event, State):
+            state, ended = record.event.state, None
+        elif isinstance(record.event, Ended):
+            ended = record.event
+        elif isinstance(record.event, _GANG):
+            records.append(record)
+        if isinstance(record.event, gang.NodeReady):
+            frames[record.node] = 0  # a new agent counts from the beginning
+        if record.node:
+            frames[record.node] = max(frames.get(record.node, 0), record.frame)
+    return History(
+        attempts=tuple(attempts),
+        attempt=number,
+        state=state,
+        ended=ended,
+        started=started,
+        began=began,
+        records=tuple(records),
+        ready=ready,
+        frames=frames,
+    )
+
+
+def replay(history: History, policy: AttemptPolicy, monotonic_of: Callable[[float], float]) -> AttemptState:
+    """The state of the last attempt, by what its journal tells.
+
+    Args:
+        history: with the attempt's events.
+        policy: the attempt's.
+        monotonic_of: the monotonic clock at a moment in Unix seconds.
+    """
+    state = new_attempt(policy, monotonic_of(history.began))
+    for record in history.records:
+        assert isinstance(record.event, _GANG)
+        state, _ = decide(state, record.event, monotonic_of(record.time))
+    return state

@@ -1,0 +1,88 @@
+"""Which nodes the next attempt uses: without those that were lost, and with those that are named now."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+
+from launcher.console.writer import Console
+from launcher.gang.preflight import Preflight
+from launcher.gang.state import AttemptState
+from launcher.plan.planner import Planner
+from launcher.run.context import AttemptSetup
+from launcher.run.node_links import NodeLinks
+from launcher.spec.models import NodeSpec
+
+Relist = Callable[[Planner, Callable[[], bool]], Planner]
+"""Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the nodes
+that there are now, or the same planner if nothing has changed. May take a minute."""
+
+
+class NodeChoice:
+    """The nodes of one run.
+
+    Args:
+        planner: plans for all nodes of the spec.
+        links: the links to them.
+        console: gets the notes about changes.
+        relist: asks before each restart which nodes there are.
+        checks: whether nodes are checked before they are used.
+    """
+
+    def __init__(self, planner: Planner, links: NodeLinks, console: Console, relist: Relist, *, checks: bool) -> None:
+        self.lost: dict[str, str] = {}
+        """The lost nodes, and their agents' reattach folders."""
+        self._planner = planner
+        self._links = links
+        self._console = console
+        self._relist = relist
+        self._checks = checks
+
+    def choose(self) -> AttemptSetup | None:
+        """The setup without lost nodes; None if too few nodes are left."""
+        selected = self._planner.select_nodes(self.lost)
+        if selected is None:
+            return None
+        planner, notes = selected
+        checks = Preflight(planner.spec, secrets.token_hex(8), planner.candidates) if self._checks else None
+        return AttemptSetup(planner=planner, preflight=checks, notes=notes)
+
+    def choose_again(
+        self, chosen: AttemptSetup, state: AttemptState, is_wanted: Callable[[], bool]
+    ) -> AttemptSetup | None:
+        """The setup after an attempt; None if too few nodes are left.
+
+        Args:
+            chosen: the setup for the same nodes.
+            state: the end of the attempt.
+            is_wanted: whether the run goes on.
+        """
+        if state.lost:
+            ready = self._links.ready
+            self.lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
+            self._links.forget(state.lost.keys())
+        planner = self._relist(self._planner, is_wanted)
+        if planner is self._planner and not state.lost:
+            return chosen
+        if planner is not self._planner:
+            self._leave(self._planner.spec.nodes, planner.spec.nodes)
+            self._console.note(f"The nodes are now {', '.join(node.host for node in planner.spec.nodes)}")
+        self._planner = planner
+        again = self.choose()
+        for note in again.notes if again is not None else ():
+            self._console.note(note)
+        return again
+
+    def take_back(self, nodes: Collection[str]) -> None:
+        """From now on, these lost nodes can be used."""
+        self.lost = {node: folder for node, folder in self.lost.items() if node not in nodes}
+
+    def find_fences(self) -> dict[str, float]:
+        """When the tasks of lost nodes have certainly ended, in monotonic seconds, for those that may still run."""
+        return {node: until for node, until in self._links.fences.items() if node in self.lost}
+
+    def _leave(self, earlier: Sequence[NodeSpec], now: Sequence[NodeSpec]) -> None:
+        """Closes the links to nodes that are not used as they were; nodes whose tasks may still run count as lost."""
+        left = {node.host for node in earlier if node not in now and node.host in self._links.ready}
+        self._links.forget(left)
+        self.lost |= dict.fromkeys(left & self._links.fences.keys(), "")

@@ -1,0 +1,150 @@
+"""Asks the command that names a spec's nodes, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from launcher.errors import DistlaunchError, InterruptionError
+from launcher.run.interrupts import Interruption, Interrupts
+from launcher.spec.mistakes import SHOWN_LIMIT
+from launcher.spec.models import ClusterSpec
+from launcher.spec.node_list import NodeListError, take_nodes
+from launcher.spec.redaction import hide_text, hide_words
+
+ANSWER_S = 60.0
+"""How long a command may take."""
+OUTPUT_LIMIT = 16 << 20
+"""Bytes that a command may print."""
+STDERR_LINES = 5
+"""Lines of its stderr in an error, which are"""
+STDERR_LIMIT = 1 << 16
+"""within so many bytes at its end."""
+_POLL_S = 0.1
+
+
+class NodeCommandError(DistlaunchError):
+    """The command that names the nodes failed, was too slow, or named none."""
+
+    reference = "node-list"
+
+
+def ask_nodes(
+    spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True, limit_s: float = ANSWER_S
+) -> ClusterSpec:
+    """The spec with the nodes that its source names now; the same spec if it has no source.
+
+    Args:
+        spec: what to find nodes for.
+        is_wanted: whether to go on; the spec stays as it is if the answer is no longer wanted.
+        limit_s: how long the command may take.
+
+    Raises:
+        NodeCommandError: the command gives no valid nodes.
+    """
+    if spec.source is None:
+        return spec
+    command = spec.source.command
+    shown = shlex.join(hide_words(command))
+    answer = _run(command, shown, is_wanted, limit_s)
+    if answer is None:
+        return spec
+    try:
+        return take_nodes(spec, answer)
+    except NodeListError as error:
+        lines = [hide_text(line) for line in error.mistakes[:SHOWN_LIMIT]]
+    raise NodeCommandError(f"the nodes that `{shown}` names cannot be used", evidence=lines)
+
+
+def ask_first(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with the nodes that its source names; see `ask_nodes`. For the time before a run has its own signals.
+
+    Raises:
+        InterruptionError: a signal ended this; the command has ended too.
+        NodeCommandError: the command gives no valid nodes.
+    """
+    if spec.source is None or threading.current_thread() is not threading.main_thread():
+        return ask_nodes(spec)
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        with interrupts.raising():
+            return ask_nodes(spec)
+    except Interruption as interruption:
+        raise InterruptionError(interruption.signum) from None
+    finally:
+        interrupts.restore()
+
+
+def know_nodes(spec: ClusterSpec) -> ClusterSpec:
+    """The spec, with nodes if it has none yet; see `ask_first`."""
+    return spec if spec.nodes else ask_first(spec)
+
+
+def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limit_s: float) -> bytes | None:
+    """What the command prints; None if that is no longer wanted. Its process group has ended then."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:  # a pipe would have to be drained
+        try:
+            process = subprocess.Popen(
+                [os.path.expanduser(command[0]), *command[1:]],  # noqa: PTH111 - keeps a name without a slash
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,  # Ctrl-C is for us, and a signal to the group ends what the command started
+            )
+        except OSError as error:
+            raise NodeCommandError(
+                f"cannot run `{shown}`, which names the nodes: {error.strerror}", hint="check `nodes.from.command`"
+            ) from None
+        try:
+            problem = _wait(process, stdout, is_wanted, limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if not is_wanted():
+            return None
+        answer = _read(stdout, 0)
+        if not problem and not answer.strip():
+            problem = "printed nothing; it has to print one host a line, or JSON"
+        if not problem:
+            return answer
+        lines = _read(stderr, -STDERR_LIMIT).decode(errors="replace").splitlines()
+    raise NodeCommandError(
+        f"`{shown}`, which names the nodes, {problem}",
+        evidence=[hide_text(line) for line in lines if line.strip()][-STDERR_LINES:],
+        hint="run the command by hand; it runs on this machine, in the current folder",
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], stdout: IO[bytes], is_wanted: Callable[[], bool], limit_s: float) -> str:
+    """Waits until the command has ended; returns what is wrong with it, or nothing."""
+    until = time.monotonic() + limit_s
+    while is_wanted():
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(_POLL_S)
+        if os.fstat(stdout.fileno()).st_size > OUTPUT_LIMIT:
+            return f"printed more than {OUTPUT_LIMIT >> 20} MiB"
+        if status is not None and status != 0:
+            return f"ended with {f'status {status}' if status > 0 else signal.Signals(-status).name}"
+        if status == 0:
+            return ""
+        if time.monotonic() > until:
+            return f"did not end within {limit_s:g} s"
+    return ""
+
+
+def _read(file: IO[bytes], start: int) -> bytes:
+    """The file from there on; a negative start counts from its end."""
+    size = os.fstat(file.fileno()).st_size
+    file.seek(start if start >= 0 else max(size + start, 0))
+    return file.read(OUTPUT_LIMIT)

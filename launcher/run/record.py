@@ -1,0 +1,156 @@
+"""What a run's folder says of the run without a question to its controller: run.json, and the end of events.jsonl.
+
+The folder may be another user's, copied, half-written or no run's at all: nothing that is read here is trusted to be
+whole, and no file is read that is not a regular one or is larger than expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import RunDirectoryError
+from launcher.plan.paths import RunPaths
+from launcher.run.controller import Controller, parse_controller
+
+RECORD_LIMIT = 1 << 20
+REPORT_LIMIT = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedEnd:
+    """How a run ended, as run.json, events.jsonl and report.json have it; None or empty for what they leave out."""
+
+    outcome: str
+    reference: str
+    exit_status: int | None
+    time: float | None
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The content of run.json.
+
+    `directory`: where the controller writes; this is another folder if the run's was copied or moved. `started`: Unix
+    seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
+    whether an end is recorded; `end`: what is recorded of it.
+    """
+
+    run_id: str
+    controller: Controller
+    ended: bool
+    directory: str
+    started: float
+    generation: int
+    socket: str
+    end: RecordedEnd
+
+
+def read_record(files: RunPaths) -> RunRecord:
+    """Reads run.json; without a time of the start in it, this is when the file was written.
+
+    Raises:
+        RunDirectoryError: this is not a run's folder.
+    """
+    try:
+        content, written = _read_file(files.run, RECORD_LIMIT)
+        facts = json.loads(content)
+        return RunRecord(
+            run_id=str(facts["run_id"]),
+            controller=parse_controller(facts["controller"]),
+            ended=bool(facts["ended"]),
+            directory=str(facts.get("directory") or ""),
+            started=float(facts.get("started") or written),
+            generation=int(facts.get("generation") or 0),
+            socket=str(facts.get("socket") or ""),
+            end=parse_end(facts, facts.get("ended_at")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise RunDirectoryError(f"{files.root} is not a run's folder") from None
+
+
+def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:
+    """The end from its JSON object."""
+    outcome, reference, status = (facts.get(key) for key in ("outcome", "reference", "exit_status"))
+    return RecordedEnd(
+        outcome=outcome if isinstance(outcome, str) else "",
+        reference=reference if isinstance(reference, str) else "",
+        exit_status=status if isinstance(status, int) else None,
+        time=float(time) if isinstance(time, (int, float)) else None,
+    )
+
+
+def read_report(files: RunPaths) -> Mapping[str, Any]:
+    """The content of report.json; empty if there is none that can be read."""
+    try:
+        report = json.loads(_read_file(files.report, REPORT_LIMIT)[0])
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def read_last_events(files: RunPaths, limit: int) -> list[Mapping[str, Any]]:
+    """The events on the last `limit` bytes of events.jsonl, the oldest first.
+
+    A line that is not whole is left out: the first one may be cut, and a controller that was killed may have left half
+    a last one.
+    """
+    try:
+        descriptor = _open(files.events)
+    except OSError:
+        return []
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        file.seek(max(0, size - limit))
+        content = file.read(limit)
+    if size > limit:
+        content = content.partition(b"\n")[2]
+    return [event for line in content.split(b"\n")[:-1] if (event := _parse_event(line)) is not None]
+
+
+def _parse_event(line: bytes) -> Mapping[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def last_written(files: RunPaths) -> float:
+    """When the run's controller last wrote its record or an event, in Unix seconds; 0 if it has written neither."""
+    written = 0.0
+    for path in (files.run, files.events):
+        with contextlib.suppress(OSError):
+            written = max(written, path.stat().st_mtime)
+    return written
+
+
+def _read_file(path: Path, limit: int) -> tuple[bytes, float]:
+    """The file's content, and when it was written.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+        ValueError: it is longer than `limit` bytes.
+    """
+    descriptor = _open(path)
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"{path} is too long")
+        return content, os.fstat(descriptor).st_mtime
+
+
+def _open(path: Path) -> int:
+    # A named pipe would block whoever opens it until somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return descriptor

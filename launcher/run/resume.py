@@ -1,0 +1,165 @@
+"""Resumes a run whose controller is gone: takes its tasks over while they train, or starts them again."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.console.writer import Console
+from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
+from launcher.plan.planner import Planner
+from launcher.plan.rendering import render_json
+from launcher.plan.resources import NodeFacts
+from launcher.report.models import RunReport
+from launcher.run.context import AttemptSetup
+from launcher.run.detached import Detachment
+from launcher.run.directory import RunDir, RunStart
+from launcher.run.history import History, read_history
+from launcher.run.launch import conduct
+from launcher.run.record import read_record
+from launcher.spec.models import ClusterSpec
+from launcher.spec.redaction import REDACTED
+from launcher.transports.in_parallel import map_parallel
+from launcher.transports.node_cleanup import clean_node
+from worker_entry.system import clock
+
+NODES_AT_ONCE = 32
+
+
+class LeftoverError(DistlaunchError):
+    """It is not certain that nothing is left of a run's last attempt."""
+
+    reference = "leftover"
+
+
+def resume(
+    files: RunDir,
+    spec: ClusterSpec | None,
+    *,
+    environ: Mapping[str, str],
+    verbose: bool = False,
+    detachment: Detachment | None = None,
+) -> RunReport:
+    """Goes on with a run: its attempts are counted on, and its checkpoints are where they were.
+
+    Args:
+        files: the run's folder.
+        spec: what to run from now on; None: what the run was started with.
+        environ: where the values of variables are that were not written down because they are secrets.
+        verbose: whether the console shows TensorFlow's start-up messages.
+        detachment: leaves the terminal once the cluster is up; None in the foreground.
+
+    Raises:
+        DistlaunchError: the run is still running, or cannot be resumed; then nothing has changed.
+        ShownError: an error ended the run; the report is written.
+    """
+    clock.share()
+    record = read_record(files)
+    if files.read_run()[1] is not None:
+        raise UsageError(f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {files.root}`")
+    history = read_history(files.events)
+    recorded = _load_recorded(files, environ) if spec is None else spec
+    facts = json.loads(files.run.read_bytes())
+    start = RunStart(
+        run_id=record.run_id,
+        name=recorded.name,
+        started=record.started,
+        cwd=_find_cwd(facts),
+        checks=bool(facts.get("checks", False)),
+        generation=record.generation + 1,
+    )
+    return conduct(
+        recorded,
+        start,
+        lambda: files,
+        verbose=verbose,
+        detachment=detachment,
+        history=history,
+        prepare=functools.partial(_prepare, files, history, start.run_id, changed=spec is not None),
+    )
+
+
+def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
+    """The spec of the run, with the values of its secrets from this environment."""
+    try:
+        text = files.spec.read_text(encoding="utf-8")
+        spec: dict[str, Any] = json.loads(text)
+        missing = []
+        listed = spec["nodes"] if isinstance(spec["nodes"], dict) else {"known": spec["nodes"]}
+        for env in (spec.get("env", {}), *(node.get("env", {}) for node in listed["known"])):
+            hidden = [name for name, value in env.items() if REDACTED in value]
+            missing += [name for name in hidden if name not in environ]
+            env.update({name: environ[name] for name in hidden if name in environ})
+        if missing:
+            raise UsageError(
+                f"the run's files have no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
+                hint="export them, or name the spec with --spec",
+            )
+        if REDACTED in json.dumps([spec.get("program", {}), listed.get("from", {})]):
+            raise UsageError(
+                "the run's files have no secrets, and arguments of its program or of `nodes.from` are some",
+                hint="name the spec with --spec",
+            )
+        return ClusterSpec.model_validate_json(json.dumps(spec))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RunDirectoryError(f"cannot read {files.spec}: {error}", hint="name the spec with --spec") from None
+
+
+def _find_cwd(facts: Mapping[str, Any]) -> str:
+    cwd = str(facts.get("cwd") or Path.cwd())
+    if not os.access(cwd, os.X_OK):
+        raise UsageError(f"the run was started in {cwd}, which is not there any more")
+    return cwd
+
+
+def _prepare(
+    files: RunDir, history: History, run_id: str, planner: Planner, console: Console, *, changed: bool
+) -> AttemptSetup | None:
+    """The attempt that is under way; None after everything that may be left of the last one has been stopped.
+
+    Raises:
+        LeftoverError: something may be left.
+    """
+    taken_over = find_running_attempt(files, history, planner) if not changed else None
+    if taken_over is not None:
+        console.note(f"Taking over attempt {history.attempt} while its tasks go on")
+        return taken_over
+    last = history.attempts[-1] if history.attempts else None
+    if history.ended is not None and not history.is_open and (last is None or last.processes_left == 0):
+        return None
+    console.note("Stopping what is left of the last attempt")
+    cleaned = map_parallel(lambda node: clean_node(planner.spec, node, [run_id]), planner.spec.nodes, NODES_AT_ONCE)
+    left = [str(node) for node in cleaned if not node.good]
+    if left:
+        raise LeftoverError(
+            "tasks of the last attempt may still run",
+            evidence=left,
+            hint="make the nodes reachable and try again; without a controller, tasks stop when their lease expires",
+        )
+    return None
+
+
+def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:
+    """The last attempt, if its tasks may be running and what would be planned now is exactly what was started."""
+    if history.ended is not None or not history.is_open or history.state != "running":
+        return None
+    try:
+        started = json.loads(files.plan.read_bytes())
+        tasks = started["tasks"]
+        nodes = {task["node"] for task in tasks}
+        addresses = {task["node"]: task["address"] for task in tasks}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not all(node in history.ready and history.ready[node].reattach_folder for node in nodes):
+        return None  # an agent on this machine ends with its controller
+    selected = planner.select_nodes([node.host for node in planner.spec.nodes if node.host not in nodes])
+    if selected is None:
+        return None
+    facts = {node: NodeFacts(history.ready[node].cores, tuple(history.ready[node].gpus)) for node in nodes}
+    setup = AttemptSetup(planner=selected[0], preflight=None, addresses=addresses, taken_over=history)
+    plan = setup.planner.plan(facts, history.ports, addresses)
+    return setup if json.loads(json.dumps(render_json(plan)))["tasks"] == tasks else None

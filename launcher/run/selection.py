@@ -1,0 +1,148 @@
+"""RUN: the run that a command is about, from what was typed; and all runs of this user.
+
+RUN is the name of a run's folder in the runs directory, a part of one that no other has, or a folder's path. Left out,
+it is the only run that is running, else the latest one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.run.directory import RunDir
+from launcher.run.naming import absolute, runs_directory
+from launcher.run.record import RunRecord, read_record
+from launcher.run.summary import RunSummary, summarize
+from launcher.wording import render_age
+
+SHOWN = 10
+"""Candidates that an error lists."""
+
+
+def select_run(text: str | None, *, running: bool = False) -> RunDir:
+    """The run that RUN means.
+
+    Args:
+        text: RUN as typed; None if it was left out.
+        running: the command is for running runs: it prefers these, and is never about the latest one that has ended.
+
+    Raises:
+        UsageError: no run, or more than one, is meant.
+    """
+    if text is None:
+        return _select_without_name(running=running)
+    if "/" in text or text in (".", "..") or (text and _has_record(Path(text))):
+        if not _is_folder(Path(text)):
+            raise _no_such_run(text)
+        path = absolute(Path(text))
+        return RunDir(path.resolve() if ".." in path.parts else path)
+    # An empty text is what an unset variable of the shell leaves; it means no run, and not any.
+    exact = runs_directory(os.environ) / text
+    if text and _is_folder(exact):
+        return RunDir(exact)
+    found = [files for files, _ in find_runs() if text in files.root.name] if text else []
+    if len(found) > 1 and running:
+        found = [files for files in found if is_running(files)] or found
+    if len(found) > 1:
+        raise _ambiguous(f"{len(found)} runs have {text!r} in their names", found)
+    if found:
+        return found[0]
+    if text and _is_folder(Path(text)):
+        return RunDir(absolute(Path(text)))  # which is no run's folder, as whoever reads it says
+    raise _no_such_run(text)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError:  # missing, not permitted, or a name that is too long
+        return False
+
+
+def _has_record(folder: Path) -> bool:
+    try:
+        read_record(RunDir(folder))
+    except RunDirectoryError:
+        return False
+    return True
+
+
+def find_runs() -> Iterator[tuple[RunDir, RunRecord]]:
+    """The runs in the runs directory, the latest first. What is no run there, or cannot be read, is left out."""
+    runs = []
+    for files in run_folders():
+        try:
+            runs.append((files, read_record(files)))
+        except RunDirectoryError:
+            continue
+    yield from sorted(runs, key=lambda run: (run[1].started, run[0].root.name), reverse=True)
+
+
+def run_folders() -> Iterator[RunDir]:
+    """The folders in the runs directory; not all of them have to be runs'."""
+    directory = runs_directory(os.environ)
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:  # there was no run yet
+        return
+    yield from (RunDir(directory / name) for name in names)
+
+
+def list_runs() -> list[RunSummary]:
+    """All runs, the latest first."""
+    return [found for files, _ in find_runs() if (found := _summarize(files)) is not None]
+
+
+def list_running() -> list[RunSummary]:
+    """The runs that are running, the latest first; quicker than to list all."""
+    unended = (files for files, record in find_runs() if not record.ended)
+    return [found for files in unended if (found := _summarize(files)) is not None and found.running]
+
+
+def is_running(files: RunDir) -> bool:
+    found = _summarize(files)
+    return found is not None and found.running
+
+
+def _summarize(files: RunDir) -> RunSummary | None:
+    """None: the run was removed meanwhile."""
+    try:
+        return summarize(files)
+    except RunDirectoryError:
+        return None
+
+
+def _select_without_name(*, running: bool) -> RunDir:
+    found = list_running()
+    if len(found) == 1:
+        return RunDir(Path(found[0].directory))
+    if found:
+        raise _ambiguous(f"{len(found)} runs are running", [RunDir(Path(each.directory)) for each in found])
+    latest = next((files for files, _ in find_runs()), None)
+    if running or latest is None:
+        raise UsageError(
+            "no run is running" if running else f"there is no run in {runs_directory(os.environ)}",
+            hint="`distlaunch ls -a` lists those that have ended; name the folder of a run that is elsewhere",
+        )
+    return latest
+
+
+def _ambiguous(message: str, candidates: Sequence[RunDir]) -> UsageError:
+    summaries = [found for files in candidates[:SHOWN] if (found := _summarize(files)) is not None]
+    now = time.time()
+    evidence = [f"{each.name}  {each.shown_state}, {render_age(now - each.started)}" for each in summaries]
+    more = len(candidates) - SHOWN
+    return UsageError(
+        message, evidence=[*evidence, *([f"and {more} more"] if more > 0 else [])], hint="name one of them"
+    )
+
+
+def _no_such_run(text: str) -> UsageError:
+    return UsageError(
+        f"there is no run {text or repr(text)}", hint="`distlaunch ls -a` lists them; or give the run's folder"
+    )

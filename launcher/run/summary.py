@@ -1,0 +1,192 @@
+"""What a run is at now, as far as its folder tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from launcher.errors import EXIT_INFRASTRUCTURE
+from launcher.run.controller import ElsewhereError, is_alive
+from launcher.run.directory import RunDir
+from launcher.run.live_facts import LiveState, live_facts
+from launcher.run.record import (
+    RecordedEnd,
+    RunRecord,
+    last_written,
+    parse_end,
+    read_last_events,
+    read_record,
+    read_report,
+)
+
+Outcome = Literal["succeeded", "failed", "interrupted"]
+RunState = Literal[LiveState, Outcome, "lost", "ended"]
+"""`lost`: the controller is gone and has not recorded an end. `ended`: nobody recorded how."""
+
+LAST_BYTES = 2 << 10
+"""How much of events.jsonl is read for a run that is over: the last events are enough."""
+END_BYTES = 64 << 10
+"""The same if the last event is longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run. What is not known is None, or an empty text."""
+
+    name: str
+    """The name of its folder, which commands take as RUN."""
+    run_id: str
+    """The name that the run was given; a copy of a run's folder has the same."""
+    directory: str
+    """The folder."""
+    state: RunState
+    reference: str
+    """Why it failed: the class of the failure, or the reference of another error."""
+    running: bool
+    """Whether its controller is alive, or is elsewhere and has recorded no end."""
+    controller: str
+    """Where its controller is, if that cannot be seen from here: `on gpu-a`."""
+    started: float
+    """Unix seconds."""
+    ended: float | None
+    """Unix seconds; of a lost run, when its controller last wrote something."""
+    exit_status: int | None
+    """distlaunch's own exit status; 3 for a lost run."""
+    restarts: int
+    """Starts of the whole cluster after the first."""
+    tasks: int | None
+    """The tasks of its plan; None once it is over."""
+    tasks_up: int | None
+    """How many of them run now."""
+    epoch: int | None
+    """The furthest epoch that a task has reported."""
+    step: int | None
+    """The furthest step that a task has reported."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as commands print them with --json."""
+        return asdict(self)
+
+    @property
+    def shown_state(self) -> str:
+        """`running on gpu-a`, `failed (stalled)`."""
+        reason = f" ({self.reference})" if self.state == "failed" and self.reference else ""
+        return f"{self.state}{reason} {self.controller}".rstrip()
+
+    @property
+    def shown_step(self) -> str:
+        """`epoch 3, step 120`."""
+        parts = [
+            f"{what} {value:,}" for what, value in (("epoch", self.epoch), ("step", self.step)) if value is not None
+        ]
+        return ", ".join(parts)
+
+
+def summarize(files: RunDir) -> RunSummary:
+    """Looks at a run.
+
+    Raises:
+        RunDirectoryError: this is not a run's folder.
+    """
+    record = read_record(files)
+    place = find_controller(files, record)
+    if place is not None:
+        return _summarize_running(files, record, place)
+    # The controller may have recorded its end and exited after the record was read.
+    return _summarize_ended(files, record if record.ended else read_record(files))
+
+
+def find_controller(files: RunDir, record: RunRecord) -> str | None:
+    """Where the run's controller is: `on gpu-a`, or empty if it can be seen from here; None if the run is over."""
+    if record.ended:
+        return None
+    try:
+        return "" if is_alive(record.controller) and _is_its_folder(files, record) else None
+    except ElsewhereError as error:
+        return error.place
+
+
+def _summarize_running(files: RunDir, record: RunRecord, place: str) -> RunSummary:
+    facts = live_facts(files, record)
+    return RunSummary(
+        name=files.root.name,
+        run_id=record.run_id,
+        directory=str(files.root),
+        state=facts.state,
+        reference="",
+        running=True,
+        controller=place,
+        started=record.started,
+        ended=None,
+        exit_status=None,
+        restarts=max(0, facts.attempt - 1),
+        tasks=facts.tasks,
+        tasks_up=facts.tasks_up,
+        epoch=facts.epoch,
+        step=facts.step,
+    )
+
+
+def _summarize_ended(files: RunDir, record: RunRecord) -> RunSummary:
+    end, attempts = _find_end(files, record)
+    state: RunState = "ended" if record.ended else "lost"
+    for outcome in get_args(Outcome):
+        state = outcome if end.outcome == outcome else state
+    return RunSummary(
+        name=files.root.name,
+        run_id=record.run_id,
+        directory=str(files.root),
+        state=state,
+        reference=end.reference if state == "failed" else "",
+        running=False,
+        controller="",
+        started=record.started,
+        ended=end.time if end.time is not None else last_written(files),
+        exit_status=EXIT_INFRASTRUCTURE if state == "lost" else end.exit_status,
+        restarts=max(0, attempts - 1),
+        tasks=None,
+        tasks_up=None,
+        epoch=None,
+        step=None,
+    )
+
+
+def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
+    """How the run ended, and the number of its last attempt; an empty end and 0 if that is not recorded.
+
+    The end is in run.json, the journal and the report; a full disk may have let only one of them through. A run that
+    was resumed has the ends of its earlier starts in its journal and its report.
+    """
+    events = read_last_events(files, LAST_BYTES) or read_last_events(files, END_BYTES)
+    attempts = _read_attempt(events[-1]) if events else 0
+    if record.end.outcome:
+        return record.end, attempts
+    for event in reversed(events):
+        if event.get("event") == "ended":
+            return parse_end(event, event.get("time")), attempts
+        if event.get("event") == "run-started":
+            break
+    report = read_report(files)
+    verdict, tries = report.get("verdict"), report.get("attempts")
+    reference = verdict.get("reference") if isinstance(verdict, dict) else ""
+    end = parse_end({**report, "reference": reference}, report.get("ended"))
+    if end.time is None or (record.generation > 0 and end.time < record.started):
+        return record.end, attempts
+    last = tries[-1] if isinstance(tries, list) and tries else {}
+    return end, max(attempts, _read_attempt(last) if isinstance(last, dict) else 0)
+
+
+def _read_attempt(facts: Mapping[str, Any]) -> int:
+    number = facts.get("attempt")
+    return number if isinstance(number, int) else 0
+
+
+def _is_its_folder(files: RunDir, record: RunRecord) -> bool:
+    """Whether the controller writes to this folder: a copy of a running run's folder is not running."""
+    if not record.directory:
+        return True
+    try:
+        return files.root.samefile(record.directory)
+    except OSError:  # the folder was moved, and the controller's files with it
+        return True

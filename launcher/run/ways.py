@@ -1,0 +1,52 @@
+"""The ways to the nodes of a run, while their list may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from launcher.plan.planner import Planner
+from launcher.plan.rendering import render_spec
+from launcher.run.context import RunContext
+from launcher.run.directory import RunDir
+from launcher.run.node_list import ask_nodes
+from launcher.spec.models import ClusterSpec
+from launcher.transports.base import Transport
+from launcher.transports.node_cleanup import clean_node
+from launcher.transports.targets import Targets, find_addresses, find_targets, make_transport
+
+
+def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: str) -> dict[str, Transport]:
+    """The ways to all nodes of a spec, by host."""
+    return {node.host: make_transport(spec, node, targets[node.host], files, run_id) for node in spec.nodes}
+
+
+@dataclass
+class Recovery:
+    """Stops what a run has left on a lost node; returns whether the node can be used again."""
+
+    spec: ClusterSpec
+    """Of the last attempt."""
+    run_id: str
+
+    def __call__(self, host: str, reattach_folder: str) -> bool:
+        node = next(node for node in self.spec.nodes if node.host == host)
+        return clean_node(self.spec, node, [self.run_id], reattach_folder).good
+
+
+@dataclass(frozen=True)
+class Relisting:
+    """Asks the spec's source which nodes there are, and prepares the ways to them."""
+
+    context: RunContext
+    recovery: Recovery
+
+    def __call__(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
+        spec = ask_nodes(planner.spec, is_wanted)
+        if spec.nodes == planner.spec.nodes:
+            return planner
+        targets, files = find_targets(spec), self.context.files
+        self.context.links.add(make_transports(spec, targets, files, self.context.run_id))
+        self.recovery.spec = spec
+        files.write_text(files.spec, render_spec(spec))
+        return replace(planner, spec=spec, reached=find_addresses(spec, targets))

@@ -1,0 +1,53 @@
+"""Folders of runs as a controller writes them, without a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.run.controller import this_process
+from launcher.run.directory import RunDir
+
+GONE: Mapping[str, Any] = {"pid": 1 << 22, "started": 1.0}
+"""A controller that is not alive: the number is above all those that Linux gives."""
+
+
+def write_run(
+    folder: Path,
+    *,
+    controller: Mapping[str, Any] | None = None,
+    outcome: str | None = None,
+    reference: str = "",
+    exit_status: int = 0,
+    started: float | None = None,
+    ended_at: float | None = None,
+    generation: int = 0,
+    tasks: int = 1,
+) -> RunDir:
+    """A run that this process controls, but for what `controller` says; with an outcome, one that has ended."""
+    files = RunDir.create(folder)
+    now = time.time()
+    facts: dict[str, Any] = {
+        "run_id": folder.name,
+        "name": "test",
+        "directory": str(folder),
+        "controller": {**asdict(this_process()), **(controller or {})},
+        "ended": outcome is not None,
+        "started": now if started is None else started,
+        "generation": generation,
+    }
+    if outcome:
+        end = {"outcome": outcome, "reference": reference or outcome, "exit_status": exit_status}
+        facts |= {**end, "ended_at": now if ended_at is None else ended_at}
+    files.write_json(files.run, facts)
+    files.write_json(files.plan, {"tasks": [{"task": f"worker:{index}"} for index in range(tasks)]})
+    return files
+
+
+def append_events(files: RunDir, *events: Mapping[str, Any]) -> None:
+    with files.events.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)

@@ -1,0 +1,48 @@
+"""Durations on the command line: a number has a unit, or the duration is refused."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.cli.durations import UNITS, Duration, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30d", 2_592_000),
+        ("12h", 43_200),
+        ("10m", 600),
+        ("90s", 90),
+        ("2w", 1_209_600),
+        ("1h30m", 5_400),
+        ("0.5h", 1_800),
+    ],
+)
+def test_a_duration_is_the_sum_of_its_parts(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "d", "30 d", "-1d", "1m1h", "1h1h", "1y", "1D", "1e3s", "nan", "٣d", "1h\n", "9" * 400 + "d"]
+)
+def test_what_is_not_a_duration_is_refused_and_an_example_is_given(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration such as 30d, 12h, 1h30m or 90s"):
+        parse_duration(text)
+
+
+@given(st.dictionaries(st.sampled_from([*UNITS]), st.integers(0, 999_999_999), min_size=1))
+def test_every_order_from_long_to_short_is_a_duration(numbers: dict[str, int]) -> None:
+    parts = [(numbers[unit], unit) for unit in UNITS if unit in numbers]
+    assert parse_duration("".join(f"{number}{unit}" for number, unit in parts)) == sum(n * UNITS[u] for n, u in parts)
+
+
+def test_an_option_refuses_it_as_a_mistake_in_its_use() -> None:
+    command = click.Command("x", params=[click.Option(["--since"], type=Duration(), default="1h")])
+
+    assert command.make_context("x", []).params == {"since": 3600.0}
+    with pytest.raises(click.BadParameter, match="'soon' is not a duration"):
+        command.make_context("x", ["--since", "soon"])

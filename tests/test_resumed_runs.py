@@ -1,0 +1,252 @@
+"""`resume`: a new controller takes a run over while it trains, or starts it again once nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.commands.requests import ask_status, ask_to_end
+from launcher.run.directory import RunDir
+from launcher.run.history import read_history
+from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
+from tests.polling import eventually
+from tests.sshd import Hosts, running_hosts, skip_without_openssh
+from tests.witness import make_mark, marked, wait_until
+
+TICKING = str(PROGRAMS / "ticking.py")
+WORKERS = ("worker-0", "worker-1")
+
+
+def states(folder: Path) -> list[str]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
+    return [line["state"] for line in lines if line["event"] == "state"]
+
+
+def run_json(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return facts
+
+
+def has_line(log: Path, number: int) -> bool:
+    return log.exists() and f"\nline {number} ".encode() in log.read_bytes()
+
+
+def check_log(log: bytes) -> None:
+    """Every line is there once, in order, up to the end that the program itself has counted."""
+    *lines, end, rest = log.decode().split("\n")
+    assert rest == ""
+    assert lines == [f"line {number} {'x' * (number % 97)}" for number in range(1, len(lines) + 1)]
+    assert end == f"end after {len(lines)}"
+
+
+class TestAfterItsEnd:
+    def test_the_attempts_are_counted_on_and_the_report_has_all(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        first = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo tried; test -e ok")
+        assert first.status == 1
+        (tmp_path / "ok").touch()
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        again = distlaunch("resume", str(first.directory), run_dir=False, cwd=elsewhere)
+        assert again.status == 0, again.stderr
+        report = json.loads((first.directory / "report.json").read_text())
+        verdicts = [(attempt["attempt"], attempt["verdict"]["reference"]) for attempt in report["attempts"]]
+        assert verdicts == [(1, "task-failed"), (2, "succeeded")]
+        assert (first.directory / "attempt-2" / "worker-1.log").read_bytes() == b"tried\n"
+        assert report["started"] == first.report["started"]
+        assert run_json(first.directory)["generation"] == 1
+
+    def test_another_spec_can_be_named(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        first = distlaunch("local", "-n", "1", "--", "false")
+        spec = tmp_path / "spec.yaml"
+        spec.write_text("nodes: [{host: local, tasks: {worker: 1}}]\nprogram: {command: [echo, other]}\n")
+        again = distlaunch("resume", str(first.directory), "--spec", str(spec), run_dir=False)
+        assert (again.status, again.stdout) == (0, "worker:0 │ other\n")
+
+    def test_secrets_come_from_the_environment(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        spec = tmp_path / "spec.yaml"
+        spec.write_text(
+            "nodes: [{host: local}]\nenv: {API_KEY: sesame}\nprogram: {command: [sh, -c, 'test $API_KEY = right!']}\n"
+        )
+        first = distlaunch("up", "--no-check", str(spec))
+        assert first.status == 1
+        before = (first.directory / "events.jsonl").read_bytes()
+        without = distlaunch("resume", str(first.directory), run_dir=False)
+        assert without.status == 2
+        assert "not set in this environment: API_KEY [usage]" in without.stderr
+        assert (first.directory / "events.jsonl").read_bytes() == before
+        with_it = distlaunch("resume", str(first.directory), run_dir=False, env={"API_KEY": "right!"})
+        assert with_it.status == 0, with_it.stderr
+        assert "right!" not in (first.directory / "spec.json").read_text().replace("API_KEY = right!", "")
+
+    def test_a_running_run_is_not_resumed(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        folder = tmp_path / "run"
+        started = distlaunch("local", "-d", "-n", "1", "--", "sleep", "600")
+        assert started.status == 0
+        try:
+            done = distlaunch("resume", str(folder), run_dir=False)
+            assert done.status == 2
+            assert "is still running [usage]\n  follow it: `distlaunch attach" in done.stderr
+        finally:
+            ask_to_end(RunDir(folder))
+
+    def test_of_two_at_once_one_is_refused(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        first = distlaunch("local", "-n", "1", "--", "sh", "-c", "test -e ok && exec sleep 600")
+        (tmp_path / "ok").touch()
+        command = distlaunch_command("resume", "-d", str(first.directory))
+        both = [subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.DEVNULL) for _ in range(2)]
+        try:
+            assert sorted(process.wait(60) for process in both) == [0, 2]
+            assert ask_status(RunDir(first.directory))["attempt"] == 2
+        finally:
+            ask_to_end(RunDir(first.directory))
+
+    def test_a_lost_run_on_this_machine_starts_again(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        mark = make_mark()
+        started = distlaunch("local", "-d", "-n", "1", "--", "sh", "-c", "test -e ok || exec sleep 600", env=mark)
+        assert started.status == 0
+        (tmp_path / "ok").touch()
+        os.kill(run_json(started.directory)["controller"]["pid"], signal.SIGKILL)
+        again = distlaunch("resume", str(started.directory), run_dir=False)
+        assert again.status == 0, again.stderr
+        assert "Stopping what is left of the last attempt" in again.stderr
+        wait_until(lambda: marked(mark) == [], "nothing is left")
+        assert (started.directory / "attempt-2").is_dir()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two hosts whose keys are known."""
+    skip_without_openssh()
+    folder = tmp_path_factory.mktemp("hosts") / "ssh"
+    folder.mkdir(mode=0o700)
+    with running_hosts(folder) as started:
+        started.trust()
+        yield started
+
+
+class Ticking:
+    """A run of two ticking workers on two hosts, which ends when `finish` is called."""
+
+    def __init__(self, hosts: Hosts, folder: Path, rest: str = "") -> None:
+        self.folder = folder / "run"
+        self.mark = make_mark()
+        self._env = {**os.environ, **hosts.env, **self.mark}
+        self._go = folder / "go"
+        self._spec = hosts.write_spec(
+            f"env_from: [{next(iter(self.mark))}]\n"
+            f"program: {{command: ['{sys.executable}', '{TICKING}', '{self._go}']}}\n{rest}"
+        )
+        self.stderr = folder / "stderr"
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return self._popen("up", "--run-dir", str(self.folder), *arguments, self._spec)
+
+    def resume(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return self._popen("resume", *arguments, str(self.folder))
+
+    def _popen(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self.stderr.open("ab") as stderr:
+            return subprocess.Popen(
+                distlaunch_command(*arguments),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.stderr.read_text()
+
+    def log(self, worker: str, attempt: int = 1) -> Path:
+        return self.folder / f"attempt-{attempt}" / f"{worker}.log"
+
+    def wait_for(self, number: int, attempt: int = 1) -> None:
+        for worker in WORKERS:
+            wait_until(lambda: has_line(self.log(worker, attempt), number), f"{worker} has printed {number}", 60)  # noqa: B023
+
+    def wait_for_state(self, state: str) -> None:
+        def check() -> None:
+            assert (self.folder / "events.jsonl").exists()
+            assert states(self.folder)[-1:] == [state]
+
+        eventually(check, 60)
+
+    def wait_for_takeover(self, generation: int) -> None:
+        begun = f'"generation":{generation}}}'
+        wait_until(lambda: begun in (self.folder / "events.jsonl").read_text(), "the next controller has begun", 60)
+        wait_until(lambda: self.said.count("taken over; its tasks continue") >= 2 * generation, "it has both nodes", 60)
+
+    def finish(self) -> None:
+        self._go.touch()
+
+
+@pytest.mark.ssh
+class TestTakeover:
+    @pytest.mark.quick
+    def test_tasks_go_on_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
+        """Ten controllers, one after the other, are killed at any moment; the eleventh sees the end."""
+        run = Ticking(hosts, tmp_path)
+        process = run.start()
+        run.wait_for_state("running")
+        for number in range(1, 11):
+            run.wait_for(20 * number)
+            process.kill()
+            process.wait()
+            process = run.resume()
+            run.wait_for_takeover(number)
+        run.wait_for(20 * 11)
+        run.finish()
+        assert process.wait(60) == 0, run.said
+        pids = set()
+        for worker in WORKERS:
+            check_log(run.log(worker).read_bytes())
+        report = json.loads((run.folder / "report.json").read_text())
+        assert [attempt["attempt"] for attempt in report["attempts"]] == [1]
+        pids = {task["pid"] for task in report["attempts"][0]["tasks"]}
+        assert len(pids) == 2
+        assert (report["outcome"], run_json(run.folder)["generation"]) == ("succeeded", 10)
+        wait_until(lambda: marked(run.mark) == [], "nothing is left")
+
+    @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])
+    def test_in_another_phase_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path, phase: str) -> None:
+        run = Ticking(hosts, tmp_path)
+        process = run.start()
+        if phase == "stopping":
+            run.wait_for_state("running")
+            process.send_signal(signal.SIGTERM)
+        run.wait_for_state(phase)
+        process.kill()
+        process.wait()
+        process = run.resume()
+        run.wait_for_state("running")
+        attempt = read_history(run.folder / "events.jsonl").attempt
+        run.wait_for(3, attempt)
+        run.finish()
+        assert process.wait(60) == 0, run.said
+        for worker in WORKERS:
+            check_log(run.log(worker, attempt).read_bytes())
+        wait_until(lambda: marked(run.mark) == [], "nothing is left")
+
+    def test_after_the_lease_the_cluster_starts_again(self, hosts: Hosts, tmp_path: Path) -> None:
+        run = Ticking(hosts, tmp_path, "timeouts: {lease_s: 3, stop_grace_s: 1}\n")
+        process = run.start("-d")
+        assert process.wait(60) == 0, run.said
+        run.wait_for(3)
+        os.kill(run_json(run.folder)["controller"]["pid"], signal.SIGKILL)
+        wait_until(lambda: marked(run.mark) == [], "the tasks have ended with the lease", 60)
+        assert run.resume("-d").wait(60) == 0, run.said
+        run.wait_for(3, attempt=2)
+        controller = run_json(run.folder)["controller"]["pid"]
+        run.finish()
+        wait_until(lambda: run_json(run.folder)["ended"], f"the run of {controller} has ended")
+        assert run_json(run.folder)["outcome"] == "succeeded"
+        check_log(run.log("worker-0", 2).read_bytes())

@@ -1,0 +1,173 @@
+"""`status` shows each task as it is now, with what its processes use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.commands.requests import ask_status, ask_to_end
+from launcher.report.status_report import RunStatus, TaskState
+from launcher.report.status_text import COLUMNS, make_rows, render_header, render_size
+from launcher.run.directory import RunDir
+from launcher.wording import render_age
+from tests.conftest import Distlaunch, distlaunch_command
+from tests.polling import eventually
+from tests.witness import wait_until
+from worker_entry.system import kernel
+
+BUSY = """
+import os, subprocess, sys, threading, time
+kept = bytearray(os.urandom(1) * (150 << 20))
+if sys.argv[1:] != ["below"]:
+    subprocess.Popen([sys.executable, __file__, "below"])
+    print("up", flush=True)
+    time.sleep(600)
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
+    """A run of one task that sleeps, with a child that computes."""
+    folder = tmp_path_factory.mktemp("busy")
+    (folder / "busy.py").write_text(BUSY)
+    command = distlaunch_command("local", "-d", "-n", "1", "--run-dir", "run", "--", sys.executable, "busy.py")
+    subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, check=True, capture_output=True, timeout=90)
+    yield RunDir(folder / "run")
+    ask_to_end(RunDir(folder / "run"), now=True)
+
+
+def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> None:
+    def check() -> None:
+        [task] = ask_status(busy)["tasks"]
+        assert (task["memory"] or 0) > 300 << 20
+        assert (task["cpu"] or 0) > 0.1
+
+    eventually(check, 60)
+
+
+def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
+    done = subprocess.run(
+        distlaunch_command("status", str(busy.root)), capture_output=True, text=True, check=True, timeout=60
+    )
+    header, empty, columns, row, *rest = done.stdout.splitlines()
+    assert header.startswith(f"{json.loads(busy.run.read_text())['run_id']}: running, attempt 1, ")
+    assert empty == ""
+    assert columns.split() == " ".join(COLUMNS).split()
+    assert row.split()[:3] == ["worker:0", "local", "runs"]
+    assert any("ago  Starting 1 task on this machine" in line for line in rest)
+
+
+def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3")
+    done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
+    status: dict[str, Any] = json.loads(done.stdout)
+    assert (status["state"], [task["state"] for task in status["tasks"]]) == ("failed", ["exit status 3"] * 2)
+    shown = distlaunch("status", str(ran.directory), run_dir=False)
+    assert "Error: worker:0 on local exited with status 3" in shown.stdout
+
+
+def test_a_run_whose_controller_was_killed_is_lost(tmp_path: Path, distlaunch: Distlaunch) -> None:
+    folder = tmp_path / "run"
+    command = distlaunch_command("local", "-n", "1", "--run-dir", str(folder), "--", "sleep", "60")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until((folder / "run.json").exists, "it has begun")
+        process.kill()
+    done = distlaunch("status", str(folder), run_dir=False)
+    assert done.status == 3
+    assert "is lost: its controller has ended without a report [run-directory]\n  `distlaunch clean" in done.stderr
+
+
+def test_the_processes_below_several_are_found_at_one_look() -> None:
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True); sys.stdin.read()"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        found = kernel.below([process.pid for process in processes])
+        commands = {pid: Path(f"/proc/{below[0]}/comm").read_text().strip() for pid, below in found.items()}
+        assert commands == {process.pid: "sleep" for process in processes}
+        assert os.getpid() not in found
+    finally:
+        for process in processes:
+            for pid in kernel.below([process.pid])[process.pid]:
+                os.kill(pid, 9)
+            process.kill()
+            process.communicate()
+
+
+TASK = TaskState(
+    task="worker:0",
+    node="gpu-a",
+    state="is training",
+    address="10.0.0.1:2222",
+    epoch=3,
+    step=12_345,
+    step_s=0.25,
+    own_s=0.0125,
+    metrics={"loss": 0.123456},
+    cpu=1.5,
+    memory=3 << 30,
+    gpus=["0", "1"],
+)
+
+
+def test_a_row_has_what_is_known() -> None:
+    status = RunStatus(
+        run_id="r",
+        name="n",
+        directory="/",
+        state="running",
+        attempt=2,
+        restarts=1,
+        started=0.0,
+        now=200.0,
+        tasks=[TASK],
+    )
+    assert make_rows(status) == [
+        [
+            "worker:0",
+            "gpu-a",
+            "training",
+            "10.0.0.1:2222",
+            "3",
+            "12,345",
+            "4",
+            "0.1235",
+            "150%",
+            "3 GiB",
+            "0,1",
+            "12.5 ms",
+        ]
+    ]
+    assert render_header(status) == "r: running, attempt 2 (1 restart), 3 min 20 s"
+    empty = TASK.model_copy(update=dict.fromkeys(("address", "epoch", "step", "step_s", "own_s", "cpu", "memory")))
+    [row] = make_rows(status.model_copy(update={"tasks": [empty]}))
+    assert row[3:7] == ["-"] * 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (59.9, "59 s"), (60, "1 min"), (3_599, "59 min 59 s"), (3_600, "1 h"), (90_061, "1 d 1 h")],
+)
+def test_an_age_has_two_units(seconds: float, text: str) -> None:
+    assert render_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5,120 GiB")]
+)
+def test_a_size_has_a_unit(size: int, text: str) -> None:
+    assert render_size(size) == text

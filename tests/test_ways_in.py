@@ -1,0 +1,245 @@
+"""Shorter ways to a cluster than a spec: arguments after it, hosts instead of it, `init`, `-e` and `--set`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from launcher.spec.loading import load_spec, parse_spec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.writing import SUGGESTED, render_commented
+from tests.conftest import Distlaunch
+from tests.generated_specs import specs
+
+SHOW = "import json, os, sys\nprint('SHOWN', json.dumps([sys.argv[1:], os.environ.get('A'), os.environ.get('B')]))\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {script: show.py, args: [first]}\n")
+    return tmp_path
+
+
+def programs(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
+    """What `up --dry-run` shows of each task: its node, and the words of its program."""
+    ran = distlaunch("up", "--dry-run", *words)
+    assert (ran.status, ran.stderr) == (0, "")
+    nodes = [line.split()[2] for line in ran.stdout.splitlines() if line.startswith("worker:")]
+    commands = [shlex.split(line) for line in ran.stdout.splitlines() if line.startswith("  by hand ")]
+    ends = [command[command.index("run") + 1 :] for command in commands]
+    return [[node, *end] for node, end in zip(nodes, ends, strict=True)]
+
+
+class TestArgumentsAfterASpec:
+    @pytest.mark.parametrize(
+        ("words", "more"),
+        [
+            ([], []),
+            (["--epochs", "3"], ["--epochs", "3"]),
+            (["x", "--dry-run", "-v"], ["x", "--dry-run", "-v"]),
+            (["--no-check", "-v", "--lease", "9", "--epochs", "--lease"], ["--epochs", "--lease"]),
+            (["--", "--verbose", "--", "x"], ["--verbose", "--", "x"]),
+            (["-e", "A=1", "-vx"], ["-vx"]),
+            (["--lease=9", "-", "--", ""], ["-", "--", ""]),
+            (["-e", "H", "-ve", "A=1", "x", "-e"], ["x", "-e"]),
+        ],
+    )
+    def test_follow_those_of_its_program(
+        self, distlaunch: Distlaunch, folder: Path, words: list[str], more: list[str]
+    ) -> None:
+        assert programs(distlaunch, "spec.yaml", *words) == [["local", "show.py", "first", *more]]
+
+    def test_follow_the_words_of_a_command(self, distlaunch: Distlaunch, folder: Path) -> None:
+        (folder / "spec.yaml").write_text("nodes: [{host: local}]\nprogram: {command: [echo, a]}\n")
+        ran = distlaunch("up", "spec.yaml", "b")
+        assert (ran.status, ran.log()) == (0, b"a b\n")
+
+    @pytest.mark.parametrize("option", ["--max-restart", "--run-dirs", "--no-checks"])
+    def test_an_option_with_a_typing_error_is_none_of_them(
+        self, distlaunch: Distlaunch, folder: Path, option: str
+    ) -> None:
+        ran = distlaunch("up", "spec.yaml", option, "3")
+        assert ran.status == 2
+        meant = option.removesuffix("s") if option != "--max-restart" else "--max-restarts"
+        assert f"No such option: {option}. Did you mean {meant}?" in ran.stderr
+        assert not ran.directory.exists()
+        assert programs(distlaunch, "spec.yaml", "--", option) == [["local", "show.py", "first", option]]
+
+
+class TestHosts:
+    def test_each_slot_is_a_worker_of_the_program(self, distlaunch: Distlaunch) -> None:
+        words = ["-H", "gpu-a:2", "-H", "alice@gpu-b", "train.py", "--epochs", "3", "-H", "x", "--", "y"]
+        program = ["train.py", "--epochs", "3", "-H", "x", "--", "y"]
+        assert programs(distlaunch, *words) == [[host, *program] for host in ("gpu-a", "gpu-a", "alice@gpu-b")]
+
+    @pytest.mark.parametrize(
+        ("words", "program"),
+        [
+            (["-m", "my.module", "x"], ["-m", "my.module", "x"]),
+            (["--", "./run", "-m"], ["--", "./run", "-m"]),
+            (["train.py"], ["train.py"]),
+        ],
+    )
+    def test_a_host_file_goes_with_every_kind_of_program(
+        self, distlaunch: Distlaunch, folder: Path, words: list[str], program: list[str]
+    ) -> None:
+        (folder / "hosts").write_text("gpu-a slots=1\n")
+        assert programs(distlaunch, "--hostfile", "hosts", *words) == [["gpu-a", *program]]
+
+    def test_the_program_runs_there(self, distlaunch: Distlaunch, folder: Path) -> None:
+        ran = distlaunch("up", "-Hlocal:2", "--no-check", "-e", "A=1", "show.py", "x")
+        assert ran.status == 0, ran.stderr
+        for task in ("worker-0", "worker-1"):
+            assert json.loads(ran.line("SHOWN (.*)", task)[1]) == [["x"], "1", None]
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--hostfile", "missing", "show.py"], "cannot read the host file missing: No such file or directory"),
+            (["--hostfile", "/dev/null", "show.py"], "the host file /dev/null names no host"),
+            (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
+            (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
+            (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
+            (["spec.yaml", "-H", "gpu-a"], "-H and --hostfile go before the program"),
+            (["show.py"], "show.py is a program, and no machine is named"),
+            (["-m", "my.module"], "-m my.module is a program, and no machine is named"),
+            (["-m"], "-m is a program, and no machine is named"),
+            ([], "no spec is named"),
+            (["-H", "gpu-a", "--"], "-- needs the name of a program after it"),
+            (["--bogus", "spec.yaml"], "No such option"),
+        ],
+    )
+    def test_what_names_no_machine_or_no_program_starts_nothing(
+        self, distlaunch: Distlaunch, folder: Path, words: list[str], message: str
+    ) -> None:
+        ran = distlaunch("up", *words)
+        assert ran.status == 2
+        assert f"Error: {message}" in ran.stderr
+        assert not ran.directory.exists()
+
+
+class TestVariablesAndSettings:
+    @pytest.mark.parametrize("words", [["up", "spec.yaml"], ["local", "--workers", "1"]], ids=["up", "local"])
+    def test_reach_the_program(self, distlaunch: Distlaunch, folder: Path, words: list[str]) -> None:
+        program = ["show.py"] if words[0] == "local" else []
+        settings = ["--set", "program.args=[second, '']", "--set", "preload=false"]
+        ran = distlaunch(*words, *settings, "-e", "A", "-e", "B=two words", *program, env={"A": "here"})
+        assert ran.status == 0, ran.stderr
+        assert json.loads(ran.line("SHOWN (.*)")[1]) == [["second", ""], "here", "two words"]
+
+    @pytest.mark.parametrize("verb", ["up", "local"])
+    def test_a_name_that_is_not_set_here_is_not_passed(self, distlaunch: Distlaunch, folder: Path, verb: str) -> None:
+        (folder / "spec.yaml").write_text(
+            "nodes: [{host: local}]\nprogram: {script: show.py}\nenv: {A: x}\nenv_from: [B]\n"
+        )
+        assert "A" not in os.environ
+        assert "B" not in os.environ
+        words = ["spec.yaml"] if verb == "up" else ["--workers", "1", "--set", "preload=false", "show.py"]
+        ran = distlaunch(verb, "-e", "A", "-e", "B", *words)
+        assert ran.status == 0, ran.stderr
+        assert json.loads(ran.line("SHOWN (.*)")[1]) == [[], None, None]
+
+    def test_a_value_taken_from_here_is_in_no_file_of_the_run(self, distlaunch: Distlaunch, folder: Path) -> None:
+        ran = distlaunch("up", "-e", "COLOUR", "spec.yaml", "--set", "preload=false", env={"COLOUR": "aubergine"})
+        assert ran.status == 0, ran.stderr
+        files = [path for path in ran.directory.rglob("*") if path.is_file()]
+        assert [path for path in files if b"aubergine" in path.read_bytes()] == []
+        assert b"COLOUR" in (ran.directory / "spec.json").read_bytes()
+
+    @pytest.mark.parametrize("verb", ["up", "local"])
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--set", "restart.max_restart=3"], "--set restart.max_restart: unknown field; did you mean `max_rest"),
+            (["--set", "env_from=[NOWHERE]"], "env_from: NOWHERE is not set in this environment"),
+            (["-e", "1=x"], "-e '1': expected NAME or NAME=VALUE"),
+        ],
+    )
+    def test_a_mistake_starts_nothing(
+        self, distlaunch: Distlaunch, folder: Path, verb: str, words: list[str], message: str
+    ) -> None:
+        ran = distlaunch(verb, *words, "spec.yaml")
+        assert ran.status == 2
+        assert ran.stderr.startswith(f"Error: {message}")
+        assert not ran.directory.exists()
+
+
+class TestInit:
+    def init(self, distlaunch: Distlaunch, *words: str) -> ClusterSpec:
+        ran = distlaunch("init", *words, run_dir=False)
+        assert (ran.status, ran.stdout) == (0, "")
+        assert ran.stderr == "Wrote cluster.yaml; `distlaunch check cluster.yaml` checks it\n"
+        return load_spec(ran.directory.parent / "cluster.yaml")
+
+    def test_alone_it_writes_two_workers_on_this_machine(self, distlaunch: Distlaunch) -> None:
+        spec = self.init(distlaunch)
+        assert spec == ClusterSpec.model_validate({"nodes": [{"host": "local", "tasks": {"worker": 2}}]})
+
+    def test_what_it_writes_is_what_up_runs(self, distlaunch: Distlaunch) -> None:
+        words = ["-H", "gpu-a:2,ssh://gpu-b:2222", "--set", "restart.max_restarts=3", "train.py", "--lr", "1e-3", "no"]
+        spec = self.init(distlaunch, *words)
+        assert (len(spec.nodes), spec.nodes[1].ssh.port, spec.restart.max_restarts) == (2, 2222, 3)
+        assert spec.program.args == ["--lr", "1e-3", "no"]
+        assert programs(distlaunch, "cluster.yaml") == programs(distlaunch, *words)
+
+    def test_a_dash_prints_it(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        ran = distlaunch("init", "-o", "-", "-H", "gpu-a", "--", "./run", run_dir=False)
+        assert (ran.status, ran.stderr, [*tmp_path.iterdir()]) == (0, "", [])
+        spec = parse_spec(ran.stdout.encode())
+        assert (spec.nodes[0].host, spec.program.command) == ("gpu-a", ["./run"])
+
+    def test_a_file_is_overwritten_only_by_force(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text("mine")
+        refused = distlaunch("init", "-o", "mine.yaml", run_dir=False)
+        assert (refused.status, path.read_text()) == (2, "mine")
+        assert refused.stderr == (
+            "Error: mine.yaml exists [usage]\n  --force overwrites it, -o FILE writes another one\n"
+        )
+        assert distlaunch("init", "--force", "-o", "mine.yaml", run_dir=False).status == 0
+        assert load_spec(path).is_local
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["-o", "no/such.yaml"], "cannot write no/such.yaml: No such file or directory"),
+            (["--hostfile", "missing"], "cannot read the host file missing: No such file or directory"),
+            (["spec.yaml"], "spec.yaml is a spec, which names its own machines"),
+            (["--set", "nam=x"], "--set nam: unknown field; did you mean `name`?"),
+        ],
+    )
+    def test_a_mistake_writes_nothing(
+        self, distlaunch: Distlaunch, tmp_path: Path, words: list[str], message: str
+    ) -> None:
+        ran = distlaunch("init", *words, run_dir=False)
+        assert ran.status == 2
+        assert ran.stderr.startswith(f"Error: {message}")
+        assert [*tmp_path.iterdir()] == []
+
+    @given(specs())
+    def test_every_spec_that_is_written_is_read_back_as_the_same(self, spec: ClusterSpec) -> None:
+        again = parse_spec(render_commented(spec).encode())
+        assert again == spec
+        assert again.model_dump(exclude_unset=True, exclude_none=True) == spec.model_dump(
+            exclude_unset=True, exclude_none=True
+        )
+
+    @pytest.mark.parametrize("field", SUGGESTED)
+    def test_every_comment_of_a_field_can_be_turned_into_the_field(self, field: str) -> None:
+        text = render_commented(ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}]}))
+        assert f"\n# {field}: " in text
+        spec = parse_spec(text.replace(f"\n# {field}: ", f"\n{field}: ").encode())
+        assert field in spec.model_fields_set
+
+    def test_every_field_that_is_written_has_its_meaning_above_it(self) -> None:
+        fields = {"nodes": [{"host": "gpu-a"}], "keras": {"patch": False}, "ssh": {"user": "me"}, "progress": False}
+        text = render_commented(ClusterSpec.model_validate(fields))
+        for field in fields:
+            above = text[: text.index(f"\n{field}:")].splitlines()[-1]
+            assert above.startswith("# "), field

@@ -1,0 +1,85 @@
+"""Finds this machine's agents by their reattach folders, and ends them; called by other processes than theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection
+from typing import Optional
+
+from worker_entry.agent.bootstrap import private
+from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, bases, is_alive, read_note
+from worker_entry.protocol.framing import encode
+from worker_entry.protocol.orders import Goodbye
+from worker_entry.system import kernel
+
+CALL_S = 1.0
+KILL_S = 5.0
+"""How long killed processes may take to disappear."""
+
+
+def find_agents(run_ids: Collection[str]) -> list[str]:
+    """The reattach folders of these runs' living agents on this machine."""
+    found = []
+    for folder in bases():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(private(folder)):
+                path = os.path.join(folder, name)
+                if name.startswith(PREFIX) and read_note(path, RUN_FILE) in run_ids and is_alive(path):
+                    found.append(path)
+    return found
+
+
+def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
+    """Asks the agents of these folders to end and waits for them; returns whether all are gone.
+
+    It asks their guardians as well, which kill an agent that does not react, and finally kills what is left.
+    """
+    for path in reattach_folders:
+        _say_goodbye(path)
+        _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
+    for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
+        for path in filter(is_alive, reattach_folders):
+            ask(path)
+        deadline = time.monotonic() + wait_s
+        while any(map(is_alive, reattach_folders)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    return not any(map(is_alive, reattach_folders))
+
+
+def _say_goodbye(path: str) -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
+        call.settimeout(CALL_S)
+        call.connect(os.path.join(path, "socket"))
+        call.sendall(encode(Goodbye()))
+
+
+def _kill_guardian(path: str) -> None:
+    """Kills the guardian, but everything below it first: without the guardian nothing would stop those processes."""
+    guardian = _find_guardian(path)
+    if guardian is None:
+        return
+    for process in (*kernel.descendants(guardian.pid), guardian):
+        with contextlib.suppress(OSError):
+            kernel.send_signal(process, signal.SIGKILL)
+
+
+def _signal_guardian(path: str, *signums: int) -> None:
+    guardian = _find_guardian(path)
+    if guardian is not None:
+        for signum in signums:
+            with contextlib.suppress(OSError):
+                kernel.send_signal(guardian, signum)
+
+
+def _find_guardian(path: str) -> Optional[kernel.Process]:
+    """The folder's guardian, if it lives and can be seen from here: a container has its own process numbers."""
+    try:
+        pid, started = map(int, read_note(path, GUARDIAN_FILE).split())
+    except ValueError:
+        return None
+    found = kernel.look_up(pid)
+    return found if found is not None and found.started == started and is_alive(path) else None
