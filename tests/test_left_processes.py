@@ -16,7 +16,7 @@ import pytest
 from launcher.commands.clean import clean
 from launcher.console.terminal import PlainSink
 from launcher.console.writer import Console
-from launcher.run.directory import RunDir
+from launcher.run.directory import RunDir, RunStart
 from launcher.run.left_processes import confirm_left, find_left_processes
 from launcher.run.naming import runs_directory
 from launcher.spec.models import LOCAL
@@ -60,12 +60,12 @@ def test_a_spec_of_this_machine_cleans_up_after_all_ended_runs_and_no_other(
     runs = runs_directory(os.environ)
     (runs / "no-run").mkdir(parents=True)
     ended, running = f"ended-{os.getpid()}", f"running-{os.getpid()}"
-    with RunDir.create(runs / ended).hold(ended, "local"):
+    with RunDir.create(runs / ended).hold(RunStart(run_id=ended, name="local", started=0.0)):
         pass
     spec = tmp_path / "local.yaml"
     spec.write_text("nodes: [{host: local}]\nprogram: {script: train.py}\n")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(RunDir.create(runs / running).hold(running, "local"))
+        stack.enter_context(RunDir.create(runs / running).hold(RunStart(run_id=running, name="local", started=0.0)))
         of = {}
         for run_id in (ended, running):
             env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id}

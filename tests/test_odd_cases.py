@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import selectors
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,22 +29,45 @@ from launcher.transports.ssh.config import parse_target
 from launcher.transports.ssh.connect import _check_host_key, connect
 from launcher.transports.ssh.known_hosts import load_known_keys
 from launcher.transports.streams import ask, skip_noise
+from tests import loopback
+from tests.agent_streams import FarEnd, Pipes
 from tests.apart import linux
-from tests.test_reconnect import FarEnd, Pipes
 from tests.witness import open_descriptors, wait_until
-from worker_entry.agent import reattach
+from worker_entry.agent import ending, reattach
 from worker_entry.agent import reattachment as reattachments
 from worker_entry.agent.activity import ActivityWatch, _read_use
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.task_process import StartedTask
+from worker_entry.agent.task_process import StartedTask, _find_problem
 from worker_entry.program.finding import find_problem
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
-from worker_entry.protocol.messages import Broken, Inspected, Log, Message, Ready
-from worker_entry.protocol.orders import AGENT_GONE, VERSION, Attach, Clean, Goodbye, Hello, Inspect
-from worker_entry.protocol.values import Activity, Program
+from worker_entry.protocol.messages import (
+    Attached,
+    Broken,
+    Empty,
+    Exited,
+    Inspected,
+    Log,
+    Message,
+    Prepared,
+    Ready,
+)
+from worker_entry.protocol.orders import (
+    AGENT_GONE,
+    VERSION,
+    Attach,
+    Clean,
+    Goodbye,
+    Hello,
+    Inspect,
+    Prepare,
+    Start,
+    Stop,
+)
+from worker_entry.protocol.resend_buffer import is_counted
+from worker_entry.protocol.values import Activity, Program, TaskRequest, TaskStart
 from worker_entry.system import kernel
 from worker_entry.system.file_holes import end_of_hole, last_data
 from worker_entry.system.tcp_timeout import TcpTimeout
@@ -157,39 +181,46 @@ def folder() -> Iterator[reattach.ReattachFolder]:
     os.close(folder.lock)
 
 
-def say_garbage(call: socket.socket) -> None:
-    socket.send_fds(call, [b"garbage\n"], [0, 1])
-
-
-def say_another_version(call: socket.socket) -> None:
-    socket.send_fds(call, [encode(Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {}))], [0, 1])
-
-
-def say_half_a_frame(call: socket.socket) -> None:
-    socket.send_fds(call, [encode(ATTACH)[:10]], [0, 1])
-    call.shutdown(socket.SHUT_WR)
-
-
-def bring_no_connection(call: socket.socket) -> None:
-    call.sendall(encode(ATTACH))
-
-
-def say_nothing(call: socket.socket) -> None:
-    call.shutdown(socket.SHUT_WR)
+ANOTHER_VERSION = Attach(VERSION + 1, "/tmp/agent-x", 0, 0, {})
 
 
 @linux
-@pytest.mark.parametrize("say", [say_garbage, say_another_version, say_half_a_frame, bring_no_connection, say_nothing])
-def test_a_caller_that_is_not_ours_is_sent_away_and_leaves_no_descriptor(
-    folder: reattach.ReattachFolder, say: Callable[[socket.socket], None]
+@pytest.mark.parametrize(
+    "sent", [b"garbage\n", encode(ANOTHER_VERSION), encode(ATTACH)[:10]], ids=["garbage", "version", "half"]
+)
+def test_a_caller_that_is_not_ours_is_told_so_and_leaves_no_descriptor(
+    folder: reattach.ReattachFolder, sent: bytes
+) -> None:
+    before = open_descriptors()
+    reader, writer = os.pipe()
+    with socket.socket(socket.AF_UNIX) as call:
+        call.connect(os.path.join(folder.path, "socket"))
+        socket.send_fds(call, [sent], [0, writer])
+        call.shutdown(socket.SHUT_WR)
+        assert folder.accept() is None
+        assert call.recv(1) == reattach.TAKEN
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        [(answer, _)] = Decoder().feed(stream.read().removeprefix(MARKER))
+    assert isinstance(answer, Broken)
+    assert answer.problem.reference == "protocol-error"
+    assert open_descriptors() == before
+
+
+@linux
+@pytest.mark.parametrize("descriptors", [[], [0]])
+@pytest.mark.parametrize("sent", [b"", encode(ATTACH)], ids=["nothing", "attach"])
+def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
+    folder: reattach.ReattachFolder, descriptors: list[int], sent: bytes
 ) -> None:
     before = open_descriptors()
     with socket.socket(socket.AF_UNIX) as call:
         call.connect(os.path.join(folder.path, "socket"))
-        say(call)
+        if sent:
+            socket.send_fds(call, [sent], descriptors)
+        call.shutdown(socket.SHUT_WR)
         assert folder.accept() is None
         assert call.recv(1) == reattach.NOT_NEEDED
-        assert call.recv(1) == b""
     assert open_descriptors() == before
 
 
@@ -281,18 +312,25 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
         assert guardian.stdout is not None
         path = guardian.stdout.readline().strip()
         assert len(find_left_processes(run_id)) == 2
-        assert reattach.find_agents([run_id]) == [path]
-        assert reattach.end_agents([path], 0.1)
+        assert ending.find_agents([run_id]) == [path]
+        assert ending.end_agents([path], 0.1)
         assert guardian.wait(10) == -signal.SIGKILL
         wait_until(lambda: find_left_processes(run_id) == [], "nothing is left")
     reattach.remove_abandoned(os.path.dirname(path))
     assert not Path(path).exists()
 
 
+def test_agents_are_found_by_their_run_and_those_that_have_none_yet_are_not(folder: reattach.ReattachFolder) -> None:
+    run_id = f"found-{os.getpid()}"
+    assert ending.find_agents([run_id]) == []
+    folder.note_run(run_id)
+    assert ending.find_agents([run_id]) == [folder.path]
+
+
 STUCK = """
 import sys
-from worker_entry.agent import cleanup, reattach
-cleanup.AGENT_END_S = reattach.KILL_S = 0.05
+from worker_entry.agent import cleanup, ending
+cleanup.AGENT_END_S = ending.KILL_S = 0.05
 sys.exit(cleanup.main())
 """
 
@@ -328,14 +366,42 @@ def test_an_agent_whose_lease_is_over_is_killed_though_its_loop_goes_round() -> 
     assert ran.stderr.startswith("killing the agent, which still runs although its lease has expired\n")
 
 
+def read_until(way: Pipes, decoder: Decoder, last: type) -> list[tuple[Message, bytes]]:
+    """What a process says, its logs included, until it has said something of this type."""
+    heard: list[tuple[Message, bytes]] = []
+    while not any(isinstance(message, last) for message, _ in heard):
+        heard += decoder.feed(way.read(1 << 16, 30.0).removeprefix(MARKER))
+    return heard
+
+
+def test_the_end_of_an_attempt_that_did_not_arrive_is_told_again_after_its_logs(tmp_path: Path) -> None:
+    program = Program("command", "echo", ["done"])
+    ports = loopback.ports()
+    hello = Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True)
+    prepare = Prepare(1, [TaskRequest("worker:0", program)], ports[0], ports[-1])
+    with started("node", encode(hello), encode(prepare)) as node:
+        decoder = Decoder()
+        heard = read_until(node, decoder, Prepared)
+        node.write(encode(Start(1, [TaskStart("worker:0", program)])))
+        heard += read_until(node, decoder, Exited)
+        node.write(encode(Stop(0.0)))
+        heard += read_until(node, decoder, Empty)
+        ready = heard[0][0]
+        assert isinstance(ready, Ready)
+        assert ready.reattach_folder is not None
+        arrived = sum(is_counted(message) for message, _ in heard) - 1  # all but Empty
+        with started("attach", encode(Attach(VERSION, ready.reattach_folder, arrived, 1, {"worker:0": 0}))) as way:
+            again = read_until(way, Decoder(), Empty)
+            assert [type(message) for message, _ in again] == [Attached, Log, Empty]
+            assert again[1][1] == b"done\n"
+            way.write(encode(Goodbye()))
+            assert node.process.wait(30) == 0
+
+
 def test_a_controller_that_has_more_than_was_sent_is_refused_and_the_agent_goes_on(tmp_path: Path) -> None:
     hello = encode(Hello(VERSION, "test", str(tmp_path / "run"), str(tmp_path), 30.0, True))
     with started("node", hello) as node:
-        decoder = Decoder()
-        said = node.read(1 << 16, 30.0)
-        while not (heard := [message for message, _ in decoder.feed(said.removeprefix(MARKER))]):
-            said = node.read(1 << 16, 30.0)
-        [ready] = heard
+        [(ready, _)] = read_until(node, Decoder(), Ready)
         assert isinstance(ready, Ready)
         assert ready.reattach_folder is not None
         with started("attach", encode(Attach(VERSION, ready.reattach_folder, 999, 0, {}))) as way:
@@ -470,6 +536,23 @@ def test_of_a_process_that_is_gone_no_activity_is_known() -> None:
 def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
     assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}
+
+
+# --- a task's start ---
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (errno.ENOSPC, "the disk of the run directory is full"),
+        (errno.EAGAIN, "no more processes can be started there"),
+        (errno.EIO, "Input/output error: train.py"),
+    ],
+)
+def test_what_keeps_a_task_from_starting_is_told(error: int, told: str) -> None:
+    start = TaskStart("worker:1", Program("script", "train.py", []))
+    problem = _find_problem(start, OSError(error, os.strerror(error)))
+    assert (problem.reference, problem.message, problem.task) == ("start-failed", told, "worker:1")
 
 
 # --- a system ---

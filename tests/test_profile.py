@@ -12,7 +12,7 @@ import pytest
 from launcher.commands import profile as profiles
 from launcher.commands.profile import ProfileError, profile
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
-from launcher.run.directory import RunDir
+from launcher.run.directory import RunDir, RunStart
 from launcher.spec.models import ClusterSpec
 
 
@@ -20,7 +20,7 @@ from launcher.spec.models import ClusterSpec
 def files(tmp_path: Path) -> Iterator[RunDir]:
     """A run whose controller is this process."""
     files = RunDir.create(tmp_path / "run")
-    with files.hold("run", "local"):
+    with files.hold(RunStart(run_id="run", name="local", started=0.0)):
         yield files
 
 
