@@ -70,6 +70,15 @@ class RunDirectoryError(DistlaunchError):
     exit_status = EXIT_INFRASTRUCTURE
 
 
+class TakenOverError(DistlaunchError):
+    """Another controller has taken the run over; this one leaves everything as it is."""
+
+    reference = "taken-over"
+
+    def __init__(self) -> None:
+        super().__init__("another controller has taken this run over", hint="this one stops nothing and ends")
+
+
 class ProcessLimitError(DistlaunchError):
     """The system allows this user or container no more processes or threads."""
 

@@ -69,6 +69,31 @@ def parse_task_id(text: str) -> TaskId:
     raise ValueError(f"{text!r} is not a task; tasks are named like worker:0")
 
 
+class TaskPattern(NamedTuple):
+    """One task, or all tasks of a type if `index` is None."""
+
+    type: TaskType | AuxiliaryType
+    index: int | None  # type: ignore[assignment]  # as in TaskId
+
+    def matches(self, task: TaskId) -> bool:
+        return task.type == self.type and self.index in (None, task.index)
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+def parse_task_pattern(text: str) -> TaskPattern:
+    """`worker:1`, `worker-1` or `worker` → TaskPattern.
+
+    Raises:
+        ValueError: the text names neither a task nor a type of tasks.
+    """
+    for known in (*TASK_TYPES, *AUXILIARY_TYPES):
+        if text == known:
+            return TaskPattern(known, None)
+    return TaskPattern(*parse_task_id(text.replace("-", ":", 1)))
+
+
 def find_leader(tasks: Iterable[TaskId]) -> TaskId | None:
     """The task that runs the coordination service to which all others connect."""
     trainers = [task for task in tasks if task.trains and task.index == 0]

@@ -200,6 +200,12 @@ def lose(reason: str = "the connection broke", left: int | None = None) -> Deed:
     return do
 
 
+def be_taken_over(agent: FakeAgent) -> bool:
+    """Another controller has the agent now."""
+    agent.tell(LinkClosed("taken over", taken_over=True))
+    return False
+
+
 def refuse(reference: str, message: str = "it cannot be done", task: str | None = None) -> Deed:
     return say(Refused([Problem(reference, message, task=task)]), instead=True)
 
@@ -317,6 +323,9 @@ class FakeAgent:
         silent_s = self.world.timing.monotonic() - self.last_heard
         if silent_s > limit_s:
             self.lose(f"its agent did not answer for {silent_s:.0f} s")
+
+    def abandon(self) -> None:
+        self.alive = False
 
     def close(self) -> int | None:
         self.alive = False

@@ -156,6 +156,9 @@ class FarLink:
     def drop_if_silent(self, limit_s: float) -> None:
         """It always answers."""
 
+    def abandon(self) -> None:
+        self.close()
+
     def close(self) -> int | None:
         self.agent.finish()
         self.frames.join(20)

@@ -37,7 +37,7 @@ class Case:
     command: list[str]
     ports: tuple[int, int]
     tasks: int = 2
-    lease_s: float = 20.0
+    lease_s: float = 60.0
     host: str = ""
 
 
@@ -80,6 +80,9 @@ class PipesTransport:
 
 
 class PipesLink(ResumableLink):
+    def abandon(self) -> None:
+        self.give_up()
+
     def close(self) -> int | None:
         self.finish()
         self.join(20)
@@ -133,7 +136,7 @@ class Controller:
         while not any(isinstance(message, Empty) for message in self._handled):
             incoming = self._links.next(0.2)
             if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
-                closed = {"closed": incoming[1].reason, "taken_over": incoming[1].taken_over}
+                closed = {"closed": incoming[1].reason, "replaced": incoming[1].taken_over}
                 self._journal.write({**closed, "generation": self._generation, "left": self._links.close()[NODE]})
                 return
             if isinstance(incoming, tuple):
@@ -143,6 +146,7 @@ class Controller:
     def _handle(self, message: Message | LinkNews) -> None:
         if isinstance(message, LinkTakenOver):
             self._sent = message.received
+            self._journal.write({"taken_over": self._sent, "generation": self._generation})
         elif self._links.frame and not isinstance(message, PASSING):
             self._handled.append(message)  # type: ignore[arg-type]
             text = encode(message).decode()  # type: ignore[arg-type]

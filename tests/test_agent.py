@@ -27,8 +27,7 @@ from tests.apart import linux
 from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.witness import make_mark, marked
-from worker_entry.agent.task_process import StartedTask
-from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.agent.task_log import TaskLog
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import (
     Broken,
@@ -737,10 +736,12 @@ def test_all_files_are_private_whatever_the_umask(client: Client) -> None:
         "attempt-1",
         "worker-0.crash.json",
         "worker-0.log",
+        "worker-0.log.index",
         "worker-0.order.json",
         "worker-0.stacks",
         "worker-0.status.json",
         "worker-1.log",
+        "worker-1.log.index",
     ]
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
@@ -901,15 +902,14 @@ def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
             file.seek(number << 30)
             file.write(b"%d" % number * 100_000)
         file.truncate(1 << 33)
-    descriptor = os.open(path, os.O_RDONLY)
-    task = StartedTask("worker:0", 1, descriptor, AttemptFiles(str(tmp_path), 1))
+    log = TaskLog(str(path), f"{path}.index")
 
     def read() -> bytes:
         text = b""
         while True:
-            offset, data, _ = task.read_log()
+            offset, data, _, _ = log.read()
             if not data:
-                assert task.unsent() == 0
+                assert log.unsent() == 0
                 return text
             assert offset == first + len(text)
             text += data
@@ -920,16 +920,13 @@ def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
     assert whole.replace(b"\0", b"") == written
     assert len(whole) < 4 << 20
     for first in (*range(0, len(whole), 99_991), len(whole)):
-        task.rewind(first)
+        log.rewind(first)
         whole = whole[:first] + read()
         assert whole.replace(b"\0", b"") == written
-    again = StartedTask("worker:0", 2, os.open(path, os.O_RDONLY), AttemptFiles(str(tmp_path), 1))
-    again.follow(task)
     with path.open("ab") as file:
         file.write(b"more")
-    assert again.read_log()[1] == b"more"
-    task.close()
-    again.close()
+    assert log.read().data == b"more"
+    log.close()
 
 
 def test_no_log_bytes_are_sent_to_a_controller_that_reads_the_files(client: Client) -> None:

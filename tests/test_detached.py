@@ -229,6 +229,19 @@ def test_two_who_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    runs = tmp_path / "distlaunch" / "runs"
+    for _ in range(2):
+        command = distlaunch_command("local", "-d", *UP)
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+        assert Path(runs, done.stdout.splitlines()[-1]).is_dir()
+    ended = subprocess.run(distlaunch_command("down", "--all"), env=env, capture_output=True, text=True, check=True)
+    assert sorted(ended.stdout.splitlines()) == sorted(f"Stopped: {folder}" for folder in runs.iterdir())
+    again = subprocess.run(distlaunch_command("down", "--all"), env=env, capture_output=True, text=True, check=True)
+    assert (again.stdout, again.stderr) == ("", "No run is running\n")
+
+
 def test_a_controller_that_was_killed_is_told_apart_and_its_socket_goes_with_the_next(folder: Path) -> None:
     mark = make_mark()
     assert detach(folder, *UP, env={**os.environ, **mark}).returncode == 0

@@ -35,7 +35,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report"}
 """They know of the node's side what messages are made of, and nothing else."""
 
 ONLY_IN = {
-    "click": {"launcher.cli", "launcher.console.writer"},
+    "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
     "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},

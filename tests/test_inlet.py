@@ -60,6 +60,9 @@ class FarNode:
     def drop_if_silent(self, limit_s: float) -> None:
         """The test says what it does."""
 
+    def abandon(self) -> None:
+        """There is nothing behind it."""
+
     def close(self) -> int:
         return 0
 

@@ -25,9 +25,11 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
 from worker_entry.protocol.framing import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
-from worker_entry.protocol.messages import FRAME_LIMIT, FRAME_LIMITS, Exited, Log, Message, Noted, ToAgent, ToController
+from worker_entry.protocol.messages import Exited, Log, Message, Noted, ToAgent, ToController
 from worker_entry.protocol.orders import Beat, Goodbye, Piece, Start
+from worker_entry.protocol.samples import TaskSample
 
 Frame = tuple[Message, bytes]
 
@@ -297,7 +299,9 @@ def test_every_task_that_a_node_names_is_its_own_but_those_that_it_dials() -> No
 
     for kind in get_args(ToController):
         for name in names(kind):
-            value = {"worker:7": 1} if name == "ports" else "worker:7"
+            value: Any = {"worker:7": 1} if name == "ports" else "worker:7"
+            if name == "tasks":
+                value = [TaskSample("worker:7", 0.5, 1)]
             assert list(marked(hints(kind)[name], value, OfSender)) == ["worker:7"], f"{kind.__name__}.{name}"
 
 

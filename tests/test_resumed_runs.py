@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
-from launcher.run.directory import RunDir
+from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import read_history
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.polling import eventually
@@ -107,6 +108,27 @@ class TestAfterItsEnd:
             assert ask_status(RunDir(first.directory))["attempt"] == 2
         finally:
             ask_to_end(RunDir(first.directory))
+
+    def test_a_run_of_before_a_reboot_is_lost_and_starts_again(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
+        first = distlaunch("local", "-d", "-n", "1", "--", "sh", "-c", "test -e ok || exec sleep 600")
+        (tmp_path / "ok").touch()
+        facts = run_json(first.directory)
+        os.kill(facts["controller"]["pid"], signal.SIGKILL)
+        facts["controller"] |= {"pid": os.getpid(), "boot": "2f6c1c6e-0000-4000-8000-000000000000"}
+        (first.directory / "run.json").write_text(json.dumps(facts))
+        waited = distlaunch("wait", str(first.directory), run_dir=False)
+        assert (waited.status, waited.stdout) == (3, "run: lost\n")
+        again = distlaunch("resume", str(first.directory), run_dir=False)
+        assert again.status == 0, again.stderr
+
+    def test_a_disk_without_locks_is_good_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_locks(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr("fcntl.flock", no_locks)
+        files = RunDir.create(tmp_path / "run")
+        with files.hold(RunStart(run_id="x", name="x", started=1.0)):
+            assert files.read_run()[1] is not None
 
     def test_a_lost_run_on_this_machine_starts_again(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         mark = make_mark()

@@ -18,6 +18,7 @@ from tests import loopback
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
+from worker_entry.protocol.log_index import parse_index
 
 pytestmark = pytest.mark.ssh
 
@@ -45,6 +46,9 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         log = ran.log(task)
         assert log == (hosts.node_files(ran.report["run_id"]) / "attempt-1" / f"{task}.log").read_bytes()
         assert log.endswith(f"\ndone on {task.replace('-', ':')}\n".encode())
+        offsets, moments = parse_index((ran.directory / "attempt-1" / f"{task}.log.index").read_bytes())
+        assert offsets[-1] == len(log)
+        assert ran.report["started"] < moments[0] / 1e6 <= moments[-1] / 1e6 < ran.report["ended"]
 
 
 @pytest.mark.quick

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher import failures
-from launcher.errors import RunDirectoryError, ShownError, UsageError
+from launcher.errors import RunDirectoryError, ShownError, TakenOverError, UsageError
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
@@ -29,6 +29,7 @@ from tests.fake_nodes import (
     FakeRun,
     Script,
     Steps,
+    be_taken_over,
     fall_silent,
     ignore_term,
     lose,
@@ -38,7 +39,7 @@ from tests.fake_nodes import (
 )
 from tests.fake_timing import BEGAN
 from worker_entry.agent.lease import MARGIN_S
-from worker_entry.protocol.orders import Start
+from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
 FOR_EVER = 1e6
@@ -377,6 +378,20 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     assert len(run.asked) == return_s / 2 + bool(return_s)
     assert (report.attempts[0].processes_left, report.attempts[0].unverified) == (None, ["gpu-b"])
     assert f"unknown what is left on gpu-b; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
+
+
+def test_a_controller_that_was_replaced_stops_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, be_taken_over)], restarting())
+    run.files.write_json(run.files.run, {"generation": 1})
+    with pytest.raises(TakenOverError):
+        run.run()
+    assert not [order for _, order in run.nodes.orders if isinstance(order, (Stop, Goodbye))]
+    assert not run.files.report.exists()
+
+
+def test_an_agent_that_only_claims_to_be_taken_over_is_lost(tmp_path: Path) -> None:
+    report = FakeRun(tmp_path / "run", [At(Phase.RUNNING, be_taken_over)]).run()
+    assert report.verdict.reference == "node-lost"
 
 
 def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:

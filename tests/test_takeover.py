@@ -632,6 +632,15 @@ class Relay:
     def wait_for_entries(self, count: int) -> None:
         wait_until(lambda: len(self.journal) >= count or self.started[-1].poll() is not None, f"{count} are handled")
 
+    def wait_for_takeover(self) -> None:
+        """Waits until the last controller has the agent."""
+        generation = len(self.started) - 1
+
+        def has_it() -> bool:
+            return any("taken_over" in entry and entry["generation"] == generation for entry in self.journal)
+
+        wait_until(has_it, "it has taken over")
+
     def log_here(self, worker: int) -> bytes:
         path = self.folder / "run" / "attempt-1" / f"worker-{worker}.log"
         return path.read_bytes() if path.exists() else b""
@@ -696,14 +705,13 @@ def test_a_controller_that_was_only_stopped_ends_when_it_wakes_up_and_another_ha
     first = relay.start()
     wait_until(lambda: relay.kinds().count(Started) == 2, "both tasks have started")
     first.send_signal(signal.SIGSTOP)
-    size = len(relay.log_here(0))
     second = relay.start()
-    wait_until(lambda: len(relay.log_here(0)) > size, "the other one has taken over")
+    relay.wait_for_takeover()
     second.send_signal(signal.SIGSTOP)  # so that nothing ends before the first one has tried
     first.send_signal(signal.SIGCONT)
     assert first.wait(60) == 0
     [closed] = [entry for entry in relay.journal if "closed" in entry]
-    assert closed["taken_over"]
+    assert closed["replaced"]
     assert closed["closed"].startswith("another controller has taken over the run")
     assert (closed["generation"], closed["left"]) == (0, None)
     second.send_signal(signal.SIGCONT)
@@ -724,7 +732,7 @@ def test_an_agent_whose_lease_has_expired_is_gone_and_the_takeover_says_so(tmp_p
     relay.start().wait(60)
     assert relay.journal[-1] == {
         "closed": "its agent has ended (its controller is gone)",
-        "taken_over": False,
+        "replaced": False,
         "generation": 1,
         "left": 0,
     }
@@ -748,13 +756,11 @@ def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, t
         wait_until(lambda: b"line 20\n" in relay.log_here(0), "it trains")
         relay.started[-1].kill()
         relay.started[-1].wait()
-        size = len(relay.log_here(0))
         stopped = relay.start()
-        wait_until(lambda: len(relay.log_here(0)) > size, "the second one has it")
+        relay.wait_for_takeover()
         stopped.send_signal(signal.SIGSTOP)
-        size = len(relay.log_here(0))
         last = relay.start()
-        wait_until(lambda: len(relay.log_here(0)) > size, "the third one has it")
+        relay.wait_for_takeover()
         last.send_signal(signal.SIGSTOP)
         stopped.send_signal(signal.SIGCONT)
         assert stopped.wait(60) == 0
@@ -766,5 +772,5 @@ def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, t
             process.kill()
             process.wait()
     [closed] = [entry for entry in relay.journal if "closed" in entry]
-    assert closed["taken_over"]
+    assert closed["replaced"]
     wait_until(lambda: marked(mark) == [], "nothing is left")

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from launcher.run.directory import RunDir
-from launcher.tasks import parse_task_id
+from launcher.run.log_file import LogFile
+from launcher.tasks import TaskId, parse_task_id
 from launcher.transports import local
 from launcher.transports.base import OPEN_LOGS, Link, LinkClosed, LinkNews, LogMirror, Transport
 from launcher.transports.local import LocalTransport
@@ -28,9 +29,11 @@ from tests.polling import eventually
 from tests.witness import MARK, make_mark, marked, open_descriptors, wait_until
 from worker_entry.protocol.field_limits import BODY_LIMIT
 from worker_entry.protocol.framing import MARKER, ProtocolError, encode
+from worker_entry.protocol.log_index import parse_index
 from worker_entry.protocol.messages import Empty, Exited, Listening, Log, Message, Prepared, Ready, Started
 from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Prepare, Start, Stop
 from worker_entry.protocol.values import Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.system import clock
 
 FAMILY = str(PROGRAMS / "tree_family.py")
 PORTS = (12000 + os.getpid() % 500 * 40, 12039 + os.getpid() % 500 * 40)
@@ -173,6 +176,40 @@ def test_a_log_is_here_byte_for_byte_once_its_attempt_is_empty(node: Node, tmp_p
     assert here.stat().st_size == 3_200_000
     assert hashlib.sha256(here.read_bytes()).digest() == hashlib.sha256(there.read_bytes()).digest()
     assert stat.S_IMODE(here.stat().st_mode) == 0o600
+
+
+def test_a_logs_index_is_here_once_its_attempt_is_empty(node: Node, tmp_path: Path) -> None:
+    """It says when each line was written: by our clock, and of lines half a second apart which came first."""
+    began = clock.now()
+    node.greet(tmp_path / "run")
+    node.start("sh", "-c", "echo 1; sleep 0.3; echo 2; sleep 0.3; echo 3")
+    node.expect(Exited)
+    node.link.send(Stop(1.0))
+    node.expect(Empty)
+    here = (tmp_path / "run" if node.transport.shares_files else node.mirror_root) / "attempt-1" / "worker-0.log"
+    log = LogFile(TaskId("worker", 0), here)
+    blocks = [*log.blocks(None)]
+    log.close()
+    assert b"".join(block.data for block in blocks) == b"1\n2\n3\n"
+    times = [block.time for block in blocks if block.time is not None]
+    assert times == sorted(times)
+    assert began < times[0] < times[-1] - 0.25
+    assert times[-1] < clock.now()
+
+
+@pytest.mark.parametrize("node", [True], indirect=True)
+def test_an_index_of_a_restarted_task_goes_on(node: Node, tmp_path: Path) -> None:
+    node.greet(tmp_path / "run")
+    node.start("echo", "first")
+    node.expect(Exited)
+    node.link.send(Start(1, [TaskStart("worker:0", Program("command", "echo", ["second"]))]))
+
+    def has_both() -> list[int]:
+        offsets, _ = parse_index((tmp_path / "run" / "attempt-1" / "worker-0.log.index").read_bytes())
+        assert [*offsets] == [6, 13]
+        return [*offsets]
+
+    eventually(has_both)
     assert node.mirror_root.exists() != node.transport.shares_files  # nothing is written twice
     assert not [message for message in node.received if isinstance(message, Log)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from launcher.cli.completion import complete_runs_or_specs
@@ -33,7 +35,8 @@ def clean(what: str) -> int:
 @click.command()
 @running_run_argument
 @click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
-def down(run: str | None, now: bool) -> int:
+@click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
+def down(run: str | None, now: bool, everything: bool) -> int:
     """Stop a run and wait until nothing is left of it.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Stops it as Ctrl-C in its
@@ -42,11 +45,17 @@ def down(run: str | None, now: bool) -> int:
     Exit status: 0 it has ended, 2 its controller is on another machine, 3 it has not ended in time.
     """
     from launcher.commands.requests import ask_to_end
-    from launcher.run.selection import select_run
+    from launcher.run.directory import RunDir
+    from launcher.run.selection import list_running, select_run
+    from launcher.transports.in_parallel import map_parallel
 
-    found = select_run(run, running=True)
-    ended = ask_to_end(found, now=now)
-    click.echo(f"Stopped: {found.root}" if ended else f"Already ended: {found.root}")
+    if everything and run is not None:
+        raise click.UsageError("RUN and --all exclude each other")
+    found = [RunDir(Path(each.directory)) for each in list_running()] if everything else [select_run(run, running=True)]
+    for files, ended in zip(found, map_parallel(lambda each: ask_to_end(each, now=now), found, 32), strict=True):
+        click.echo(f"Stopped: {files.root}" if ended else f"Already ended: {files.root}")
+    if not found:
+        click.echo("No run is running", err=True)
     return 0
 
 

@@ -15,13 +15,13 @@ ZEROS = 512
 
 
 class FollowedLog:
-    """One task's log, and how much of it has been shown."""
+    """One task's log from an offset on, and how much of it has been shown."""
 
-    def __init__(self, path: Path, label: bytes, lines: LogLines) -> None:
+    def __init__(self, path: Path, label: bytes, lines: LogLines, offset: int = 0) -> None:
         self.label = label
         self.lines = lines
-        self.shown = 0
-        """Bytes read so far."""
+        self.shown = offset
+        """The offset up to which the log has been read."""
         self.progress = b""
         """What was last shown of the unfinished line."""
         self.unfinished_since: float | None = None
@@ -35,6 +35,7 @@ class FollowedLog:
         try:
             if self._file is None:
                 self._file = self._path.open("rb", buffering=0)
+                self._file.seek(self.shown)
             piece = self._file.read(PIECE)
             data = piece.lstrip(b"\0")
             zeros = len(piece) - len(data)

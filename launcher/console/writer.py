@@ -19,9 +19,9 @@ from typing import Any, Literal
 import click
 
 from launcher.console.followed_log import FollowedLog
+from launcher.console.labels import Labels, prefix_lines, style_message
 from launcher.console.log_lines import LogLines
 from launcher.console.terminal import NowhereSink, PlainSink, Sink, TerminalSink
-from launcher.printable import printable
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.system.file_holes import render_bytes
@@ -36,18 +36,6 @@ PROGRESS_S = 10.0
 """In a pipe, how often the current text of an unfinished line (a progress bar, for example) is shown."""
 HURRY_S = 1.0
 """How long `close` waits for a stuck reader after `hurry`."""
-_COLOURS = (
-    "cyan",
-    "yellow",
-    "green",
-    "magenta",
-    "blue",
-    "bright_cyan",
-    "bright_yellow",
-    "bright_green",
-    "bright_magenta",
-    "bright_blue",
-)
 
 
 Level = Literal["note", "warning", "error"]
@@ -87,14 +75,13 @@ class Console:
         self._colour = colour
         self._verbose = verbose
         self._clock = clock
+        self._labels = Labels(tasks, colour=colour)
         self._record = record
         self._needed = needed
         self._left = threading.Event()
-        self._width = max((len(str(task)) for task in tasks), default=0)
-        self._order = {task: index for index, task in enumerate(tasks)}
         self._logs: list[FollowedLog] = []
         self._noted_once: set[str] = set()
-        self._orders: queue.SimpleQueue[tuple[TaskId, Path] | str | _Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[TaskId, Path, int] | str | _Order] = queue.SimpleQueue()
         self._left_out = 0
         """Notes that were dropped because too many waited."""
         self._broken = threading.Event()
@@ -102,9 +89,9 @@ class Console:
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
         self._thread.start()
 
-    def follow(self, task: TaskId, path: Path) -> None:
-        """Shows the log at `path` from its beginning, and follows it."""
-        self._orders.put((task, path))
+    def follow(self, task: TaskId, path: Path, offset: int = 0) -> None:
+        """Shows the log at `path` from this offset on, and follows it."""
+        self._orders.put((task, path, offset))
 
     def note(self, text: str) -> None:
         """Writes a message to stderr, after what the tasks have printed so far.
@@ -112,8 +99,7 @@ class Console:
         Control characters are replaced, since messages quote programs. If too many messages wait for a terminal that
         does not read, this one is dropped and counted.
         """
-        self._record("note", text)
-        self._put(printable(text))
+        self.say("note", text)
 
     def note_once(self, text: str) -> None:
         """Writes the message unless it was written before."""
@@ -122,13 +108,15 @@ class Console:
             self.note(text)
 
     def warn(self, text: str) -> None:
-        self._record("warning", text)
-        self._put(self._style(f"Warning: {printable(text)}", fg="yellow"))
+        self.say("warning", text)
 
     def error(self, text: str) -> None:
-        self._record("error", text)
-        first, line_break, rest = printable(text).partition("\n")
-        self._put(self._style(first, fg="red") + line_break + rest)
+        self.say("error", text)
+
+    def say(self, level: Level, text: str) -> None:
+        """Records the text; then writes it as a note, a warning or an error."""
+        self._record(level, text)
+        self._put(style_message(level, text, colour=self._colour))
 
     def _put(self, text: str) -> None:
         if self._orders.qsize() < NOTES_LIMIT:
@@ -210,10 +198,9 @@ class Console:
             self._sink = NowhereSink()
             self._broken.set()
 
-    def _open(self, task: TaskId, path: Path) -> FollowedLog:
-        colour = _COLOURS[self._order.get(task, 0) % len(_COLOURS)]
-        label = self._style(f"{task!s:<{self._width}} │ ", fg=colour).encode()
-        return FollowedLog(path, label, LogLines(keep_colours=self._colour, fold=not self._verbose))
+    def _open(self, task: TaskId, path: Path, offset: int) -> FollowedLog:
+        lines = LogLines(keep_colours=self._colour, fold=not self._verbose)
+        return FollowedLog(path, self._labels.of(task), lines, offset)
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any log had."""
@@ -246,7 +233,7 @@ class Console:
 
     def _write(self, log: FollowedLog, lines: Sequence[bytes]) -> None:
         if lines:
-            text = log.label + (b"\n" + log.label).join(lines) + b"\n"
+            text = prefix_lines(log.label, lines)
             self._out(lambda sink: sink.write(text))
 
     def _show_zeros(self, log: FollowedLog) -> None:
@@ -267,14 +254,22 @@ class Console:
 
 
 def open_console(
-    tasks: Sequence[TaskId], *, verbose: bool, record: Callable[[Level, str], None], needed: bool
+    tasks: Sequence[TaskId],
+    *,
+    verbose: bool,
+    record: Callable[[Level, str], None] = lambda _level, _text: None,
+    needed: bool = True,
 ) -> Console:
     """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
-    is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    make = TerminalSink if is_terminal else PlainSink
-    colour = is_terminal and not os.environ.get("NO_COLOR")
+    make = TerminalSink if is_terminal() else PlainSink
+    colour = is_terminal() and not os.environ.get("NO_COLOR")
     # Not sys.stdout and sys.stderr: Python flushes those at its exit, where it waits for a stuck reader and complains
     # of one that has gone.
     stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
     stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record, needed=needed)
+
+
+def is_terminal() -> bool:
+    """Whether all of our output goes to a terminal that understands control sequences."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

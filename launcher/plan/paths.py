@@ -68,5 +68,8 @@ class RunPaths:
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
+    def attempt(self, number: int) -> Path:
+        return Path(AttemptFiles(str(self.root), number).directory)
+
     def relative(self, path: Path) -> str:
         return str(path.relative_to(self.root))

@@ -113,7 +113,8 @@ class RunDir(RunPaths):
         finally:
             journal.close()
             end = asdict(journal.ended) if journal.ended is not None else {}
-            self._write_end(f"{_render({**facts, **end, 'ended': True, 'ended_at': clock.now()})}\n")
+            if self.find_generation() <= start.generation:  # else run.json is another controller's by now
+                self._write_end(f"{_render({**facts, **end, 'ended': True, 'ended_at': clock.now()})}\n")
 
     def _write_end(self, text: str) -> None:
         try:
@@ -132,6 +133,13 @@ class RunDir(RunPaths):
         """
         run_id, controller, ended = self._read_run()
         return run_id, None if ended or not is_alive(controller) else controller
+
+    def find_generation(self) -> int:
+        """How many controllers the run has had before the latest one."""
+        try:
+            return int(json.loads(self.run.read_bytes()).get("generation", 0))
+        except (OSError, ValueError, AttributeError, TypeError):
+            return 0
 
     def read_socket(self) -> str:
         """The path of the controller's socket; empty if it has none."""

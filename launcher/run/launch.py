@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.console.writer import Console, open_console
-from launcher.errors import InterruptionError, RunDirectoryError, ShownError
+from launcher.errors import InterruptionError, RunDirectoryError, ShownError, TakenOverError
 from launcher.gang.faults import Fault
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner, place
@@ -153,7 +153,7 @@ def _reporting_failure(files: RunDir, start: RunStart, journal: Journal, history
     """Writes a report for a run that could not be started, if possible."""
     try:
         yield
-    except ShownError:
+    except (ShownError, TakenOverError):
         raise
     except (Exception, Interruption) as caught:
         error = InterruptionError(caught.signum) if isinstance(caught, Interruption) else caught

@@ -178,6 +178,13 @@ class NodeLinks:
     def facts(self) -> dict[str, NodeFacts]:
         return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self.ready.items()}
 
+    def abandon(self) -> None:
+        """Closes all links without a word to the agents."""
+        for node, link in self._links.items():
+            self._close_inbox(node)
+            link.abandon()
+        self._mirror.close()
+
     def close(self) -> dict[str, int | None]:
         """Stops every agent; returns how many processes are left on each node, None if that is unknown."""
         self.hurry()

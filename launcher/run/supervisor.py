@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher.console.messages import render_restart
-from launcher.errors import RunDirectoryError, ShownError, error_lines
+from launcher.errors import RunDirectoryError, ShownError, TakenOverError, error_lines
 from launcher.gang.events import Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
 from launcher.gang.preflight import Preflight
@@ -113,6 +113,9 @@ class Supervisor:
                 if restart is not None:
                     self._pause(restart.pause_s)
                     self._interrupted = self._asked
+        except TakenOverError:
+            self._links.abandon()
+            raise
         except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
         left = confirm_left(self._links.close(), self._context.run_id, self._console)

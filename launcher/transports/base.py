@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.log_index import SUFFIX, LogIndex, Mark
 from worker_entry.protocol.messages import Log, Message, Ready
+from worker_entry.system import clock
 
 OPEN_LOGS = 128
 """Mirrored logs that are open at once: a controller may be limited to 1,024 descriptors in all."""
@@ -99,7 +102,7 @@ class Deliver(Protocol):
     """Takes a message from a node; called from the link's own thread."""
 
     def __call__(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
-        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for news of the link itself."""
+        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for what is not counted."""
 
 
 class Link(Protocol):
@@ -121,6 +124,9 @@ class Link(Protocol):
 
     def drop_if_silent(self, limit_s: float) -> None:
         """Closes the link if no data came for `limit_s`, although the agent may still answer."""
+
+    def abandon(self) -> None:
+        """Closes the link without a word to the agent, which goes on if it can."""
 
     def close(self) -> int | None:
         """Stops the agent, by force if necessary; returns how many processes are left, None if that is unknown."""
@@ -148,8 +154,10 @@ class Transport(Protocol):
 class LogSink(Protocol):
     """Takes the log bytes of a node."""
 
-    def write(self, frame: Log, data: bytes) -> bool:
+    def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """Called from the link's own thread; returns False for a piece of an earlier attempt, which is dropped.
+
+        `clock_offset_s`: how far the times of the frame are ahead of ours.
 
         Raises:
             ProtocolError: the piece contradicts earlier ones.
@@ -177,7 +185,7 @@ class LogMirror:
         self._end(lambda key: key[0] < attempt)
         self._attempt = attempt
 
-    def write(self, frame: Log, data: bytes) -> bool:
+    def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """See LogSink; a piece that begins past the end of its log is a ProtocolError."""
         key = frame.attempt, frame.task
         with self._lock:
@@ -187,6 +195,7 @@ class LogMirror:
             if file is None:
                 file = self._files[key] = _MirroredFile(self._path_of(*key))
         file.write(data, frame.offset)
+        file.index(frame.marks, clock_offset_s)
         with self._lock:
             self._open[file] = None
             self._open.move_to_end(file)
@@ -215,6 +224,9 @@ class _MirroredFile:
         self._path = path
         self._lock = threading.Lock()
         self._descriptor: int | None = None
+        self._index: LogIndex | None = None
+        self._indexed = -math.inf
+        """The node's time of the last mark; a piece that is sent again has its marks again."""
         self._size = path.stat().st_size if path.exists() else 0  # what an earlier controller of the run has written
         self._ended = False
 
@@ -232,6 +244,18 @@ class _MirroredFile:
                 data, offset = data[written:], offset + written
             self._size = max(self._size, offset)
 
+    def index(self, marks: Sequence[Mark], clock_offset_s: float) -> None:
+        """Adds the marks, by our clock: none is in the future, whatever a node's clock says."""
+        with self._lock:
+            if self._ended or not marks:
+                return
+            if self._index is None:
+                self._index = LogIndex(f"{self._path}{SUFFIX}")
+            for mark in marks:
+                if mark.time > self._indexed:
+                    self._indexed = mark.time
+                    self._index.note(mark.offset, min(mark.time - clock_offset_s, clock.now()))
+
     def close(self) -> None:
         """Closes the file until the next write."""
         with self._lock:
@@ -247,3 +271,6 @@ class _MirroredFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+        if self._index is not None:
+            self._index.close()
+            self._index = None

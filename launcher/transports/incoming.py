@@ -121,13 +121,13 @@ class Inbox:
                 is_closed = self._closed
                 if not is_closed:
                     self._unread = [self._unread[0] + 1, self._unread[1] + weight]
-                    self._last = frame
+                    self._last = max(self._last, frame)
             if is_closed:
                 self._drop(frame)
                 return
         self._put(Arrived(self, message, placement, weight, frame))
 
-    def write(self, frame: Log, data: bytes) -> bool:
+    def write(self, frame: Log, data: bytes, clock_offset_s: float = 0.0) -> bool:
         """Writes a log piece; one of an earlier attempt is dropped.
 
         Raises:
@@ -138,7 +138,7 @@ class Inbox:
         if frame.attempt < placement.attempt:
             return False
         placement.check(self.node, frame)
-        return self._mirror.write(frame, data)
+        return self._mirror.write(frame, data, clock_offset_s)
 
     def release(self, arrived: Arrived) -> None:
         if not isinstance(arrived.message, LinkNews):
@@ -156,7 +156,7 @@ class Inbox:
     def _drop(self, frame: int) -> None:
         """Confirms a message that nobody will handle, once all before it are settled."""
         with self._changed:
-            self._dropped = frame
+            self._dropped = max(self._dropped, frame)
         self._confirm()
 
     def _confirm(self) -> None:

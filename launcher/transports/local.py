@@ -111,6 +111,9 @@ class LocalLink:
     def drop_if_silent(self, limit_s: float) -> None:
         self._frames.drop_if_silent(limit_s)
 
+    def abandon(self) -> None:
+        self._frames.give_up()
+
     def close(self) -> int | None:
         self._frames.finish()
         try:

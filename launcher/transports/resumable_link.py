@@ -227,7 +227,7 @@ class ResumableLink:
                 raise ProtocolError(f"{type(message).__name__} before Attached")
             case Log():
                 try:
-                    if not self._mirror.write(message, body):
+                    if not self._mirror.write(message, body, self.clock_offset_s):
                         return
                 except OSError as error:
                     raise LinkError(f"its log cannot be written: {error.strerror}") from None
@@ -243,7 +243,7 @@ class ResumableLink:
                         raise ProtocolError(f"version {message.version} of the protocol; this is {VERSION}")
                     self.reattach_folder = message.reattach_folder
                     self._outgoing.beat_soon()
-                self._deliver(self._node, message, self._outgoing.received)
+                self._deliver(self._node, message, self._outgoing.received if is_counted(message) else 0)
 
     # --- reconnecting ---
 

@@ -108,7 +108,7 @@ def _sample_trees(tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:
 
 def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
     used = [_read_use(pid) for pid in pids]
-    return _Sample(now, sum(cpu_s for cpu_s, _ in used), sum(size for _, size in used), task.log_size())
+    return _Sample(now, sum(cpu_s for cpu_s, _ in used), sum(size for _, size in used), task.log.size())
 
 
 def _read_use(pid: int) -> tuple[float, int]:

@@ -19,9 +19,9 @@ def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connect
     while exhausted < len(log_queue) and connection.pending < OUTPUT_LIMIT:
         task = log_queue[0]
         log_queue.rotate(-1)
-        offset, data, hole = task.read_log()
+        offset, data, hole, marks = task.log.read()
         if hole:
             connection.send(Noted(f"the log of {task.name} has a hole of {render_bytes(hole)}, which is skipped"))
-        if data:
-            connection.send(Log(attempt, task.name, offset, len(data)), data)
+        if data or marks:
+            connection.send(Log(attempt, task.name, offset, len(data), marks), data)
         exhausted = 0 if data else exhausted + 1

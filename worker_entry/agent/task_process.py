@@ -13,6 +13,7 @@ from typing import Optional, Union
 
 from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
 from worker_entry.agent.status_reader import StatusFiles
+from worker_entry.agent.task_log import TaskLog
 from worker_entry.program.finding import find_command
 from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
@@ -20,14 +21,7 @@ from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private
 from worker_entry.protocol.messages import Exited, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import processes
-from worker_entry.system.file_holes import end_of_hole, is_zeros
 from worker_entry.system.oom import OomWatch
-
-LOG_PIECE = 256 << 10
-"""Bytes of a log read at once."""
-
-HOLE = 64 << 10
-"""Bytes; a hole in a log that is at least this long is skipped."""
 
 FULL = 64 << 10
 """Bytes; a disk with less free space counts as full: there may be no room for a log's next lines."""
@@ -47,19 +41,15 @@ class TaskStartError(Exception):
 
 
 class StartedTask:
-    """One started task: its process, and how far its log has been sent."""
+    """One started task: its process and its log."""
 
-    def __init__(self, name: str, pid: int, log: int, files: AttemptFiles, not_forked: str = "") -> None:
+    def __init__(self, name: str, pid: int, log: TaskLog, files: AttemptFiles, not_forked: str = "") -> None:
         self.name = name
         self.pid = pid
         self.running = True
         self.not_forked = not_forked
         """Why it was not forked from the forkserver, if it could have been."""
-        self._log = log
-        self._place = 0
-        """The offset up to which the file has been read."""
-        self._holes: list[tuple[int, int]] = []
-        """Skipped holes: for each, the bytes sent before it, and the total length of all holes up to it."""
+        self.log = log
         self._files = files
         self._status = StatusFiles(files, name)
 
@@ -103,46 +93,12 @@ class StartedTask:
                     pid = _start_runner(order, files.order(start.task), env, cwd, output)
         finally:
             os.close(output)
-        return cls(start.task, pid, os.open(log, os.O_RDONLY), files, not_forked)
-
-    def read_log(self) -> tuple[int, bytes, int]:
-        """Returns the piece's offset in the sent log, the next piece, and the length of a hole skipped before it.
-
-        The piece is empty when the whole log has been read.
-        """
-        if self.unsent() < 0:  # the program has truncated its own log, as `echo … > /dev/stderr` does
-            self._place, self._holes = 0, []
-        data, hole = os.pread(self._log, LOG_PIECE, self._place), 0
-        if is_zeros(data):
-            hole = end_of_hole(self._log, self._place) - self._place
-            if hole >= HOLE:
-                self._holes.append((self._place - self._left_out, self._left_out + hole))
-                self._place += hole
-                data = os.pread(self._log, LOG_PIECE, self._place)
-        offset = self._place - self._left_out
-        self._place += len(data)
-        return offset, data, hole if hole >= HOLE else 0
-
-    @property
-    def _left_out(self) -> int:
-        return self._holes[-1][1] if self._holes else 0
-
-    def rewind(self, offset: int) -> None:
-        """Reads again from this offset: what was sent after it got lost."""
-        if offset < self._place - self._left_out:
-            while self._holes and self._holes[-1][0] > offset:
-                self._holes.pop()
-            self._place = offset + self._left_out
+        return cls(start.task, pid, TaskLog(log, files.log_index(start.task)), files, not_forked)
 
     def follow(self, before: StartedTask) -> None:
-        """Continues where the task's earlier process ended, which wrote to the same log."""
-        self._place, self._holes = before._place, before._holes
-
-    def unsent(self) -> int:
-        return self.log_size() - self._place
-
-    def log_size(self) -> int:
-        return os.fstat(self._log).st_size
+        """Takes over the log of the task's earlier process, to which this one appends."""
+        self.log.close()
+        self.log = before.log
 
     @property
     def stacks_file(self) -> str:
@@ -180,7 +136,7 @@ class StartedTask:
         return None
 
     def close(self) -> None:
-        os.close(self._log)
+        self.log.close()
 
 
 def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:

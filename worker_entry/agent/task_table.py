@@ -55,7 +55,6 @@ class RunningTasks:
             if before is not None:  # it appends to the same log
                 self.log_queue.remove(before)
                 task.follow(before)
-                before.close()
             self.by_name[start.task] = task
             self._ports.forming |= {start.task} & self._ports.numbers.keys()
             self.log_queue.append(task)
@@ -76,10 +75,15 @@ class RunningTasks:
                     self._send(last)
                 self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
 
+    def observe_logs(self, *, last: bool = False) -> None:
+        """Indexes what has been written; `last`: nothing more will be."""
+        for task in self.by_name.values():
+            task.log.observe(last=last)
+
     def rewind(self, attach: Attach, attempt: int) -> None:
         """Sends the logs again from the offsets that the controller has reached."""
         for task in self.by_name.values():
-            task.rewind(attach.offsets.get(task.name, 0) if attach.attempt == attempt else 0)
+            task.log.rewind(attach.offsets.get(task.name, 0) if attach.attempt == attempt else 0)
 
     def forget(self) -> None:
         for task in self.by_name.values():

@@ -7,6 +7,8 @@ import errno
 import os
 from dataclasses import dataclass
 
+from worker_entry.protocol.log_index import SUFFIX
+
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `worker_entry`: `python PACKAGE VERB` starts it."""
 LOCK = ".lock"
@@ -45,6 +47,10 @@ class AttemptFiles:
     def log(self, task: str) -> str:
         """stdout and stderr of the task, byte for byte."""
         return self._path(task, "log")
+
+    def log_index(self, task: str) -> str:
+        """When the log had which size (`log_index`)."""
+        return self.log(task) + SUFFIX
 
     def crash(self, task: str) -> str:
         """The crash record, if the program raised."""

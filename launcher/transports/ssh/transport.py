@@ -113,6 +113,9 @@ class SshLink:
     def drop_if_silent(self, limit_s: float) -> None:
         self._frames.drop_if_silent(limit_s)
 
+    def abandon(self) -> None:
+        self._frames.give_up()
+
     def close(self) -> int | None:
         with self._lock:
             self._closing.set()

@@ -1,0 +1,180 @@
+"""Shows what the foreground of a run would show, from the last screenful on."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from launcher.console.labels import Labels, prefix_lines, style_message
+from launcher.console.log_lines import LogLines
+from launcher.plan.paths import RunPaths
+from launcher.run.directory import RunDir
+from launcher.run.journal_reading import Entry, JournalReader, read_last_entries, said_level, said_text
+from launcher.run.log_copy import write_all
+from launcher.run.log_file import Block
+from launcher.run.log_reading import LogChoice, LogReader, find_logs
+from launcher.run.looking import looks
+from launcher.run.run_watch import RunWatch
+from launcher.tasks import TaskId, parse_task_id
+
+if TYPE_CHECKING:
+    from launcher.console.writer import Console
+
+CHATTER = 4
+"""How many lines are read for each that is shown: TensorFlow's start-up messages are left out."""
+
+
+class Left(Exception):  # noqa: N818 - no error
+    """The user has looked long enough."""
+
+
+class _Line(NamedTuple):
+    """A line of the first screenful, for stdout or stderr."""
+
+    time: float
+    descriptor: int
+    text: bytes
+
+
+class Attachment:
+    """Shows a run on stdout and stderr; `colour` is for a terminal, `verbose` shows all of TensorFlow's messages."""
+
+    def __init__(self, files: RunDir, *, colour: bool, verbose: bool) -> None:
+        self.run = RunWatch(files)
+        self._files = files
+        self._colour = colour
+        self._verbose = verbose
+        self._rows = max(_count_rows() - 1, 5)
+        self._reader = LogReader(files, LogChoice(tail=self._rows * CHATTER))
+        self._tasks = read_tasks(files)
+
+    def show(self) -> None:
+        """Returns when the run is over, and everything is shown.
+
+        Raises:
+            Left: the user has typed `q`.
+            KeyboardInterrupt: the user has typed Ctrl-C.
+            OSError: the reader of our output has gone.
+        """
+        over = self.run.is_over()
+        entries, journal = read_last_entries(self._files.events)
+        blocks = self._reader.read(None if over else time.time())
+        lines = [*heapq.merge(self._render_own(entries), self._render(blocks), key=lambda line: line.time)]
+        for descriptor, group in groupby(lines[-self._rows :], key=lambda line: line.descriptor):
+            write_all(descriptor, b"".join([line.text for line in group]))
+        if not over:
+            self._follow(journal)
+
+    def _render(self, blocks: Iterable[Block]) -> Iterator[_Line]:
+        labels = Labels(self._tasks, colour=self._colour)
+        shown: dict[TaskId, LogLines] = {}
+        for block in blocks:
+            if block.task not in shown:
+                shown[block.task] = LogLines(keep_colours=self._colour, fold=not self._verbose)
+            for line in shown[block.task].feed(block.data):
+                yield _Line(block.time or 0.0, sys.stdout.fileno(), prefix_lines(labels.of(block.task), [line]))
+
+    def _render_own(self, entries: Iterable[Entry]) -> Iterator[_Line]:
+        for entry in entries:
+            if entry["event"] == "said":
+                text = style_message(said_level(entry), said_text(entry), colour=self._colour)
+                for line in text.encode("utf-8", "backslashreplace").splitlines():
+                    yield _Line(entry["time"], sys.stderr.fileno(), line + b"\n")
+
+    def _follow(self, journal: JournalReader) -> None:
+        # Imported after the first screenful is shown.
+        from launcher.console.keyboard import single_keys
+        from launcher.console.writer import open_console
+
+        with single_keys() as keys:
+            live = _Live(
+                self._files,
+                open_console(self._tasks, verbose=self._verbose),
+                self._reader,
+            )
+            try:
+                for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keys):
+                    live.show(journal)
+                    if live.console.broken:
+                        _break_off()
+                    typed = os.read(keys[0], 64) if look.readable else None
+                    if typed is not None and (not typed or b"q" in typed.lower()):
+                        _leave()
+            except BaseException:
+                live.console.hurry()
+                raise
+            finally:
+                live.console.close()
+
+
+class _Live:
+    """Lets a console follow the logs of the last attempt, from where `reader` is."""
+
+    def __init__(self, files: RunDir, console: Console, reader: LogReader) -> None:
+        self.console = console
+        self._files = files
+        self._attempt = reader.attempt
+        self._followed = set(reader.logs)
+        for task, log in reader.logs.items():
+            console.follow(task, log.path, log.position - log.unread())
+        reader.close()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files and folders whose changes matter; the console polls the logs itself."""
+        return [self._files.root, self._files.events, self._files.attempt(self._attempt)]
+
+    def show(self, journal: JournalReader) -> None:
+        """Shows what distlaunch has said since, and follows new logs."""
+        for entry in journal.read():
+            if entry["event"] == "said":
+                self.console.say(said_level(entry), said_text(entry))
+        self._follow_new()
+        while self._files.attempt(self._attempt + 1).is_dir():
+            self.console.end_logs()
+            self._attempt, self._followed = self._attempt + 1, set()
+            self._follow_new()
+
+    def _follow_new(self) -> None:
+        for task, path in find_logs(self._files.attempt(self._attempt)).items():
+            if task not in self._followed and not task.is_auxiliary:
+                self._followed.add(task)
+                self.console.follow(task, path)
+
+
+def _leave() -> NoReturn:
+    raise Left
+
+
+def _break_off() -> NoReturn:
+    raise BrokenPipeError
+
+
+def _count_rows() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except OSError:
+        return 24
+
+
+def read_tasks(files: RunPaths) -> list[TaskId]:
+    """The tasks of the run's plan, in its order; empty if it cannot be read."""
+    try:
+        plan = json.loads(files.plan.read_bytes())
+        tasks = [parse_task_id(task["task"]) for task in plan["tasks"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [task for task in tasks if not task.is_auxiliary]
+
+
+def end_as_left(*_: object) -> NoReturn:
+    """Handles SIGTERM: the terminal is restored on the way out."""
+    sys.exit(128 + signal.SIGTERM)

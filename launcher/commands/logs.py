@@ -1,0 +1,142 @@
+"""Shows the logs of a run's tasks, of one that is over or, with `follow`, of one that is running."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from launcher.console.log_output import LogOutput
+from launcher.errors import UsageError
+from launcher.plan.paths import RunPaths
+from launcher.run.directory import RunDir
+from launcher.run.journal_reading import Entry, JournalReader, said_level, said_text
+from launcher.run.log_copy import copy_log, widen_pipe, write_all
+from launcher.run.log_file import Block
+from launcher.run.log_reading import LogChoice, LogReader, find_attempts, find_logs
+from launcher.run.looking import looks
+from launcher.run.run_watch import RunWatch
+from launcher.tasks import TaskId, name_tasks
+
+TOGETHER = 256 << 10
+"""Bytes that are rendered and written at once."""
+
+
+def find_tasks(files: RunPaths, choice: LogChoice, expected: Sequence[TaskId] = ()) -> list[TaskId]:
+    """The tasks whose logs a choice selects; empty if there is none yet. `expected`: tasks that may still get one.
+
+    Raises:
+        UsageError: there is no such attempt, or no such task.
+    """
+    attempts = find_attempts(files)
+    if choice.attempt is not None and choice.attempt not in attempts:
+        last = f"the last one is {attempts[-1]}" if attempts else "none has begun"
+        raise UsageError(f"this run has no attempt {choice.attempt}: {last}")
+    found = find_logs(files.attempt(choice.attempt or attempts[-1])) if attempts else {}
+    for pattern in choice.patterns:
+        if found and not any(pattern.matches(task) for task in (*found, *expected)):
+            raise UsageError(f"this run has no log of {pattern}", hint=f"it has logs of {name_tasks(found)}")
+    return [task for task in found if choice.has(task)]
+
+
+def show_logs(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: bool, stdout: int) -> None:
+    """Writes the logs; with `follow`, until the run is over.
+
+    Raises:
+        OSError: the reader has gone, or the output cannot be written.
+    """
+    reader = LogReader(files, choice)
+    widen_pipe(stdout)
+
+    def write(blocks: Iterable[Block]) -> None:
+        rendered, size = [], 0
+        for block in blocks if choice.timed else _join(blocks):
+            text = output.render(*block)
+            rendered.append(text)
+            size += len(text)
+            if size >= TOGETHER:
+                write_all(stdout, b"".join(rendered))
+                rendered, size = [], 0
+        write_all(stdout, b"".join(rendered))
+
+    for over in _looks(files, lambda: reader.paths, follow=follow, stdout=stdout):
+        now = None if over else time.time()
+        write(reader.read(now))
+        while follow and reader.is_behind():
+            write(reader.advance())
+            write(reader.read(now))
+        if over or reader.is_over():
+            break
+    write(reader.read(None))
+
+
+def copy_logs(files: RunDir, choice: LogChoice, *, follow: bool, stdout: int) -> int:
+    """Writes the log of one task as it is, its unfinished line included; with `follow`, until the run is over.
+
+    Returns how many zeros were left out, which no program has written.
+
+    Raises:
+        OSError: the reader has gone, or the output cannot be written.
+    """
+    reader, left_out = LogReader(files, choice), 0
+    widen_pipe(stdout)
+    for over in _looks(files, lambda: reader.paths, follow=follow, stdout=stdout):
+        while True:
+            reader.find()
+            behind = follow and reader.is_behind()  # asked before reading: nothing is missed
+            left_out += sum([copy_log(log, stdout) for log in reader.logs.values()])
+            if not behind:
+                break
+            reader.next_attempt()
+        if over or reader.is_over():
+            break
+    return left_out
+
+
+def show_own(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: bool, stdout: int) -> None:
+    """Writes what distlaunch itself has said; with `follow`, until the run is over.
+
+    Raises:
+        OSError: the reader has gone, or the output cannot be written.
+    """
+    journal, tail = JournalReader(files.events), choice.tail
+    for _ in _looks(files, lambda: [files.root, files.events], follow=follow, stdout=stdout):
+        entries = [entry for entry in journal.read() if _is_chosen(entry, choice)][: choice.head]
+        if tail is not None:
+            entries, tail = entries[max(len(entries) - tail, 0) :], None
+        rendered = [output.render_own(entry["time"], said_level(entry), said_text(entry)) for entry in entries]
+        write_all(stdout, b"".join(rendered))
+
+
+def _looks(files: RunDir, paths: Callable[[], Iterable[Path]], *, follow: bool, stdout: int) -> Iterator[bool]:
+    """Yields at once and, with `follow`, after every change; yields whether it was the last time."""
+    if not follow:
+        yield True
+        return
+    for look in looks(RunWatch(files), paths, stdout=stdout):
+        yield look.over
+
+
+def _join(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Joins blocks of one task that follow each other, whose times are not shown."""
+    task: TaskId | None = None
+    parts: list[bytes] = []
+    size = 0
+    for block in blocks:
+        if parts and (block.task != task or size >= TOGETHER):
+            assert task is not None
+            yield Block(None, task, b"".join(parts))
+            parts, size = [], 0
+        task = block.task
+        parts.append(block.data)
+        size += len(block.data)
+    if task is not None and parts:
+        yield Block(None, task, b"".join(parts))
+
+
+def _is_chosen(entry: Entry, choice: LogChoice) -> bool:
+    return (
+        entry["event"] == "said"
+        and (choice.attempt is None or entry.get("attempt") == choice.attempt)
+        and (choice.since is None or entry["time"] >= choice.since)
+    )

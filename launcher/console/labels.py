@@ -1,0 +1,53 @@
+"""How lines look: a task's behind its label, `worker:1 │ `, in the task's colour; our own by their level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from launcher.printable import printable
+from launcher.tasks import TaskId
+
+_COLOURS = (
+    "cyan",
+    "yellow",
+    "green",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_yellow",
+    "bright_green",
+    "bright_magenta",
+    "bright_blue",
+)
+
+
+class Labels:
+    """Labels of one width; `tasks`: all tasks."""
+
+    def __init__(self, tasks: Sequence[TaskId], *, colour: bool) -> None:
+        self._width = max((len(str(task)) for task in tasks), default=0)
+        self._order = {task: index for index, task in enumerate(tasks)}
+        self._colour = colour
+
+    def of(self, task: TaskId) -> bytes:
+        label = f"{task!s:<{self._width}} │ "
+        if self._colour:
+            label = click.style(label, fg=_COLOURS[self._order.get(task, 0) % len(_COLOURS)])
+        return label.encode()
+
+
+def prefix_lines(label: bytes, lines: Sequence[bytes]) -> bytes:
+    """The lines, each behind the label and with a line break."""
+    return label + (b"\n" + label).join(lines) + b"\n"
+
+
+def style_message(level: str, text: str, *, colour: bool) -> str:
+    """A message of our own: a note, a warning or an error."""
+    text = printable(text)
+    if level == "warning":
+        text = f"Warning: {text}"
+        return click.style(text, fg="yellow") if colour else text
+    first, line_break, rest = text.partition("\n")
+    return (click.style(first, fg="red") if colour and level == "error" else first) + line_break + rest

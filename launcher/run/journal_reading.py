@@ -1,0 +1,74 @@
+"""Reads `events.jsonl` of a run, also while it is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.console.writer import Level
+
+PIECE = 1 << 20
+
+Entry = dict[str, Any]
+"""One line: at least `time` (Unix seconds), `attempt` and `event`."""
+
+
+class JournalReader:
+    """Reads complete lines from `offset` on; with an offset within a line, from the next line on."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+        self._begins_within = offset > 0
+
+    def read(self) -> Iterator[Entry]:
+        """The entries since the last call; nothing if there is no file. What is not an entry is skipped."""
+        rest = b""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while data := file.read(PIECE):
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        self._offset += len(line) + 1
+                        if self._begins_within:
+                            self._begins_within = False
+                        elif (entry := _parse(line)) is not None:
+                            yield entry
+        except OSError:
+            return
+
+
+def read_last_entries(path: Path, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
+    """The entries in the last `size` bytes, and a reader of those that follow."""
+    try:
+        offset = max(path.stat().st_size - size, 0)
+    except OSError:
+        offset = 0
+    reader = JournalReader(path, offset)
+    return list(reader.read()), reader
+
+
+def said_text(entry: Entry) -> str:
+    """The text of a `said` entry."""
+    return str(entry.get("text", ""))
+
+
+def said_level(entry: Entry) -> Level:
+    """The level of a `said` entry; a note if it is of no level that we know."""
+    level = entry.get("level")
+    return level if level in ("warning", "error") else "note"
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+        return None
+    is_time = isinstance(entry.get("time"), (int, float)) and not isinstance(entry["time"], bool)
+    return entry if is_time else None

@@ -1,0 +1,47 @@
+"""Looks at a running run's files whenever they change, until the run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from launcher.run.file_watch import FileWatch
+from launcher.run.run_watch import RunWatch
+
+NAMES = (".log", "attempt-", "run.json", "events.jsonl")
+"""Parts of the names of new files that matter to a reader."""
+
+
+class Look(NamedTuple):
+    """`over`: the run was over before this look, which is the last one; `readable`: descriptors that can be read."""
+
+    over: bool
+    readable: Collection[int]
+
+
+def looks(
+    run: RunWatch,
+    paths: Callable[[], Iterable[Path]],
+    *,
+    stdout: int | None = None,
+    readable: Collection[int] = (),
+) -> Iterator[Look]:
+    """Yields at once, and then whenever one of the paths has changed or one of the descriptors can be read.
+
+    Raises:
+        BrokenPipeError: the reader of `stdout` has gone.
+    """
+    watch = FileWatch(*NAMES)
+    found: Collection[int] = ()
+    try:
+        while True:
+            over = run.is_over()  # asked before the caller reads: nothing is missed
+            yield Look(over, found)
+            if over:
+                return
+            found = ()
+            if not watch.add(paths()):  # else it may have changed between the caller's look and now
+                found = watch.wait(readable, until_closed=stdout)
+    finally:
+        watch.close()

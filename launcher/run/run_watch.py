@@ -1,0 +1,63 @@
+"""Whether a run is over, and how it ended, from its files alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import RunDirectoryError, UsageError
+from launcher.run.directory import RunDir
+
+ASK_S = 1.0
+"""How often the controller's process is looked at."""
+
+
+class RunWatch:
+    """Looks at run.json again only when it has changed, and at the controller's process once a second."""
+
+    def __init__(self, files: RunDir) -> None:
+        self.facts: Mapping[str, Any] = {}
+        """What run.json says."""
+        self.is_lost = False
+        """Whether the controller has gone without a word."""
+        self._files = files
+        self._seen: tuple[int, int] | None = None
+        self._asked = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the run has ended, or its controller is gone."""
+        self._read()
+        if not self.facts.get("ended") and time.monotonic() - self._asked >= ASK_S:
+            self._asked = time.monotonic()
+            gone = self._is_gone()
+            self._read()  # it may have ended meanwhile
+            self.is_lost = gone and not self.facts.get("ended")
+        return bool(self.facts.get("ended")) or self.is_lost
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            status = self._files.run.stat()
+            if self._seen != (status.st_ino, status.st_mtime_ns):
+                facts = json.loads(self._files.run.read_bytes())
+                self.facts = facts if isinstance(facts, dict) else {}
+                self._seen = status.st_ino, status.st_mtime_ns
+
+    def _is_gone(self) -> bool:
+        try:
+            _, controller = self._files.read_run()
+        except UsageError:  # it is on another machine, which only its files tell of
+            return False
+        except RunDirectoryError:
+            return True
+        return controller is None
+
+    def exit_status(self) -> int | None:
+        """The run's exit status; None if it is not known."""
+        if isinstance(status := self.facts.get("exit_status"), int):
+            return status
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(self._files.report.read_bytes())["exit_status"])
+        return None

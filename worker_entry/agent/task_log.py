@@ -1,0 +1,117 @@
+"""A task's log on this node: reads it in pieces to be sent, and indexes when it grew."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import NamedTuple
+
+from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
+from worker_entry.system import clock
+from worker_entry.system.file_holes import end_of_hole, is_zeros
+
+PIECE = 256 << 10
+"""Bytes of a log read at once."""
+
+HOLE = 64 << 10
+"""Bytes; a hole in a log that is at least this long is skipped."""
+
+
+class Piece(NamedTuple):
+    """What is sent next; `offset` is its place in the sent log, `hole` the length of a hole skipped before it."""
+
+    offset: int
+    data: bytes
+    hole: int
+    marks: list[Mark]
+
+
+class TaskLog:
+    """The log at `path`, how far it has been sent, and its index at `index_path`."""
+
+    def __init__(self, path: str, index_path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._index = LogIndex(index_path)
+        self._place = 0
+        """The offset up to which the file has been read."""
+        self._holes: list[tuple[int, int]] = []
+        """Skipped holes: for each, the bytes sent before it, and the total length of all holes up to it."""
+        self._next_mark = 0
+        """The number of the first record of the index that has not been sent."""
+        self._indexed = 0.0
+        """When the last record was added."""
+        self._observed = clock.now()
+
+    def observe(self, *, last: bool = False) -> None:
+        """Indexes the log if it has grown; `last`: the log may not be observed again."""
+        status = os.fstat(self._descriptor)
+        now, observed = clock.now(), self._observed
+        self._observed = now
+        if status.st_size == self._index.offset or (now < self._indexed + SPACING_S and not last):
+            return
+        # When the log was last written, if the file system's clock is ours; it was after the last look in any case.
+        written = now - (time.time() - status.st_mtime)
+        self._index.note(status.st_size, min(max(written, observed), now))
+        self._indexed = now
+
+    def read(self) -> Piece:
+        """The next piece; its data are empty when the whole log has been read."""
+        is_cut = self.unsent() < 0  # the program has truncated its own log, as `echo … > /dev/stderr` does
+        if is_cut:
+            self._place, self._holes = 0, []
+        self.observe(last=is_cut or self._index.offset <= self._place)
+        self._next_mark = max(self._next_mark, self._index.first)
+        marks = self._read_marks()
+        limit = marks[-1].offset - self._place if len(marks) == MARKS else PIECE
+        data, hole = self._pread(limit), 0
+        if is_zeros(data):
+            hole = end_of_hole(self._descriptor, self._place) - self._place
+            if hole >= HOLE:
+                self._holes.append((self._place - self._left_out, self._left_out + hole))
+                self._place += hole
+                data = self._pread(limit)
+        offset = self._place - self._left_out
+        self._place += len(data)
+        marks = [mark for mark in marks if mark.offset <= self._place]
+        self._next_mark += len(marks)
+        sent = [Mark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
+        return Piece(offset, data, hole if hole >= HOLE else 0, sent)
+
+    def _pread(self, limit: int) -> bytes:
+        """Bytes that are indexed already, so that the piece has the mark of its last line."""
+        return os.pread(self._descriptor, max(min(limit, self._index.offset - self._place), 0), self._place)
+
+    def _read_marks(self) -> list[Mark]:
+        """The marks of the next piece."""
+        if self._next_mark >= self._index.count:
+            return []
+        try:
+            marks = self._index.read(self._next_mark, MARKS)
+        except OSError:
+            return []
+        return [mark for mark in marks if mark.offset <= self._place + PIECE]
+
+    @property
+    def _left_out(self) -> int:
+        return self._holes[-1][1] if self._holes else 0
+
+    def rewind(self, offset: int) -> None:
+        """Reads again from this offset: what was sent after it got lost."""
+        if offset < self._place - self._left_out:
+            while self._holes and self._holes[-1][0] > offset:
+                self._holes.pop()
+            self._place = offset + self._left_out
+            with contextlib.suppress(OSError):
+                self._next_mark = self._index.find(self._place)
+
+    def unsent(self) -> int:
+        return self.size() - self._place
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        self.observe(last=True)
+        self._index.close()
+        os.close(self._descriptor)
