@@ -37,6 +37,7 @@ def _open_closed_streams() -> None:
 
 def _main(arguments: list[str]) -> int:
     flags: dict[str, bool] = {}
+    stdout = sys.stdout
     if completion.VARIABLE in os.environ:
         completion.prepare()
     try:
@@ -46,8 +47,10 @@ def _main(arguments: list[str]) -> int:
         return 2
     except click.Abort:
         return 130
-    except SystemExit:  # how click ends when nobody reads stdout any more: `distlaunch plan … | head`
-        return 141
+    except SystemExit:
+        if sys.stdout is not stdout:  # click replaces it when nobody reads it any more: `distlaunch plan … | head`
+            return 141
+        raise
     except Exception as error:  # noqa: BLE001 - each becomes an exit status
         if flags.get("debug"):
             import traceback
