@@ -113,8 +113,8 @@ class TestRun:
     def test_stays_under_way_whoever_looks_at_it(self, tmp_path: Path) -> None:
         """Also while it begins: somebody's lock has made it lose its own, and count as over from then on."""
         script = (
-            "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir\n"
-            "with RunDir.create(Path(sys.argv[1])).hold('x', ''):\n"
+            "import sys, time\nfrom pathlib import Path\nfrom launcher.run.directory import RunDir, RunStart\n"
+            "with RunDir.create(Path(sys.argv[1])).hold(RunStart(run_id='x', name='x', started=0.0)):\n"
             "    print('held', flush=True)\n    time.sleep(600)\n"
         )
         folder = tmp_path / "run"

@@ -14,7 +14,7 @@ from tests.apart import linux
 from tests.conftest import Distlaunch
 from tests.test_nursery import Forker
 from tests.test_task import Ended, run
-from worker_entry.program.environment import find_program_env
+from worker_entry.program.environment import ProgramEnv, find_program_env
 from worker_entry.protocol.values import Program
 
 pytestmark = linux
@@ -251,6 +251,11 @@ def test_an_import_sees_the_variables_of_the_program(fake: Forker, tmp_path: Pat
         ('import os, sys\nos.environ["TF_A"] = sys.argv[1]\n', {}, ["TF_A"]),
         ('import os, sys\nos.environ["WANDB_NAME"] = os.environ["CUDA_VISIBLE_DEVICES"] = sys.argv[1]\n', {}, []),
         ('import os\ndef f():\n    os.environ["TF_A"] = "1"\n', {}, []),
+        ('import os\nfor name in "TF_A", "TF_B":\n    os.environ[name] = os.environ["TF_C"] = "1"\n', {}, ["TF_C"]),
+        ('import os\nwith open("x") as file:\n    os.environ["TF_A"] = "1"\n', {"TF_A": "1"}, []),
+        ("import os\nos.environ.clear()\nimport tensorflow", {}, ["TF_GIVEN"]),
+        ("import os\nos.environ.update(dict(os.environ), **{'TF_A': '1'})\nimport tensorflow", {}, []),
+        ("import around\nimport tensorflow", {"TF_AROUND": "1"}, []),
         ("from dotenv import load_dotenv\nload_dotenv()\nimport tensorflow", {}, ["TF_OF_DOTENV"]),
         ('import tensorflow as tf\nimport os\nos.environ["TF_A"] = "1"', {}, []),
         ("def f(:", {}, []),
@@ -261,11 +266,29 @@ def test_the_text_of_a_program_says_what_it_sets(
 ) -> None:
     (tmp_path / "program.py").write_text(source)
     (tmp_path / "settings.py").write_text('import os\nos.environ["TF_SET"] = "1"\nx = 1\n')
+    (tmp_path / "around.py").write_text('import program, os\nos.environ["TF_AROUND"] = "1"\n')
     (tmp_path / ".env").write_text('# settings\nTF_OF_DOTENV="1"\nexport MINE=2\n')
     packages = ("tensorflow", "keras")
     for program in (Program("script", "program.py"), Program("module", "program")):
         found = find_program_env(program, str(tmp_path), {"TF_GIVEN": "1"}, packages)
         assert (found.changes, [*found.unclear]) == (changes, unclear)
+
+
+def test_the_text_of_a_program_that_is_a_folder_is_that_of_its_main_module(tmp_path: Path) -> None:
+    """Its settings are those of the first folder above it that has some."""
+    (tmp_path / ".env").write_text("TF_OF_DOTENV=1\n")
+    folder = tmp_path / "project" / "program"
+    folder.mkdir(parents=True)
+    (folder / "__main__.py").write_text('import os; os.environ["TF_A"] = "1"; load_dotenv()\n')
+    for program in (Program("script", "program"), Program("module", "program")):
+        found = find_program_env(program, str(tmp_path / "project"), {}, ("tensorflow",))
+        assert (found.changes, [*found.unclear]) == ({"TF_A": "1"}, ["TF_OF_DOTENV"])
+
+
+def test_settings_that_are_nowhere_set_nothing(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("load_dotenv()\n")
+    found = find_program_env(Program("script", "program.py"), str(tmp_path), {}, ("tensorflow",))
+    assert found == ProgramEnv()
 
 
 @pytest.mark.tensorflow

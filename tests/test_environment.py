@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
+from launcher.cli.main import _main, cli
+from launcher.errors import EXIT_BUG
 from tests.conftest import Distlaunch, distlaunch_command
 
 
@@ -121,3 +125,30 @@ class TestDebug:
             assert debug.stderr.startswith("Traceback (most recent call last):\n")
             assert debug.stderr.endswith(plain.stderr)
             assert plain.stderr.startswith("Error: ")
+
+
+class TestCommandThatDoesNotEnd:
+    """What a command raises, or meets, that is no error of its own."""
+
+    def test_because_of_a_bug_says_so_and_how_to_see_more(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("NOT_SET", raising=False)
+        monkeypatch.setitem(cli.commands, "odd", click.Command("odd", callback=lambda: os.environ["NOT_SET"]))
+        assert _main(["odd"]) == EXIT_BUG
+        told = "Error: a bug in distlaunch: KeyError('NOT_SET') [bug]\n  `distlaunch --debug …` shows a traceback\n"
+        assert capsys.readouterr().err == told
+
+    def test_because_of_ctrl_c_has_the_exit_status_of_that(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        callback = lambda: signal.raise_signal(signal.SIGINT)  # noqa: E731
+        monkeypatch.setitem(cli.commands, "long", click.Command("long", callback=callback))
+        assert _main(["long"]) == 128 + signal.SIGINT
+
+    def test_because_nobody_reads_its_output_has_the_exit_status_of_that(self, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as stdout:
+            ran = subprocess.run(
+                distlaunch_command("schema"), stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
+            )
+        assert (ran.returncode, ran.stderr) == (128 + signal.SIGPIPE, b"")

@@ -35,6 +35,7 @@ from launcher.gang.events import (
 )
 from launcher.gang.facts import REFUSALS
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, Phase, Reason
+from launcher.gang.waiting import render_waiting
 from launcher.spec.strategies import RULES
 from launcher.tasks import TaskId, parse_task_id
 from worker_entry.protocol.values import Activity, CrashRecord, Problem, Progress, TaskExit
@@ -809,3 +810,13 @@ class TestOutOfStep:
 
         _, actions = play(make_policy({"a": [W1]}), *running(make_policy({"a": [W1]})), self.APART)
         assert actions[-1] == FAILURE_STOP
+
+
+def test_of_a_task_that_is_waited_for_its_strategy_is_told() -> None:
+    policy = make_policy(TWO_NODES)
+    built = TaskReported(W1, "is building its model", 1002.0, strategy="MirroredStrategy")
+    state, _ = play(policy, *preparing(policy), *started(W0, W1), *listening(W0), built)
+    assert render_waiting(state, 1010.0) == (
+        "waiting for worker:1 on b (port 20001 not open, is building its model, 8 s, has built MirroredStrategy); "
+        "worker:0 is ready"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 
 import click
 import pytest
@@ -77,3 +78,8 @@ def test_defaults_in_the_help_are_those_of_a_spec(name: str) -> None:
     for field, value in TimeoutsSpec():
         if field != "stall_s":  # it follows from the cluster's steps
             assert shown[field] == f"{value:g}"
+
+
+def test_the_version_is_the_installed_one() -> None:
+    ran = CliRunner().invoke(cli, ["--version"], prog_name="distlaunch", obj={})
+    assert (ran.exit_code, ran.output) == (0, f"distlaunch {metadata.version('distlaunch')}\n")

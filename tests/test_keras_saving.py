@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAMS, distlaunch_command
-from worker_entry.keras_patches.saving import PART, written_whole
+from worker_entry.keras_patches.saving import PART, _shown_as, written_whole
 
 # --- whole files ---
 
@@ -73,6 +73,20 @@ with written_whole({str(tmp_path / "model.keras")!r}, make_folders=False) as pat
     with written_whole(tmp_path / "model.keras", make_folders=False) as path:
         Path(path).write_text("whole")
     assert names(tmp_path) == ["model.keras"]
+
+
+@pytest.mark.parametrize("config", [None, "no JSON", "[]", "{}", '{"task": 1}'])
+def test_in_a_process_without_a_cluster_keras_writes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None
+) -> None:
+    monkeypatch.delenv("TF_CONFIG") if config is None else monkeypatch.setenv("TF_CONFIG", config)
+    with written_whole(tmp_path / "model.keras", make_folders=False) as path:
+        assert path == tmp_path / "model.keras"
+
+
+def test_without_messages_of_keras_none_is_changed() -> None:
+    with _shown_as("part", "whole") as nothing:
+        assert nothing is None
 
 
 def test_a_folder_is_filled_into_one_that_is_there(tmp_path: Path) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+from launcher.commands.clean import clean
 from launcher.console.terminal import PlainSink
 from launcher.console.writer import Console
+from launcher.run.directory import RunDir, RunStart
 from launcher.run.left_processes import confirm_left, find_left_processes
+from launcher.run.naming import runs_directory
 from launcher.spec.models import LOCAL
 from tests.conftest import Distlaunch
 from tests.witness import wait_until
@@ -44,3 +51,28 @@ def test_both_counts_agree_after_a_run_whose_tasks_leave_processes_behind(distla
     assert "processes that outlived their task were stopped" in ran.stderr
     assert "psutil" not in ran.stderr
     assert find_left_processes(ran.report["run_id"]) == []
+
+
+def test_a_spec_of_this_machine_cleans_up_after_all_ended_runs_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    runs = runs_directory(os.environ)
+    (runs / "no-run").mkdir(parents=True)
+    ended, running = f"ended-{os.getpid()}", f"running-{os.getpid()}"
+    with RunDir.create(runs / ended).hold(RunStart(run_id=ended, name="local", started=0.0)):
+        pass
+    spec = tmp_path / "local.yaml"
+    spec.write_text("nodes: [{host: local}]\nprogram: {script: train.py}\n")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(RunDir.create(runs / running).hold(RunStart(run_id=running, name="local", started=0.0)))
+        of = {}
+        for run_id in (ended, running):
+            env = {**os.environ, "DISTLAUNCH_RUN_ID": run_id}
+            of[run_id] = stack.enter_context(subprocess.Popen(["sleep", "600"], env=env))
+            stack.callback(of[run_id].kill)
+        reaper = threading.Thread(target=of[ended].wait)
+        reaper.start()
+        assert [str(node) for node in clean(str(spec))] == ["local: 1 process stopped, 0 left"]
+        reaper.join()
+        assert (of[ended].returncode, of[running].poll()) == (-signal.SIGTERM, None)

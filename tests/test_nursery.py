@@ -206,6 +206,13 @@ class TestWhenNotTo:
         by_itself = run(tmp_path, [runner, "run", "program.py"], together=True, env=forker.env)
         assert forker.run(tmp_path, ["program.py"]) == by_itself == Ended(0, f"{worker_entry.__file__}\n", "")
 
+    def test_a_task_that_cannot_have_its_folder(self, forker: Forker, tmp_path: Path) -> None:
+        """The agent then starts it by itself, which tells what is wrong."""
+        said, _ = forker.ask(tmp_path / "gone", ["program.py"])
+        assert said["problem"] == "the forkserver did not fork"
+        (tmp_path / "program.py").write_text("")
+        assert forker.ask(tmp_path, ["program.py"])[0]["status"] == 0
+
     def test_a_module_beside_the_program_that_hides_one_that_is_imported(self, forker: Forker, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text("")
         (tmp_path / "tensorflow").mkdir()

@@ -278,6 +278,20 @@ def test_everything_below_is_killed_and_reaped_but_for_those_to_spare() -> None:
         assert psutil.Process().children(recursive=True) == []
 
 
+@apart
+def test_a_child_to_spare_that_has_ended_is_reaped_and_to_spare_no_more() -> None:
+    spare = set[int]()
+    tree = Tree(spare)
+    child = spawn(["true"], env=dict(os.environ), cwd="/", output=2)
+    spare.add(child)
+
+    def is_reaped() -> None:
+        assert tree.reap() == []
+        assert spare == set()
+
+    eventually(is_reaped)
+
+
 # --- a task's start ---
 
 

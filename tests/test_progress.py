@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.conftest import PROGRAMS, Distlaunch
 from tests.polling import eventually
 from tests.test_gang import W0, W1, W2
 from worker_entry.protocol.values import Progress
+from worker_entry.task import meter as meters
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
 
@@ -64,6 +66,28 @@ class TestMeter:
         meter.count_step(0)
         meter.report()
         assert self.read(file)["progress"]["first_step"] == 0
+
+    def test_does_not_wait_for_a_report_that_blocks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "status.json"
+        meter = Meter(StatusFile(str(file)), lambda: 0.0)
+        monkeypatch.setattr(meters, "BLOCK_LIMIT_S", 0.01)
+        with meter._reporting:
+            meter.report()
+            assert self.read(file)["progress"] is None
+        meter.report()
+        assert self.read(file)["progress"] is not None
+
+    def test_leaves_alone_what_the_program_has_put_in_place_of_its_file(self, tmp_path: Path) -> None:
+        """Some programs close all descriptors that they have not opened, and then open their own."""
+        status = StatusFile(str(tmp_path / "status.json"))
+        assert status._descriptor is not None
+        os.close(status._descriptor)
+        status.report_phase("trains")
+        with (tmp_path / "own").open("w+") as own:
+            os.dup2(own.fileno(), status._descriptor)
+            status.report_phase("trains")
+            os.close(status._descriptor)
+            assert own.read() == ""
 
     def test_its_thread_blocks_while_nothing_is_counted(self, tmp_path: Path) -> None:
         """A profile of a task that only waits for others has to be empty, or it is not taken again."""

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.errors import EXIT_INFRASTRUCTURE, RunDirectoryError
 from launcher.run.directory import RunDir
-from launcher.run.log_tails import TAIL_BYTES, last_lines
+from launcher.run.log_tails import TAIL_BYTES, find_size, last_lines
 from launcher.run.naming import make_run_id, runs_directory
 from launcher.tasks import TaskId
 from tests.apart import linux
@@ -158,6 +158,21 @@ class TestWriting:
             files.write_text(files.report, "text")
 
         assert caught.value.message == f"cannot write {files.report}: Not a directory"
+
+    def test_of_stacks_that_fails_is_told_and_does_not_end_the_run(self, tmp_path: Path) -> None:
+        files = RunDir.create(tmp_path / "run")
+        assert files.write_stacks("text") == ""
+        files.stacks.unlink()
+        files.stacks.mkdir()
+
+        assert files.write_stacks("text") == f"cannot write {files.stacks}: Is a directory"
+
+    def test_where_checkpoints_should_be_a_folder_is_an_error_of_ours(self, tmp_path: Path) -> None:
+        files = RunDir.create(tmp_path / "run")
+        files.checkpoints.write_text("a file is in its place")
+
+        with pytest.raises(RunDirectoryError, match=r"cannot write .*/checkpoints: "):
+            files.make_checkpoints()
 
 
 class TestRefusals:
@@ -343,3 +358,7 @@ def test_the_last_lines_of_a_log_are_those_that_were_written(tmp_path: Path, beh
         file.write(b"x" * TAIL_BYTES + b"\none\ntwo\n")
     os.truncate(log, log.stat().st_size + behind)
     assert last_lines(log, 2) == ["one", "two"]
+
+
+def test_a_log_that_is_not_there_yet_has_no_bytes(tmp_path: Path) -> None:
+    assert find_size(tmp_path / "worker-0.log") == 0

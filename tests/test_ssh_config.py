@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import UsageError
+from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
 from launcher.transports.ssh import config
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
+from launcher.transports.targets import find_target
 from tests.witness import make_mark, marked, wait_until
 
 Configure = Callable[[bytes], None]
@@ -84,6 +87,49 @@ def test_quotes_in_names_of_files_are_part_of_the_names() -> None:
 
 def test_known_hosts_none_means_no_file() -> None:
     assert parse("userknownhostsfile none\nglobalknownhostsfile none\n").known_hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("agent", "socket"),
+    [
+        ("SSH_AUTH_SOCK", None),
+        ("none", ""),
+        ("$MY_AGENT", "/run/mine"),
+        ("${MY_AGENT}", "/run/mine"),
+        ("$NO_AGENT", ""),
+        ("~/%r.sock", "/home/someone/alice.sock"),
+    ],
+)
+def test_the_agent_is_the_one_that_ssh_would_ask(
+    monkeypatch: pytest.MonkeyPatch, agent: str, socket: str | None
+) -> None:
+    monkeypatch.setenv("MY_AGENT", "/run/mine")
+    monkeypatch.delenv("NO_AGENT", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert parse(f"identityagent {agent}\n").identity_agent == socket
+
+
+def test_without_openssh_a_configuration_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ssh" / "config"
+    file.parent.mkdir()
+    file.write_text("Host gpu-a\n  User alice\n")
+    assert load_target("gpu-a").user == "alice"
+    file.write_text("Host gpu-a\n  User\n")
+    with pytest.raises(LinkError, match=f"^cannot read {file}: Unparsable line"):
+        load_target("gpu-a")
+
+
+def test_an_ssh_that_cannot_be_started_is_told_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "ssh").write_text("#!/nowhere/sh\n")
+    (tmp_path / "ssh").chmod(0o755)
+    spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "program": {"script": "train.py"}})
+    with pytest.raises(UsageError, match=r"^gpu-a: `ssh -G` cannot be started: No such file or directory$"):
+        find_target(spec, spec.nodes[0])
 
 
 @pytest.mark.ssh

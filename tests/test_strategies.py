@@ -85,9 +85,18 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     ran = distlaunch(
         *("local", "--strategy", "parameter_server", "--workers", "2", "--evaluator"),
         *("--chaos", "kill:worker:1@seconds=4", "--max-restarts", "0"),
-        *(*DEMO, "--epochs", "30", "--checkpoints", str(tmp_path / "checkpoints")),
+        *(
+            *DEMO,
+            "--epochs",
+            "30",
+            "--checkpoints",
+            str(tmp_path / "checkpoints"),
+            "--model-dir",
+            str(tmp_path / "model"),
+        ),
     )
     assert ran.status == 0, ran.stderr
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["digits.keras"]
     steps = 30 * 44
     done = ran.line(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", "chief-0")
     assert float(done[1]) > 0.95

@@ -224,6 +224,14 @@ def test_nodes_that_were_checked_are_not_checked_or_connected_again(tmp_path: Pa
     ]
 
 
+def test_a_warning_of_the_plan_is_shown_once(tmp_path: Path) -> None:
+    run = FakeRun(
+        tmp_path / "run", failing(1), {"nodes": [{"host": "gpu-a", "gpus": ["0"]}, {"host": "gpu-b"}], **restarting()}
+    )
+    assert len(run.run().attempts) == 2
+    assert run.said.count("gpu-a has no GPU 0: TensorFlow would train on the CPU instead") == 1
+
+
 def test_a_folder_is_sent_once(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("print('hello')\n")

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,12 @@ import pytest
 from launcher.errors import UsageError
 from launcher.run.sync import FILES_LIMIT, make_bundle
 from launcher.spec.parts import SyncSpec
+from tests.apart import linux
 from tests.conftest import ROOT, Distlaunch, distlaunch_command
 from tests.sshd import Hosts, make_addresses, make_hosts, running_hosts, running_sshd, skip_without_openssh
 from tests.test_link_drops import send_to_sessions
 from tests.witness import wait_until
+from worker_entry.agent.copy_versions import ABANDONED_S
 from worker_entry.agent.program_copy import ProgramCopy
 from worker_entry.protocol.messages import Fetch, Message, Noted, Refused, Synced
 from worker_entry.protocol.orders import Offer, Piece
@@ -91,6 +94,34 @@ def test_everything_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
         "'pipe' is neither a file nor a link",
     )
     assert paths(tmp_path, exclude=["absolute", "out", "pipe"]) == []
+
+
+def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Path) -> None:
+    """Git lists a repository within another as one name, and files that were deleted since it has seen them."""
+    for repository in (tmp_path, tmp_path / "inner"):
+        subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    write(tmp_path, {"deleted": "1", "package/deleted": "1", "inner/.gitignore": "*.log\n", "inner/x.log": "1"})
+    write(tmp_path, {"inner/code.py": "1"})
+    subprocess.run(["git", "-C", str(tmp_path), "add", "deleted", "package"], check=True)
+    (tmp_path / "deleted").unlink()
+    shutil.rmtree(tmp_path / "package")
+    (tmp_path / "package").write_text("now a file")
+    assert paths(tmp_path) == ["inner/.gitignore", "inner/code.py", "package"]
+
+
+@linux
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    task = f"/proc/{os.getpid()}/task/{os.getpid()}"  # in there, even root cannot read `mem` from its beginning
+    with pytest.raises(UsageError) as caught:
+        make_bundle(SyncSpec(path=task, to="~/x", exclude=["*", "!/mem"]), tmp_path)
+    assert caught.value.evidence == ("'mem' cannot be read: Input/output error",)
+
+
+def test_of_a_file_that_is_gone_since_it_was_offered_nothing_is_sent(tmp_path: Path) -> None:
+    write(tmp_path, {"a": "1"})
+    bundle = make_bundle(SyncSpec(to="~/x"), tmp_path)
+    (tmp_path / "a").unlink()
+    assert bundle.read_piece(Fetch(0, 0, 1)) == (Piece(0, 0, 0), b"")
 
 
 def test_a_folder_that_was_not_meant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +213,49 @@ def test_no_offer_writes_outside_of_its_folder(tmp_path: Path, evil: list[FileEn
     assert not list((tmp_path / "outside-folder").iterdir())
     assert {*Path("/").iterdir()} == before
     assert not (tmp_path / "outside").exists()
+
+
+def test_a_file_that_has_shrunk_since_it_was_offered_is_told(tmp_path: Path) -> None:
+    _, end = arrive(offer(tmp_path / "project", {"a": b"new"}), lambda _: b"n")
+    assert isinstance(end, Refused)
+    assert end.problems[0].message == "'a' changed while it was sent; start again"
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    _, end = arrive(offer(tmp_path / "file" / "project", {"a": b"1"}), lambda _: b"1")
+    assert isinstance(end, Refused)
+    assert re.fullmatch(rf"{tmp_path}/file.*: Not a directory", end.problems[0].message)
+
+
+@linux
+def test_what_a_task_has_made_unreadable_or_executable_is_as_it_was_offered(tmp_path: Path) -> None:
+    to = tmp_path / "project"
+    files = {"data/mem": b"", "train.py": b"1"}
+    first, _ = arrived(offer(to, files), files)
+    (first / "train.py").chmod(0o700)
+    shutil.rmtree(first / "data")
+    (first / "data").symlink_to("/proc/self")
+    second, _ = arrived(offer(to, files), files)
+    assert (second / "data" / "mem").read_bytes() == b""
+    assert not (second / "data").is_symlink()
+    assert (second / "train.py").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"9")], ids=["removed", "changed"])
+def test_what_a_task_changes_while_it_is_copied_is_fetched(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    to = tmp_path / "project"
+    files = {"a": b"1", "b": b"2"}
+    first, _ = arrived(offer(to, files), files)
+    said: list[Message] = []
+    copy = ProgramCopy(offer(to, {**files, "b": b"3"}), said.append)
+    copy.step()  # it has read all of `a`, which is as offered
+    copy.step()  # it has read all of `b`, which is not
+    change(first / "a")
+    while not copy.waits:
+        copy.step()
+    assert said == [Fetch(0, 0, 1)]
+    copy.abandon()
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
@@ -293,6 +367,34 @@ class TestOldVersions:
         write(other, {"train.py": "1"})
         arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
         assert (other / "train.py").exists()
+
+    def test_one_whose_list_was_damaged_stays(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        first, _ = arrived(offer(to, {"train.py": b"1"}), {"train.py": b"1"})
+        Path(f"{first}.files").write_text("[")
+        arrived(offer(to, {"train.py": b"2"}), {"train.py": b"2"})
+        assert (first / "train.py").exists()
+
+    def test_one_that_another_agent_is_removing_is_not_used(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        files = {"train.py": b"1"}
+        first, _ = arrived(offer(to, files), files)
+        with Path(f"{first}.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            second, _ = arrived(offer(to, files), files)
+        assert second != first
+
+    def test_what_was_not_finished_is_removed_after_a_day_and_not_before(self, tmp_path: Path) -> None:
+        to = tmp_path / "project"
+        versions = tmp_path / ".project.distlaunch"
+        write(versions, {".new-old/train.py": "1", ".new-young/train.py": "1"})
+        (versions / ".new-link").symlink_to(".new-young")
+        long_ago = time.time() - ABANDONED_S - 1
+        for name in (".new-old", ".new-link"):
+            os.utime(versions / name, (long_ago, long_ago), follow_symlinks=False)
+        arrived(offer(to, {"train.py": b"1"}), {"train.py": b"1"})
+        assert [path.name for path in versions.glob(".new-*")] == [".new-young"]
+        assert (versions / ".new-young" / "train.py").exists()
 
 
 SHARED_HOME = """

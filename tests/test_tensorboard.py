@@ -11,15 +11,18 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import worker_entry
 from tests.background import BackgroundRun
 from tests.conftest import Distlaunch
 from tests.witness import make_mark, marked, wait_until
+from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -166,3 +169,37 @@ def test_tasks_without_a_server_cannot_be_profiled(distlaunch: Distlaunch, tmp_p
         done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
         assert done.status == 3, done.stderr
         assert "Error: some tasks could not be profiled [profile]\n  worker-0: failed to connect" in done.stderr
+
+
+def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Path) -> None:
+    """Of two servers, one has never anything to record."""
+    grpc: Any = importlib.import_module("grpc")
+    response = _make_messages()["Response"]
+    asked: list[str] = []
+
+    class Profiler(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+        def __init__(self, name: str, *, empty: bool) -> None:
+            self.name = name
+            self.answer = response(empty_trace=empty).SerializeToString()
+
+        def service(self, _: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(self.profile)
+
+        def profile(self, _: bytes, context: Any) -> Any:
+            asked.append(self.name)
+            return self.answer
+
+    with ThreadPoolExecutor(4) as pool, ExitStack() as servers:
+        tasks = {}
+        for name, empty in (("worker-0", False), ("worker-1", True)):
+            server = grpc.server(pool)
+            server.add_generic_rpc_handlers([Profiler(name, empty=empty)])
+            tasks[name] = {"address": f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", "operations": True}
+            server.start()
+            servers.callback(server.stop, None)
+        order = json.dumps({"tasks": tasks, "directory": str(tmp_path), "duration_s": 0.1})
+        command = [sys.executable, str(Path(worker_entry.__file__).parent), "profile"]
+        done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=60, check=True)
+    answer = json.loads(done.stdout)
+    assert (answer["silent"], answer["failed"]) == (["worker-1"], {})
+    assert sorted(asked) == sorted([*tasks] * ATTEMPTS)

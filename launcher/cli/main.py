@@ -37,6 +37,7 @@ def _open_closed_streams() -> None:
 
 def _main(arguments: list[str]) -> int:
     flags: dict[str, bool] = {}
+    stdout = sys.stdout
     if completion.VARIABLE in os.environ:
         completion.prepare()
     try:
@@ -46,9 +47,10 @@ def _main(arguments: list[str]) -> int:
         return 2
     except click.Abort:
         return 130
-    except BrokenPipeError:  # `distlaunch plan … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except SystemExit:
+        if sys.stdout is not stdout:  # click replaces it when nobody reads it any more: `distlaunch plan … | head`
+            return 141
+        raise
     except Exception as error:  # noqa: BLE001 - each becomes an exit status
         if flags.get("debug"):
             import traceback

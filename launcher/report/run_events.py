@@ -85,6 +85,14 @@ class NodeMet:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A task has saved something of this name in the checkpoint directory."""
+
+    name: str
+    time: float
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """An attempt is over; the report is that of report.json."""
 
@@ -102,7 +110,17 @@ class Ended:
 
 
 RunEvent = (
-    RunStarted | State | Said | NodeMet | LinkDropped | LinkResumed | Straggler | AttemptEnded | Ended | gang.Event
+    RunStarted
+    | State
+    | Said
+    | NodeMet
+    | LinkDropped
+    | LinkResumed
+    | Straggler
+    | Checkpoint
+    | AttemptEnded
+    | Ended
+    | gang.Event
 )
 
 

@@ -102,7 +102,13 @@ class RunDir(RunPaths):
         from launcher.run.journal import Journal
 
         # Padded, so that the end can be written even on a disk that is full by then.
-        self.write_text(self.run, f"{_render({**facts, 'ended': False})}{' ' * PADDING}\n")
+        is_new = not self.run.exists()
+        try:
+            self.write_text(self.run, f"{_render({**facts, 'ended': False})}{' ' * PADDING}\n")
+        except RunDirectoryError:
+            if is_new:
+                self.lock.unlink()
+            raise
         try:
             journal = Journal(self.events, clock.now)
         except OSError as error:

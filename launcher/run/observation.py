@@ -10,12 +10,13 @@ from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
 from launcher.gang.translation import from_message
 from launcher.report import run_events
+from launcher.report.run_events import Checkpoint
 from launcher.run.context import RunContext
 from launcher.run.stack_requests import StackRequests
 from launcher.spec.models import LOCAL
 from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
-from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Stacks
+from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
 from worker_entry.protocol.samples import TaskSample
 
 
@@ -27,6 +28,7 @@ class Observer:
         self._preflight = preflight
         self._stacks = stacks
         self._unread = False
+        self._saved: Saved | None = None
         self.samples: dict[TaskId, TaskSample] = {}
         """What each task uses, as last reported."""
         self.taken_over: set[str] = set()
@@ -79,6 +81,9 @@ class Observer:
                 self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
             if isinstance(message, Ready):
                 self._context.journal.write(run_events.NodeMet(node, message))
+            if isinstance(message, Saved) and message != self._saved:
+                self._saved = message  # each node that shares the directory sees it
+                self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, Sampled):
                 self.samples.update({parse_task_id(sample.task): sample for sample in message.tasks})
             if isinstance(message, Stacks):

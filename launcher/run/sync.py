@@ -120,7 +120,7 @@ def _make_entry(root: Path, path: str) -> FileEntry | None:
     place = root / path
     try:
         facts = place.lstat()
-    except FileNotFoundError:  # git still lists it
+    except (FileNotFoundError, NotADirectoryError):  # git still lists it
         return None
     if stat.S_ISLNK(facts.st_mode):
         target = str(place.readlink())

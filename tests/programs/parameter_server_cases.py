@@ -166,6 +166,7 @@ def evaluate() -> Result:
     }
     result["predicted"] = numbers(model.predict(x, batch_size=BATCH, verbose=0))
     result["without_steps"] = numbers(model.evaluate(x, y, batch_size=BATCH, verbose=0))
+    result["too_many_steps"] = numbers(model.evaluate(batches(37, seed=2), steps=50, verbose=0))
     result["by_function"] = numbers(model.evaluate(by_function(lambda _: batches(37, seed=2)), steps=5, verbose=0))
     return result
 
@@ -331,10 +332,25 @@ def without_steps() -> Result:
 def refused() -> Result:
     """What cannot be had under this strategy says so."""
     refusals = []
-    accumulating = {"optimizer": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)}
-    for option in ({"run_eagerly": True}, accumulating):
+    data, (x, y) = batches(40).repeat(), samples(40)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    per_worker = coordinator.create_per_worker_dataset(lambda: batches(40).repeat())
+
+    def predict_in_scope() -> None:
+        with strategy.scope():
+            regression(build=True).predict(x)
+
+    for use in (
+        lambda: fit(regression(run_eagerly=True), data),
+        lambda: fit(regression(optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)), data),
+        lambda: fit(regression(), per_worker, class_weight={0: 1.0}),
+        lambda: fit(regression(), lambda _: batches(40).repeat(), y),
+        lambda: fit(regression(), ((x, y) for _ in range(5))),
+        lambda: fit(regression(), lambda _: data.take(5)),
+        predict_in_scope,
+    ):
         try:
-            fit(regression(**option), batches(40).repeat(), epochs=1)
+            use()
         except ValueError as error:
             refusals.append(str(error))
     return {"refusals": refusals}

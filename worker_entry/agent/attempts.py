@@ -8,6 +8,7 @@ import selectors
 from collections.abc import Callable
 from typing import Optional
 
+from worker_entry.agent.checkpoint_watch import CheckpointWatch
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
@@ -18,7 +19,7 @@ from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
 from worker_entry.agent.task_watch import TaskWatch
 from worker_entry.program.finding import find_problems
-from worker_entry.protocol import orders
+from worker_entry.protocol import environment, orders
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Status
@@ -50,6 +51,7 @@ class Attempts:
         self._number = 0
         self._prepared: set[str] = set()
         self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler()
+        self._checkpoints = CheckpointWatch()
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
 
@@ -151,8 +153,9 @@ class Attempts:
             self._send(message)
             if isinstance(message, Status) and self._forkserver.is_refused(message.status):
                 self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
-        if (sample := self._sampler.poll(tasks, now)) is not None:
-            self._send(sample)
+        for news in (self._sampler.poll(tasks, now), self._checkpoints.poll(now) if tasks else None):
+            if news is not None:
+                self._send(news)
         return problem
 
     def stream_logs(self, connection: Connection) -> None:
@@ -195,6 +198,7 @@ class Attempts:
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:
             self._tree = processes.Tree(self._forkserver.pids)
+            self._checkpoints.begin(_find_checkpoints(order, hello.cwd))
         try:
             files = AttemptFiles(hello.directory, order.attempt)
             self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
@@ -212,3 +216,9 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
+
+
+def _find_checkpoints(order: orders.Start, cwd: str) -> str:
+    """The tasks' checkpoint directory; empty if they have none."""
+    directory = next((start.env.get(environment.CHECKPOINT_DIR, "") for start in order.tasks), "")
+    return os.path.join(cwd, os.path.expanduser(directory)) if directory else ""

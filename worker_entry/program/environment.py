@@ -163,9 +163,7 @@ class _Reader:
         for folder in (self._folder, self._cwd):
             while True:
                 with contextlib.suppress(OSError), open(os.path.join(folder, ".env"), encoding="utf-8") as stream:
-                    yield from re.findall(
-                        r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=", stream.read(SOURCE_LIMIT), re.MULTILINE
-                    )
+                    yield from _DOTENV_LINE.findall(stream.read(SOURCE_LIMIT))
                     break
                 folder, below = os.path.dirname(folder), folder
                 if folder == below:

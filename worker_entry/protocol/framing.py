@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from worker_entry.protocol.field_limits import FLOAT_LIMIT, LARGEST, Limit
-from worker_entry.protocol.messages import FRAME_LIMIT, FRAME_LIMITS, Message, ToAgent, ToController
+from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
+from worker_entry.protocol.messages import Message, ToAgent, ToController
 
 MARKER = b"\x1edistlaunch agent\x1e\n"
 

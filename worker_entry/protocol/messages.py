@@ -7,7 +7,7 @@ Every field of a message to the controller has limits in its annotation (`field_
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Optional, Union
 
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
@@ -194,6 +194,14 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """The name of what is new in the tasks' checkpoint directory, and when it was written there."""
+
+    name: Annotated[str, Text(256, lines=False)]
+    time: float
+
+
+@dataclass(frozen=True)
 class Halted:
     """A signal such as SIGSTOP has stopped the task; 0: the task continues."""
 
@@ -272,6 +280,7 @@ ToController = Union[
     Halted,
     Status,
     Sampled,
+    Saved,
     Stacks,
     Log,
     Exited,
@@ -281,18 +290,3 @@ ToController = Union[
     Beat,
 ]
 Message = Union[ToAgent, ToController]
-
-FRAME_LIMIT = 64 << 10
-"""Maximum bytes of a frame's header, except for the types below."""
-FRAME_LIMITS: dict[type[Any], int] = {
-    # The environment of every task of a node, every file of a folder, every address of a cluster.
-    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, Start), 16 << 20),
-    **dict.fromkeys((Attach, Clean), 1 << 20),
-    # A line for every task of a node, or for every address of the cluster.
-    **dict.fromkeys((Prepared, Refused, Cleaned, Sampled), 1 << 20),
-    Dialled: 8 << 20,
-    # Their length depends on a user's program: its status file, its exception, its stacks.
-    Status: 256 << 10,
-    Exited: 1 << 20,
-    Stacks: 2 << 20,
-}

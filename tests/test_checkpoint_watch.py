@@ -1,0 +1,56 @@
+"""What tasks save is reported once it is written, and once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.conftest import Distlaunch
+from worker_entry.agent.checkpoint_watch import LOOK_S, CheckpointWatch
+
+
+def save(path: Path, moment: int) -> None:
+    path.write_text("weights")
+    os.utime(path, (moment, moment))
+
+
+def test_only_what_is_new_and_stays_the_same_is_reported(tmp_path: Path) -> None:
+    save(tmp_path / "old", 1000)
+    watch = CheckpointWatch()
+    watch.begin(str(tmp_path))
+    looks = iter(range(1, 100))
+
+    def look() -> list[tuple[str, float]]:
+        saved = watch.poll(next(looks) * LOOK_S)
+        return [(saved.name, saved.time)] if saved is not None else []
+
+    assert look() == []
+    save(tmp_path / "ckpt-1", 2000)
+    assert look() == []  # it may still be written
+    save(tmp_path / "ckpt-1", 2001)
+    assert look() == []
+    assert look() == [("ckpt-1", 2001.0)]
+    assert look() == []
+    save(tmp_path / "ckpt-1", 3000)  # a program may write to the same name again
+    assert [look(), look(), look()] == [[], [("ckpt-1", 3000.0)], []]
+
+
+def test_a_directory_that_is_missing_or_not_named_has_nothing(tmp_path: Path) -> None:
+    for directory in ("", str(tmp_path / "missing")):
+        watch = CheckpointWatch()
+        watch.begin(directory)
+        assert watch.poll(1e9) is None
+    (tmp_path / "missing").mkdir()
+    save(tmp_path / "missing" / "first", 5)
+    assert watch.poll(1e9 + LOOK_S) is None
+    saved = watch.poll(1e9 + 2 * LOOK_S)
+    assert saved is not None
+    assert saved.name == "first"
+
+
+def test_the_journal_of_a_run_has_it(distlaunch: Distlaunch) -> None:
+    save_one = "touch $DISTLAUNCH_CHECKPOINT_DIR/ckpt-7; sleep 7"
+    ran = distlaunch("local", "-n", "1", "--", "sh", "-c", f"mkdir -p $DISTLAUNCH_CHECKPOINT_DIR; {save_one}")
+    lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_bytes().splitlines()]
+    assert [line["name"] for line in lines if line["event"] == "checkpoint"] == ["ckpt-7"]

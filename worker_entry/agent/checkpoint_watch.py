@@ -1,0 +1,52 @@
+"""Watches the checkpoint directory of an attempt's tasks for what they save."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Optional
+
+from worker_entry.protocol.messages import Saved
+
+LOOK_S = 2.0
+
+_Entry = tuple[int, str]
+"""When an entry of the directory was changed, in nanoseconds, and its name."""
+
+
+class CheckpointWatch:
+    """Reports the newest entry of the directory once it has stayed the same between two looks: then it is written."""
+
+    def __init__(self) -> None:
+        self._directory = ""
+        self._due = 0.0
+        self._last: Optional[_Entry] = None
+        self._reported: Optional[_Entry] = None
+
+    def begin(self, directory: str) -> None:
+        """Watches this directory from now on, for what is new in it; none if it is empty."""
+        self._directory = directory
+        self._last = self._reported = _find_newest(directory)
+
+    def poll(self, now: float) -> Optional[Saved]:
+        """What was saved since the last call; `now` is in monotonic seconds."""
+        if not self._directory or now < self._due:
+            return None
+        self._due = now + LOOK_S
+        before, self._last = self._last, _find_newest(self._directory)
+        if self._last is None or self._last != before or self._last == self._reported:
+            return None
+        self._reported = self._last
+        changed, name = self._last
+        return Saved(name[:200], changed / 1e9)
+
+
+def _find_newest(directory: str) -> Optional[_Entry]:
+    newest: Optional[_Entry] = None
+    if directory:
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # gone again
+                    found = entry.stat().st_mtime_ns, entry.name
+                    newest = found if newest is None else max(newest, found)
+    return newest
