@@ -324,6 +324,7 @@ def test_the_exit_statuses_of_errors_are_those_of_the_code() -> None:
 
 def all_kinds(kind: type[errors.DistlaunchError]) -> Iterator[type[errors.DistlaunchError]]:
     import launcher.commands.profile
+    import launcher.python.process
     import launcher.run.resume  # noqa: F401 - they have some of their own
 
     yield kind

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 300
 
-LAUNCHER = ["spec", "plan", "gang", "verdict", "report", "console", "transports", "run", "commands", "cli"]
+LAUNCHER = ["spec", "plan", "gang", "verdict", "report", "console", "transports", "run", "commands", "python", "cli"]
 """Folders in the order of a run. Each may import those before it, and the modules beside them."""
 WORKER_ENTRY: dict[str, set[str]] = {
     "protocol": set(),
@@ -175,9 +175,17 @@ def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
     }
 
 
+def test_the_package_imports_no_part_of_itself_before_it_is_used() -> None:
+    assert imported_by("import launcher") - sys.stdlib_module_names == {"launcher"}
+    code = "import sys, launcher; print(*(name for name in sys.modules if name.startswith('launcher')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split() == ["launcher"]
+
+
 def test_a_controller_needs_no_tensorflow() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
+    assert not imported_by("from launcher import *") & heavy
 
 
 def test_listing_runs_needs_no_models() -> None:

@@ -41,7 +41,7 @@ def test_a_value_that_is_given_replaces_that_of_the_spec_and_one_that_is_not_lea
 
 
 def test_all_options_at_fault_are_named() -> None:
-    with pytest.raises(UsageError, match=r"^the command line has 2 mistakes; nothing was started$") as caught:
+    with pytest.raises(UsageError, match=r"^the command line has 2 mistakes; nothing was started\n") as caught:
         override(
             spec_of(FAR),
             Override("--tensorboard", ("tensorboard",), True),

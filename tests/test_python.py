@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import errno
 import importlib
 import json
 import os
@@ -18,17 +19,19 @@ import psutil
 import pytest
 
 from launcher import Cluster, ClusterSpec, DistlaunchError, RunReport, load_spec, local_spec, run, run_local
-from launcher.errors import RunDirectoryError, SpecError, UsageError
+from launcher.errors import ProcessLimitError, RunDirectoryError, SpecError, UsageError
 from launcher.gang.events import TaskStarted
 from launcher.python.process import ControllerLostError
 from launcher.report.run_events import Ended, RunStarted
 from launcher.tasks import TaskId
+from tests.conftest import distlaunch_command
 from tests.test_docs import LAUNCHER_PAGE, blocks
 from tests.witness import MARK, make_mark, marked, wait_until
 
 PLAIN = ["preload=false"]
 """For scripts that do not use TensorFlow."""
 FOREVER = ["sh", "-c", "while :; do sleep 1; done"]
+IGNORES_TERM = ["sh", "-c", "trap '' TERM; echo begins; while :; do sleep 1; done"]
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -184,6 +187,63 @@ def test_arguments_that_contradict_each_other_are_refused(arguments: dict[str, o
         local_spec(**arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("has_report", [True, False])
+def test_an_error_that_ends_a_started_run_is_its_outcome_if_there_is_a_report(tmp_path: Path, has_report: bool) -> None:
+    spoilt = ["plan.json"] if has_report else ["plan.json", "report.json"]
+    code = f"cd {tmp_path}/run; for name in {' '.join(spoilt)}; do rm -f $name; mkdir $name; done; kill -9 $$"
+    spec = local_spec(command=["sh", "-c", code], workers=1, settings=["restart.max_restarts=1"])
+    with Cluster(spec, run_dir=tmp_path / "run") as cluster:
+        if has_report:
+            assert (cluster.wait().outcome, cluster.wait().verdict.reference) == ("failed", "run-directory")
+        else:
+            with pytest.raises(DistlaunchError, match=r"cannot write .*plan\.json"):
+                cluster.wait()
+
+
+def test_a_controller_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = local_spec(command=["true"])
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(ControllerLostError, match="has ended with status 1, without a result") as caught:
+        run(spec)
+    assert "ModuleNotFoundError" in caught.value.evidence[-1]
+
+
+def test_a_system_without_threads_is_an_error_and_leaves_nothing(
+    mark: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    spec = local_spec(command=["true"])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ProcessLimitError):
+        run(spec)
+    assert marked(mark) == []
+
+
+def test_a_system_without_processes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(ProcessLimitError):
+        run_local(command=["true"])
+
+
+def test_ctrl_c_during_the_start_stops_everything(mark: dict[str, str]) -> None:
+    program = start("""
+        from launcher import Cluster, ClusterSpec
+        spec = ClusterSpec.model_validate({"nodes": {"from": {"command": ["sleep", "600"]}}})
+        with Cluster(spec):
+            print("entered")
+    """)
+    wait_until(lambda: any(process.name() == "sleep" for process in marked(mark)), "the nodes are asked for")
+    program.send_signal(signal.SIGINT)
+    assert program.communicate(timeout=60)[0] == ""
+    assert program.returncode == -signal.SIGINT
+    assert marked(mark) == []
+
+
 def test_a_cluster_outside_of_its_block_says_what_to_do() -> None:
     cluster = Cluster(local_spec(command=["true"]))
     with pytest.raises(RuntimeError, match="use `with Cluster"):
@@ -207,6 +267,8 @@ def test_events_follow_the_run_and_end_with_it(tmp_path: Path) -> None:
         assert isinstance(seen[0].event, RunStarted)
         assert isinstance(seen[-1].event, Ended)
         assert seen[-1].event.outcome == cluster.wait().outcome == "succeeded"
+    with (cluster.directory / "events.jsonl").open("a") as file:  # what later versions and others may have written
+        file.write('{"time": 1, "attempt": 1, "event": "later"}\n{"time": 1, "event": "said"}\n{"time')
     assert [*cluster.events()] == seen
 
 
@@ -219,18 +281,22 @@ def test_lines_of_a_log_are_there_as_they_are_printed(tmp_path: Path) -> None:
         assert [*lines] == ["ends"]
 
 
-def test_a_log_has_all_attempts_or_one() -> None:
-    command = [
-        "sh",
-        "-c",
-        "printf '%s\\r\\033[1m\\n\\n\\377' $DISTLAUNCH_ATTEMPT; test $DISTLAUNCH_ATTEMPT = 2 || kill -9 $$",
-    ]
-    with Cluster(local_spec(command=command, workers=1, settings=["restart.max_restarts=1"])) as cluster:
-        lines = [*cluster.logs(TaskId("worker", 0))]
+def test_a_log_has_all_attempts_or_one(tmp_path: Path) -> None:
+    code = r"""
+        printf '%s\r\033[1m\n\n\377' $DISTLAUNCH_ATTEMPT
+        if test $DISTLAUNCH_ATTEMPT = 1; then kill -9 $$; fi
+        until test -e go; do sleep 0.05; done
+    """
+    spec = local_spec(command=["sh", "-c", textwrap.dedent(code)], workers=1, settings=["restart.max_restarts=1"])
+    with Cluster(spec) as cluster:
+        lines = cluster.logs(TaskId("worker", 0))
+        assert [next(lines), next(lines), next(lines), next(lines)] == ["1\r\x1b[1m", "", "\ufffd", "2\r\x1b[1m"]
+        first = [*cluster.logs("worker:0", attempt=1)]  # which is over
+        (tmp_path / "go").touch()
+        assert [*lines] == ["", "\ufffd"]
         assert [attempt.verdict.reference for attempt in cluster.wait().attempts] == ["task-killed", "succeeded"]
-    assert lines == ["1\r\x1b[1m", "", "\ufffd", "2\r\x1b[1m", "", "\ufffd"]
-    assert [*cluster.logs("worker:0", attempt=1)] == lines[:3]
-    assert [*cluster.logs("worker:0", attempt=2)] == lines[3:]
+    assert first == ["1\r\x1b[1m", "", "\ufffd"]
+    assert [*cluster.logs("worker:0", attempt=2)] == ["2\r\x1b[1m", "", "\ufffd"]
 
 
 def test_a_task_that_the_run_does_not_have_is_refused() -> None:
@@ -263,6 +329,12 @@ def test_the_status_has_every_task_also_after_the_end() -> None:
     assert cluster.status().state == "interrupted"
 
 
+def test_other_commands_know_the_run() -> None:
+    with Cluster(local_spec(command=FOREVER)) as cluster:
+        subprocess.run(distlaunch_command("down", cluster.directory.name), capture_output=True, timeout=60, check=True)
+        assert cluster.wait(10).outcome == "interrupted"
+
+
 # --- nothing is left ---
 
 
@@ -284,8 +356,7 @@ def test_a_run_that_takes_too_long_is_stopped(mark: dict[str, str]) -> None:
 
 
 def test_stopping_at_once_waits_for_no_grace(mark: dict[str, str]) -> None:
-    ignores = ["sh", "-c", "trap '' TERM; echo begins; while :; do sleep 1; done"]
-    with Cluster(local_spec(command=ignores, settings=["timeouts.stop_grace_s=600"])) as cluster:
+    with Cluster(local_spec(command=IGNORES_TERM, settings=["timeouts.stop_grace_s=600"])) as cluster:
         assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
         cluster.stop(now=True)
         assert marked(mark) == []
@@ -307,6 +378,24 @@ def test_ctrl_c_leaves_the_block_and_stops_everything(mark: dict[str, str]) -> N
     assert errors.endswith("KeyboardInterrupt\n")
     assert marked(mark) == []
     assert json.loads((directory / "report.json").read_text())["outcome"] == "interrupted"
+
+
+def test_a_second_ctrl_c_waits_for_no_grace(mark: dict[str, str]) -> None:
+    program = start(f"""
+        from launcher import Cluster, local_spec
+        with Cluster(local_spec(command={IGNORES_TERM}, settings=["timeouts.stop_grace_s=600"])) as cluster:
+            assert [next(cluster.logs(task)) for task in cluster.tasks] == ["begins", "begins"]
+            print(cluster.directory, flush=True)
+            cluster.wait()
+    """)
+    assert program.stdout is not None
+    events = Path(program.stdout.readline().strip()) / "events.jsonl"
+    program.send_signal(signal.SIGINT)
+    wait_until(lambda: '"stopping"' in events.read_text(), "the first Ctrl-C is understood")
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGINT
+    assert marked(mark) == []
 
 
 def test_a_killed_program_takes_its_run_along_though_its_child_holds_the_pipe(mark: dict[str, str]) -> None:

@@ -208,14 +208,14 @@ ports: low
         assert found == ["2:33 nodes[0].tasks.worker: expected a whole number, got 'two'"]
 
     def test_are_counted_in_the_first_line(self, tmp_path: Path) -> None:
-        with pytest.raises(SpecError, match=r"^the spec has a mistake; nothing was started$"):
+        with pytest.raises(SpecError, match=r"^the spec has a mistake; nothing was started\n"):
             load(tmp_path, "nodes: []")
-        with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started$"):
+        with pytest.raises(SpecError, match=r"^the spec has 2 mistakes; nothing was started\n"):
             load(tmp_path, "nodes: []\nnam: x")
 
     def test_of_thousands_the_first_are_shown_and_the_others_counted(self, tmp_path: Path) -> None:
         text = "nodes: [{host: local}]\n" + "".join(f"field_{number}: 1\n" for number in range(2000))
-        with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started$") as caught:
+        with pytest.raises(SpecError, match=r"^the spec has 2,000 mistakes; nothing was started\n") as caught:
             load(tmp_path, text)
         assert len(caught.value.evidence) == 21
         assert "2:1 field_0: unknown field" in caught.value.evidence[0]

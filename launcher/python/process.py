@@ -11,7 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from launcher.errors import DistlaunchError, InterruptionError, as_ours
+from launcher.errors import DistlaunchError, as_ours
 from launcher.python.exchange import Began, Ended, News, NotStarted, Order, parse, send
 from launcher.report.models import RunReport
 
@@ -62,6 +62,7 @@ class ControllerProcess:
         except RuntimeError as error:
             self._process.kill()
             self._process.communicate()
+            self._stderr.close()
             raise as_ours(error) from None
 
     def ask_to_stop(self) -> None:
@@ -82,8 +83,6 @@ class ControllerProcess:
         if isinstance(self._news, NotStarted):
             return self._news.make_error()
         status = self._process.returncode
-        if status == -signal.SIGTERM and self.directory is None:  # before it has handlers
-            return InterruptionError(signal.SIGTERM)
         how = f"status {status}" if status >= 0 else signal.Signals(-status).name
         return ControllerLostError(
             f"the controller of the run has ended with {how}, without a result",
