@@ -200,6 +200,12 @@ def lose(reason: str = "the connection broke", left: int | None = None) -> Deed:
     return do
 
 
+def empty_and_lost(agent: FakeAgent) -> bool:
+    """The node's tasks end, and then its connection."""
+    agent.world.timing.after(2 * ANSWER_S, lambda: agent.lose("the connection broke", left=0))
+    return True
+
+
 def be_taken_over(agent: FakeAgent) -> bool:
     """Another controller has the agent now."""
     agent.tell(LinkClosed("taken over", taken_over=True))

@@ -69,7 +69,8 @@ class TestUp:
     def test_returns_when_the_cluster_is_up_and_says_how_to_go_on(self, folder: Path) -> None:
         mark = make_mark()
         done = detach(folder, *UP, env={**os.environ, **mark})
-        assert (done.returncode, done.stdout) == (0, f"worker:0 │ up\n{folder}\n")
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[-1] == str(folder)  # after what the task has printed by then
         assert f"distlaunch down {folder}" in done.stderr
         assert controller(folder).is_running()
         status = ask_status(RunDir(folder))

@@ -30,6 +30,7 @@ from tests.fake_nodes import (
     Script,
     Steps,
     be_taken_over,
+    empty_and_lost,
     fall_silent,
     ignore_term,
     lose,
@@ -378,6 +379,20 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
     assert len(run.asked) == return_s / 2 + bool(return_s)
     assert (report.attempts[0].processes_left, report.attempts[0].unverified) == (None, ["gpu-b"])
     assert f"unknown what is left on gpu-b; once reachable, run:\n    distlaunch clean {tmp_path}/run" in run.said
+
+
+def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
+    """The other node is still being stopped then."""
+    script: Script = [
+        At(Phase.STOPPING, empty_and_lost),
+        At(Phase.STOPPING, ignore_term, node="gpu-a"),
+        Exit("worker:0", CRASHED, crash="ValueError: no"),
+    ]
+    report = FakeRun(tmp_path / "run", script, restarting()).run()
+    first, second = report.attempts[:2]
+    assert first.processes_left == 0
+    assert second.verdict.reference == "node-lost"
+    assert second.ended - second.started < 5.0
 
 
 def test_a_controller_that_was_replaced_stops_nothing_and_writes_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeReady, StacksAsked, TaskReported, Tick
+from launcher.gang.events import Event, NodeLost, NodeReady, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import StragglerWatch
@@ -24,6 +24,7 @@ from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
 from launcher.tasks import TaskId
+from launcher.transports.base import LinkClosed
 from worker_entry.protocol.samples import TaskSample
 
 IDLE_S = 0.5
@@ -42,6 +43,8 @@ class AttemptLoop:
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
+        self._lost_late: list[NodeLost] = []
+        """Nodes that were lost after everything on them had ended."""
         self.state = self._make_state(setup)
         """The current state."""
 
@@ -79,6 +82,8 @@ class AttemptLoop:
         while self.state.phase is not Phase.FINISHED:
             for event in self._next_events():
                 self._handle(event)
+        for lost in self._lost_late:
+            links.put((lost.node, LinkClosed(lost.reason)))  # the node is lost to the next attempt
         done = replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=(), taken_over=None)
         return self.state, done
 
@@ -97,6 +102,8 @@ class AttemptLoop:
 
     def _handle(self, event: Event) -> None:
         earlier = self.state
+        if isinstance(event, NodeLost) and event.node in earlier.empty:
+            self._lost_late.append(event)
         self.state, actions = decide(earlier, event, self._context.timing.monotonic())
         self._context.journal.note_event(earlier, self.state, event, *self._observer.origin)
         self._report(earlier, event)
