@@ -776,7 +776,7 @@ def test_a_full_disk_does_not_change_how_the_program_ends(task: Task) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    ended = task.run("1 / 0", preexec=full_disk)
+    ended = task.run("1 / 0", preexec=full_disk, env={"COVERAGE_PROCESS_START": ""})  # which would write a file
     assert ended.status == 1
     assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
     assert ended.stderr.count("Traceback") == 1
