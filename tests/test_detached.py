@@ -218,6 +218,14 @@ class TestController:
             distlaunch_command("stacks", str(up.root)), capture_output=True, text=True, check=False, timeout=60
         )
         assert (done.returncode, done.stdout) == (0, "worker:0 has no Python stack to show\n")
+        done = subprocess.run(
+            distlaunch_command("stacks", "--json", str(up.root)),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert json.loads(done.stdout) == {"stacks": "worker:0 has no Python stack to show\n"}
 
 
 def test_two_who_stop_a_run_at_once_both_see_its_end(folder: Path) -> None:
@@ -239,6 +247,14 @@ def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
         assert Path(runs, done.stdout.splitlines()[-1]).is_dir()
     ended = subprocess.run(distlaunch_command("down", "--all"), env=env, capture_output=True, text=True, check=True)
     assert sorted(ended.stdout.splitlines()) == sorted(f"Stopped: {folder}" for folder in runs.iterdir())
+    shown = subprocess.run(
+        distlaunch_command("down", "--json", str(next(runs.iterdir()))),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(shown.stdout)["stopped"] is False
     again = subprocess.run(distlaunch_command("down", "--all"), env=env, capture_output=True, text=True, check=True)
     assert (again.stdout, again.stderr) == ("", "No run is running\n")
 

@@ -21,8 +21,8 @@ from launcher.commands.listing import render_runs
 from launcher.errors import UsageError
 from launcher.run.controller import this_process
 from launcher.run.directory import RunDir
+from launcher.run.journal_reading import read_last_entries
 from launcher.run.live_facts import replay
-from launcher.run.record import read_last_events
 from launcher.run.selection import list_runs, select_run
 from launcher.run.summary import RunSummary, summarize
 from tests.conftest import PROGRAMS, distlaunch_command
@@ -304,7 +304,7 @@ class TestFolderOfRuns:
         ended.report.write_text('{"outcome": [], "verdict": 3, "attempts": [[]], "ended": true}')
 
         assert sorted((run.name, run.state) for run in list_runs()) == [("a", "running"), ("b", "ended")]
-        assert len(read_last_events(files, 1 << 20)) == 2
+        assert len(read_last_entries(files.events, 1 << 20)[0]) == 2
 
     def test_may_hold_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another user's, as after a run by sudo."""

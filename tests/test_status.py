@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,6 +68,35 @@ def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
     assert any("ago  Starting 1 task on this machine" in line for line in rest)
 
 
+def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    wait = "until [ -e go ]; do sleep 0.1; done"
+    started = distlaunch_command("local", "-d", "-n", "1", "--run-dir", str(folder), "--", "sh", "-c", wait)
+    subprocess.run(started, cwd=tmp_path, stdin=subprocess.DEVNULL, check=True, capture_output=True, timeout=90)
+    command = distlaunch_command("status", "-w", "--json", str(folder))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        (tmp_path / "go").touch()
+        later = [json.loads(line) for line in process.stdout]
+    assert (first["state"], later[-1]["state"]) == ("running", "succeeded")
+    assert process.returncode == 0
+
+
+def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
+    master, slave = pty.openpty()
+    command = distlaunch_command("status", "-w", str(busy.root))
+    env = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
+        os.close(slave)
+        shown = b""
+        while shown.count(b"running, attempt 1") < 3:
+            shown += os.read(master, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    os.close(master)
+
+
 def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
     ran = distlaunch("local", "-n", "2", "--", "sh", "-c", "exit 3")
     done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
@@ -83,7 +114,10 @@ def test_a_run_whose_controller_was_killed_is_lost(tmp_path: Path, distlaunch: D
         process.kill()
     done = distlaunch("status", str(folder), run_dir=False)
     assert done.status == 3
-    assert "is lost: its controller has ended without a report [run-directory]\n  `distlaunch clean" in done.stderr
+    assert (
+        "is lost: its controller has ended without a report [run-directory]\n  go on with it: `distlaunch resume"
+        in done.stderr
+    )
 
 
 def test_the_processes_below_several_are_found_at_one_look() -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.options import json_option, option, run_argument
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.watching import can_repaint, repaint, repeat
 
 if TYPE_CHECKING:
     from launcher.run.summary import RunSummary
-
-WATCH_S = 1.0
 
 
 @click.command(cls=SectionedCommand)
@@ -38,7 +34,8 @@ def ls(everything: bool, watch: bool, as_json: bool) -> int:
     from launcher.commands.listing import describe_no_runs, look, render_runs
 
     if watch:
-        return _watch(everything=everything, as_json=as_json)
+        _watch(everything=everything, as_json=as_json)
+        return 0
     runs = look(ended=everything)
     if as_json:
         _print_json([run.as_json() for run in runs])
@@ -75,39 +72,22 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def _watch(*, everything: bool, as_json: bool) -> int:
-    repaints = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
-    try:
-        _repaint(everything=everything) if repaints else _follow(everything=everything, as_json=as_json)
-    except KeyboardInterrupt:  # how one stops looking
-        return 0
-    return 0
-
-
-def _repaint(*, everything: bool) -> None:
+def _watch(*, everything: bool, as_json: bool) -> None:
     from launcher.commands.listing import look, render_runs
-    from launcher.console.terminal import TerminalSink
 
-    sink = TerminalSink(sys.stdout.buffer, sys.stdout)
-    lines: Sequence[str] = ()
-    try:
-        while True:
-            lines = render_runs(look(ended=everything), time.time())
-            sink.show_live(lines)
-            time.sleep(WATCH_S)
-    finally:
-        sink.close()
-        click.echo("\n".join(lines))
+    if can_repaint() and not as_json:
+        repaint(lambda: render_runs(look(ended=everything), time.time()))
+    else:
+        _follow(everything=everything, as_json=as_json)
 
 
 def _follow(*, everything: bool, as_json: bool) -> None:
     """Prints each run that is new or has changed, until the reader is gone."""
     from launcher.commands.listing import changed, look, render_runs
 
-    reader = select.poll()
-    reader.register(sys.stdout.fileno(), 0)  # reports only that the other end was closed
     before: dict[str, RunSummary] = {}
-    while True:
+
+    def show() -> bool:
         runs = look(ended=everything)
         ended = [_look_again(run) for run in before.values() if run.directory not in {each.directory for each in runs}]
         news = changed([*runs, *(run for run in ended if run is not None)], before)
@@ -117,9 +97,11 @@ def _follow(*, everything: bool, as_json: bool) -> None:
         elif news:
             lines = render_runs(news, time.time())
             click.echo("\n".join(lines[1:] if before else lines))
-        before = {run.directory: run for run in runs}
-        if reader.poll(WATCH_S * 1000):
-            return
+        before.clear()
+        before.update({run.directory: run for run in runs})
+        return True
+
+    repeat(show)
 
 
 def _look_again(run: RunSummary) -> RunSummary | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from launcher.cli.completion import complete_runs_or_specs
-from launcher.cli.options import running_run_argument
+from launcher.cli.options import json_option, running_run_argument
 
 
 @click.command()
 @click.argument("what", metavar="RUN|SPEC", shell_complete=complete_runs_or_specs)
-def clean(what: str) -> int:
+@json_option
+def clean(what: str, as_json: bool) -> int:
     """Stop leftover processes of a run whose controller is gone.
 
     RUN is a run's name, a part of it, or its folder. With SPEC, cleans its nodes of all ended runs that were started
@@ -27,7 +30,7 @@ def clean(what: str) -> int:
 
     good = True
     for node in clean(what):
-        click.echo(printable(str(node)))
+        click.echo(json.dumps(asdict(node)) if as_json else printable(str(node)))
         good = good and node.good
     return 0 if good else 3
 
@@ -36,7 +39,8 @@ def clean(what: str) -> int:
 @running_run_argument
 @click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
 @click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
-def down(run: str | None, now: bool, everything: bool) -> int:
+@json_option
+def down(run: str | None, now: bool, everything: bool, as_json: bool) -> int:
     """Stop a run and wait until nothing is left of it.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Stops it as Ctrl-C in its
@@ -53,7 +57,8 @@ def down(run: str | None, now: bool, everything: bool) -> int:
         raise click.UsageError("RUN and --all exclude each other")
     found = [RunDir(Path(each.directory)) for each in list_running()] if everything else [select_run(run, running=True)]
     for files, ended in zip(found, map_parallel(lambda each: ask_to_end(each, now=now), found, 32), strict=True):
-        click.echo(f"Stopped: {files.root}" if ended else f"Already ended: {files.root}")
+        text = f"Stopped: {files.root}" if ended else f"Already ended: {files.root}"
+        click.echo(json.dumps({"directory": str(files.root), "stopped": ended}) if as_json else text)
     if not found:
         click.echo("No run is running", err=True)
     return 0
@@ -61,7 +66,8 @@ def down(run: str | None, now: bool, everything: bool) -> int:
 
 @click.command()
 @running_run_argument
-def stacks(run: str | None) -> int:
+@json_option
+def stacks(run: str | None, as_json: bool) -> int:
     """Show the Python stacks of all tasks of a run.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Groups equal stacks;
@@ -70,7 +76,8 @@ def stacks(run: str | None) -> int:
     from launcher.commands.requests import ask_stacks
     from launcher.run.selection import select_run
 
-    click.echo(ask_stacks(select_run(run, running=True)), nl=False)
+    text = ask_stacks(select_run(run, running=True))
+    click.echo(json.dumps({"stacks": text}) if as_json else text, nl=as_json)
     return 0
 
 
@@ -84,7 +91,8 @@ def stacks(run: str | None) -> int:
     metavar="S",
     help="Capture S seconds.",
 )
-def profile(run: str | None, duration: float) -> int:
+@json_option
+def profile(run: str | None, duration: float, as_json: bool) -> int:
     """Profile all tasks of a run for TensorBoard.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Training continues.
@@ -96,6 +104,9 @@ def profile(run: str | None, duration: float) -> int:
     from launcher.run.selection import select_run
 
     capture = profile(select_run(run, running=True), duration)
+    if as_json:
+        click.echo(json.dumps({"files": [str(path) for path in capture.files], "silent": capture.silent}))
+        return 0
     for path in capture.files:
         click.echo(str(path))
     if capture.silent:

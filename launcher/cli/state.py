@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from launcher.cli.options import json_option, run_argument
+from launcher.cli.options import json_option, option, run_argument
 from launcher.cli.sections import SectionedCommand
+from launcher.cli.watching import can_repaint, repaint, repeat
+
+if TYPE_CHECKING:
+    from launcher.run.directory import RunDir
+
+MESSAGES = 5
+"""The last messages that are shown."""
 
 
 @click.command(cls=SectionedCommand)
 @run_argument
+@option(
+    "--watch", "-w", is_flag=True, help="Repaint every second until Ctrl-C; in a pipe, print again when it has changed."
+)
 @json_option
-def status(run: str | None, as_json: bool) -> int:
+def status(run: str | None, watch: bool, as_json: bool) -> int:
     """Show the tasks of a run: state, progress, CPU, memory.
 
     RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one.
@@ -23,6 +35,30 @@ def status(run: str | None, as_json: bool) -> int:
     from launcher.run.selection import select_run
 
     files = select_run(run)
-    found = read_status(files)
-    click.echo(found.model_dump_json(indent=2) if as_json else "\n".join(render_status(found, read_said(files, 5))))
+    if not watch:
+        found = read_status(files)
+        lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, read_said(files, MESSAGES))
+        click.echo("\n".join(lines))
+    elif can_repaint() and not as_json:
+        repaint(lambda: render_status(read_status(files), read_said(files, MESSAGES)))
+    else:
+        _follow(files, as_json=as_json)
     return 0
+
+
+def _follow(files: RunDir, *, as_json: bool) -> None:
+    """Prints the status whenever a task or the state has changed, until the run has ended."""
+    from launcher.commands.status import ENDED, read_said, read_status, render_status
+
+    last: list[object] = [None]
+
+    def show() -> bool:
+        found = read_status(files)
+        news = found.model_copy(update={"now": 0.0})
+        if news != last[0]:
+            last[0] = news
+            lines = [found.model_dump_json()] if as_json else render_status(found, read_said(files, MESSAGES))
+            click.echo("\n".join(lines))
+        return found.state not in ENDED
+
+    repeat(show)

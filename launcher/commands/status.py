@@ -9,14 +9,16 @@ from launcher.console.terminal import render_table
 from launcher.errors import RunDirectoryError
 from launcher.printable import printable
 from launcher.report.models import RunReport, TaskReport
-from launcher.report.run_events import Record, Said, parse_record
 from launcher.report.run_text import render_end
 from launcher.report.status_report import RunStatus, TaskState
 from launcher.report.status_text import COLUMNS, make_rows, render_header
 from launcher.run.directory import RunDir
+from launcher.run.journal_reading import Entry, read_last_entries, said_text
 from launcher.wording import render_age
 
 TAIL_BYTES = 64 << 10
+ENDED = ("succeeded", "failed", "interrupted")
+"""The states of a run that is over."""
 
 
 def read_status(files: RunDir) -> RunStatus:
@@ -34,7 +36,7 @@ def read_status(files: RunDir) -> RunStatus:
     except (OSError, ValueError):
         raise RunDirectoryError(
             f"run {run_id} is lost: its controller has ended without a report",
-            hint=f"`distlaunch clean {files.root}` stops what it may have left",
+            hint=f"go on with it: `distlaunch resume {files.root}`; or only stop what it has left: `distlaunch clean`",
         ) from None
     last = report.attempts[-1] if report.attempts else None
     return RunStatus(
@@ -50,38 +52,23 @@ def read_status(files: RunDir) -> RunStatus:
     )
 
 
-def render_status(status: RunStatus, said: Sequence[Record]) -> list[str]:
+def render_status(status: RunStatus, said: Sequence[Entry]) -> list[str]:
     """The lines: the run, a table of its tasks, and the last messages, each with its age."""
     lines = [render_header(status)]
     if status.tasks:
         lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
     if said:
         lines.append("")
-    for record in said:
-        assert isinstance(record.event, Said)
-        first, *rest = printable(record.event.text).splitlines() or [""]
-        lines += [f"{render_age(status.now - record.time):>12} ago  {first}", *(f"{'':18}{line}" for line in rest)]
+    for entry in said:
+        first, *rest = printable(said_text(entry)).splitlines() or [""]
+        lines += [f"{render_age(status.now - entry['time']):>12} ago  {first}", *(f"{'':18}{line}" for line in rest)]
     return lines
 
 
-def read_said(files: RunDir, count: int) -> list[Record]:
+def read_said(files: RunDir, count: int) -> list[Entry]:
     """The last messages to the user."""
-    try:
-        with files.events.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - TAIL_BYTES, 0))
-            lines = file.read().splitlines()[0 if size <= TAIL_BYTES else 1 :]
-    except OSError:
-        return []
-    found: list[Record] = []
-    for line in lines:
-        try:
-            record = parse_record(line)
-        except ValueError:
-            continue
-        if record is not None and isinstance(record.event, Said):
-            found.append(record)
-    return found[-count:]
+    entries, _ = read_last_entries(files.events, TAIL_BYTES)
+    return [entry for entry in entries if entry["event"] == "said"][-count:]
 
 
 def _make_task_state(task: TaskReport) -> TaskState:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,7 @@ class JournalReader:
         """The entries since the last call; nothing if there is no file. What is not an entry is skipped."""
         rest = b""
         try:
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 file.seek(self._offset)
                 while data := file.read(PIECE):
                     *lines, rest = (rest + data).split(b"\n")
@@ -50,6 +52,19 @@ def read_last_entries(path: Path, size: int = PIECE) -> tuple[list[Entry], Journ
         offset = 0
     reader = JournalReader(path, offset)
     return list(reader.read()), reader
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file: to open a named pipe would wait for a writer.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return descriptor
 
 
 def said_text(entry: Entry) -> str:

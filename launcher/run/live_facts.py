@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from launcher.plan.paths import RunPaths
-from launcher.run.record import RunRecord, read_last_events
+from launcher.run.journal_reading import read_last_entries
+from launcher.run.record import RunRecord
 
 LiveState = Literal["connecting", "forming", "running", "restarting", "stopping"]
 Progress = tuple[int | None, int | None]
@@ -34,12 +35,12 @@ class LiveFacts:
 
 def live_facts(files: RunPaths, record: RunRecord) -> LiveFacts:
     """What the journal tells of the current attempt, and the controller of its steps if it answers at once."""
-    facts = replay(read_last_events(files, ATTEMPT_BYTES), _count_tasks(files))
+    facts = replay(read_last_entries(files.events, ATTEMPT_BYTES)[0], _count_tasks(files))
     epoch, step = _ask_progress(record)
     return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
 
 
-def replay(events: list[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
+def replay(events: Sequence[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
     """The facts that follow from a journal's last events. What began before them is not known."""
     state: LiveState = "running"
     attempt = 0

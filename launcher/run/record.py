@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
 from launcher.run.controller import Controller, parse_controller
+from launcher.run.journal_reading import open_regular
 
 RECORD_LIMIT = 1 << 20
 REPORT_LIMIT = 64 << 20
@@ -96,33 +96,6 @@ def read_report(files: RunPaths) -> Mapping[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
-def read_last_events(files: RunPaths, limit: int) -> list[Mapping[str, Any]]:
-    """The events on the last `limit` bytes of events.jsonl, the oldest first.
-
-    A line that is not whole is left out: the first one may be cut, and a controller that was killed may have left half
-    a last one.
-    """
-    try:
-        descriptor = _open(files.events)
-    except OSError:
-        return []
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        file.seek(max(0, size - limit))
-        content = file.read(limit)
-    if size > limit:
-        content = content.partition(b"\n")[2]
-    return [event for line in content.split(b"\n")[:-1] if (event := _parse_event(line)) is not None]
-
-
-def _parse_event(line: bytes) -> Mapping[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
 def last_written(files: RunPaths) -> float:
     """When the run's controller last wrote its record or an event, in Unix seconds; 0 if it has written neither."""
     written = 0.0
@@ -139,18 +112,9 @@ def _read_file(path: Path, limit: int) -> tuple[bytes, float]:
         OSError: it cannot be read, or is not a regular file.
         ValueError: it is longer than `limit` bytes.
     """
-    descriptor = _open(path)
+    descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(limit + 1)
         if len(content) > limit:
             raise ValueError(f"{path} is too long")
         return content, os.fstat(descriptor).st_mtime
-
-
-def _open(path: Path) -> int:
-    # A named pipe would block whoever opens it until somebody writes to it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(f"{path} is not a regular file")
-    return descriptor

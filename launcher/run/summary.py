@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 from launcher.errors import EXIT_INFRASTRUCTURE
 from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
+from launcher.run.journal_reading import read_last_entries
 from launcher.run.live_facts import LiveState, live_facts
 from launcher.run.record import (
     RecordedEnd,
     RunRecord,
     last_written,
     parse_end,
-    read_last_events,
     read_record,
     read_report,
 )
@@ -158,7 +158,8 @@ def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
     The end is in run.json, the journal and the report; a full disk may have let only one of them through. A run that
     was resumed has the ends of its earlier starts in its journal and its report.
     """
-    events = read_last_events(files, LAST_BYTES) or read_last_events(files, END_BYTES)
+    path = files.events
+    events = read_last_entries(path, LAST_BYTES)[0] or read_last_entries(path, END_BYTES)[0]
     attempts = _read_attempt(events[-1]) if events else 0
     if record.end.outcome:
         return record.end, attempts

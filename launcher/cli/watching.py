@@ -1,0 +1,47 @@
+"""Repaints what a command shows, until the user has seen enough."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+WATCH_S = 1.0
+
+
+def can_repaint() -> bool:
+    """Whether stdout is a terminal that can be repainted."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def repaint(render: Callable[[], Sequence[str]]) -> None:
+    """Shows the lines on the terminal, once a second, until Ctrl-C; the last ones stay."""
+    from launcher.console.terminal import TerminalSink
+
+    sink = TerminalSink(sys.stdout.buffer, sys.stdout)
+    lines: Sequence[str] = ()
+    try:
+        while True:
+            lines = render()
+            sink.show_live(lines)
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:  # how one stops looking
+        pass
+    finally:
+        sink.close()
+        click.echo("\n".join(lines))
+
+
+def repeat(look: Callable[[], bool]) -> None:
+    """Calls `look` once a second, until it returns False, the reader of stdout is gone, or Ctrl-C."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # reports only that the other end was closed
+    try:
+        while look() and not reader.poll(WATCH_S * 1000):
+            pass
+    except KeyboardInterrupt:
+        pass
