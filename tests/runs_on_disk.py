@@ -50,4 +50,4 @@ def write_run(
 
 def append_events(files: RunDir, *events: Mapping[str, Any]) -> None:
     with files.events.open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+        file.writelines(json.dumps({"time": 1.0, **event}) + "\n" for event in events)

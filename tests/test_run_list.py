@@ -298,7 +298,9 @@ class TestFolderOfRuns:
 
     def test_may_hold_runs_with_broken_files(self, runs: Path) -> None:
         files = write_run(runs / "a")
-        files.events.write_bytes(b'\xff\n{"event": "state"}\n[]\n"x"\n{"attempt": "y", "event": 1, "task": []}\n')
+        files.events.write_bytes(
+            b'\xff\n{"time": 1, "event": "state"}\n[]\n"x"\n{"time": 2, "attempt": "y", "event": "x", "task": []}\n'
+        )
         files.plan.write_text("[]")
         ended = write_run(runs / "b", outcome="")
         ended.report.write_text('{"outcome": [], "verdict": 3, "attempts": [[]], "ended": true}')
@@ -308,7 +310,8 @@ class TestFolderOfRuns:
 
     def test_may_hold_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another user's, as after a run by sudo."""
-        stranger = ["setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=-all"] if os.geteuid() == 0 else []
+        # Root without its capabilities, since another user may not reach this Python.
+        stranger = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
         with tempfile.TemporaryDirectory() as state:  # not pytest's, which is closed to a stranger
             monkeypatch.setenv("XDG_STATE_HOME", state)
             runs = Path(state, "distlaunch", "runs")
