@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -82,7 +83,11 @@ class Pipes:
 
     def cut(self) -> None:
         self.is_cut = True
-        self._in.close()
+        self._close_input()
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # what was written last cannot be flushed any more
+            self._in.close()
 
     def read(self, size: int, timeout_s: float) -> bytes:
         ends = time.monotonic() + timeout_s
@@ -112,7 +117,7 @@ class Pipes:
             raise BrokenPipeError from None
 
     def finish(self) -> None:
-        self._in.close()
+        self._close_input()
 
     def abandon(self) -> None:
         self.cut()
