@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -93,9 +94,14 @@ class Cluster:
         return self._find("ps", "-a", "-q", "--filter", f"label=com.docker.compose.service={service}").strip()
 
     def processes(self, service: str) -> list[str]:
-        """The command lines in a container, but for sshd's, which keeps silent connections, and the health check's."""
+        """The command lines in a container, but for sshd's, which keeps silent connections, and the health check's.
+
+        The health check is `init` of the container's runtime for a moment, before it becomes its own program.
+        """
         lines = output_of("docker", "top", self.container(service), "-o", "pid,args").splitlines()[1:]
-        return [line for line in lines if "sshd" not in line and "10022" not in line]
+        return [
+            line for line in lines if not re.search(r"sshd|10022|(runc|/proc/self/exe|/proc/self/fd/\d+) init", line)
+        ]
 
     @contextlib.contextmanager
     def cable_pulled(self, service: str) -> Iterator[None]:

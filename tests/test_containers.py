@@ -188,7 +188,8 @@ def test_a_container_whose_disk_is_full_is_told_as_that(cluster: Cluster, tmp_pa
     assert run.end() == 3, run.said
     assert run.report["attempts"][0]["verdict"]["reference"] == "disk-full"
     assert "worker-3" in run.said
-    assert is_empty(cluster, "worker-1", "worker-3")
+    left = {name: cluster.processes(name) for name in ("worker-1", "worker-3")}
+    assert left == {"worker-1": [], "worker-3": []}, run.said
 
 
 def test_a_container_with_a_wrong_clock_is_warned_about_and_its_times_are_ours(
