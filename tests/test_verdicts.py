@@ -30,9 +30,14 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("culprit", ["worker:0", "worker:1"])
-@pytest.mark.parametrize("start", ["forked", "one by one"])
+ALONE = [("one by one", "worker:1", how) for how in ("kill", "raise", "raise-early", "exit-text")]
+"""Where a task that is plain Python, and not forked, could end in another way."""
+
+
+@pytest.mark.parametrize(
+    ("start", "culprit", "how"),
+    [*(("forked", culprit, how) for how in WAYS for culprit in ("worker:0", "worker:1")), *ALONE],
+)
 def test_the_worker_that_broke_the_cluster_is_named(distlaunch: Distlaunch, start: str, culprit: str, how: str) -> None:
     mark = make_mark()
     flags = [] if start == "forked" else ["--no-preload"]
