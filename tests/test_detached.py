@@ -22,6 +22,7 @@ from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.run.control import CLIENTS, PATH_LIMIT, AskStatus, ask
 from launcher.run.directory import RunDir
+from launcher.run.record import read_record
 from tests.conftest import distlaunch_command
 from tests.witness import make_mark, marked, wait_until
 
@@ -141,11 +142,11 @@ class TestController:
     def connect(self, up: RunDir) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(20)
-        client.connect(up.read_socket())
+        client.connect(read_record(up).socket)
         return client
 
     def test_has_a_private_socket_with_a_short_path(self, up: RunDir) -> None:
-        path = Path(up.read_socket())
+        path = Path(read_record(up).socket)
         assert len(os.fsencode(path)) <= PATH_LIMIT < len(os.fsencode(up.root))
         assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
@@ -177,7 +178,7 @@ class TestController:
     def test_refuses_another_user(self, up: RunDir) -> None:
         if os.geteuid() != 0:
             pytest.skip("only root can become another user")
-        path = up.read_socket()
+        path = read_record(up).socket
         script = (
             "import os, socket, sys\n"
             "here = os.open(os.path.dirname(sys.argv[1]), os.O_PATH); os.fchdir(here)\n"
@@ -262,7 +263,7 @@ def test_all_running_runs_are_stopped_at_once(tmp_path: Path) -> None:
 def test_a_controller_that_was_killed_is_told_apart_and_its_socket_goes_with_the_next(folder: Path) -> None:
     mark = make_mark()
     assert detach(folder, *UP, env={**os.environ, **mark}).returncode == 0
-    path = Path(RunDir(folder).read_socket())
+    path = Path(read_record(RunDir(folder)).socket)
     controller(folder).kill()
     with pytest.raises(UsageError, match="has ended"):
         ask_status(RunDir(folder))

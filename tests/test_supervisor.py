@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from launcher.errors import RunDirectoryError, ShownError, TakenOverError, Usage
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
+from launcher.run.controller import this_process
 from tests.apart import linux
 from tests.fake_nodes import (
     KILL,
@@ -397,7 +398,9 @@ def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_atte
 
 def test_a_controller_that_was_replaced_stops_nothing_and_writes_nothing(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, be_taken_over)], restarting())
-    run.files.write_json(run.files.run, {"generation": 1})
+    controller = asdict(this_process())
+    facts = {"run_id": "run", "controller": controller, "ended": False, "generation": 1}
+    run.files.write_json(run.files.run, facts)
     with pytest.raises(TakenOverError):
         run.run()
     assert not [order for _, order in run.nodes.orders if isinstance(order, (Stop, Goodbye))]

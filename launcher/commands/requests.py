@@ -11,6 +11,7 @@ from launcher.run import control
 from launcher.run.control import AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.run.controller import is_alive
 from launcher.run.directory import RunDir
+from launcher.run.record import read_record
 
 ANSWER_S = 20.0
 END_S = 120.0
@@ -77,7 +78,7 @@ def _ask(files: RunDir, request: Request) -> tuple[bytes, Any]:
     run_id, controller = files.read_run()
     if controller is None:
         raise UsageError(f"run {run_id} has ended")
-    path = files.read_socket()
+    path = read_record(files).socket
     try:
         return control.ask(path, controller.pid, request, ANSWER_S)
     except RefusedError as error:

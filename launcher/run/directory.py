@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
-from launcher.run.controller import Controller, is_alive, parse_controller, this_process
+from launcher.run.controller import Controller, is_alive, this_process
 from launcher.run.naming import absolute, is_utf_8
+from launcher.run.record import read_record
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.system import clock
@@ -137,29 +138,15 @@ class RunDir(RunPaths):
             RunDirectoryError: this is not a run's folder.
             UsageError: the controller cannot be seen from here.
         """
-        run_id, controller, ended = self._read_run()
-        return run_id, None if ended or not is_alive(controller) else controller
+        record = read_record(self)
+        return record.run_id, None if record.ended or not is_alive(record.controller) else record.controller
 
     def find_generation(self) -> int:
-        """How many controllers the run has had before the latest one."""
+        """How many controllers the run has had before the latest one; 0 if that cannot be read."""
         try:
-            return int(json.loads(self.run.read_bytes()).get("generation", 0))
-        except (OSError, ValueError, AttributeError, TypeError):
+            return read_record(self).generation
+        except RunDirectoryError:
             return 0
-
-    def read_socket(self) -> str:
-        """The path of the controller's socket; empty if it has none."""
-        try:
-            return str(json.loads(self.run.read_bytes()).get("socket", ""))
-        except (OSError, ValueError, AttributeError):
-            return ""
-
-    def _read_run(self) -> tuple[str, Controller, bool]:
-        try:
-            facts = json.loads(self.run.read_bytes())
-            return str(facts["run_id"]), parse_controller(facts["controller"]), bool(facts["ended"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise RunDirectoryError(f"{self.root} is not a run's folder") from None
 
     def log_sizes(self, attempt: int, tasks: Iterable[TaskId]) -> dict[str, int]:
         """How many bytes of each task's log are here."""

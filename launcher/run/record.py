@@ -40,7 +40,8 @@ class RunRecord:
 
     `directory`: where the controller writes; this is another folder if the run's was copied or moved. `started`: Unix
     seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
-    whether an end is recorded; `end`: what is recorded of it.
+    whether an end is recorded; `end`: what is recorded of it. `cwd`: where the run was started, empty if that is not
+    recorded. `checks`: whether its nodes are checked.
     """
 
     run_id: str
@@ -51,6 +52,8 @@ class RunRecord:
     generation: int
     socket: str
     end: RecordedEnd
+    cwd: str
+    checks: bool
 
 
 def read_record(files: RunPaths) -> RunRecord:
@@ -71,6 +74,8 @@ def read_record(files: RunPaths) -> RunRecord:
             generation=int(facts.get("generation") or 0),
             socket=str(facts.get("socket") or ""),
             end=parse_end(facts, facts.get("ended_at")),
+            cwd=str(facts.get("cwd") or ""),
+            checks=bool(facts.get("checks", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise RunDirectoryError(f"{files.root} is not a run's folder") from None

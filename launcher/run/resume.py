@@ -20,7 +20,7 @@ from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import History, read_history
 from launcher.run.launch import conduct
-from launcher.run.record import read_record
+from launcher.run.record import RunRecord, read_record
 from launcher.spec.models import ClusterSpec
 from launcher.spec.redaction import REDACTED
 from launcher.transports.in_parallel import map_parallel
@@ -63,13 +63,12 @@ def resume(
         raise UsageError(f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {files.root}`")
     history = read_history(files.events)
     recorded = _load_recorded(files, environ) if spec is None else spec
-    facts = json.loads(files.run.read_bytes())
     start = RunStart(
         run_id=record.run_id,
         name=recorded.name,
         started=record.started,
-        cwd=_find_cwd(facts),
-        checks=bool(facts.get("checks", False)),
+        cwd=_find_cwd(record),
+        checks=record.checks,
         generation=record.generation + 1,
     )
     return conduct(
@@ -109,8 +108,8 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
         raise RunDirectoryError(f"cannot read {files.spec}: {error}", hint="name the spec with --spec") from None
 
 
-def _find_cwd(facts: Mapping[str, Any]) -> str:
-    cwd = str(facts.get("cwd") or Path.cwd())
+def _find_cwd(record: RunRecord) -> str:
+    cwd = record.cwd or str(Path.cwd())
     if not os.access(cwd, os.X_OK):
         raise UsageError(f"the run was started in {cwd}, which is not there any more")
     return cwd
