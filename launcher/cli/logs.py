@@ -139,7 +139,7 @@ def _show(
 @run_argument
 @click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
 def attach(run: str | None, verbose: bool) -> int:
-    """Show what the terminal of a run shows, from the last screenful on.
+    """Follow a run as in its own terminal, from the last screenful on.
 
     RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. Ctrl-C and `q`
     only stop looking: the run goes on, and the exit status is 0. Otherwise the exit status is that of the run.

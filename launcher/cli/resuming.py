@@ -21,10 +21,10 @@ from launcher.cli.sections import SectionedCommand
 def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool) -> int:
     """Go on with a run that has ended, or whose controller is gone.
 
-    RUN is a run's name, a part of it, or its folder; left out: the latest run. Takes over tasks that still train on
-    other machines: they go on, and their logs have no gap. Otherwise stops what is left, and starts a new attempt in
-    the same folder, where the program finds its checkpoints. Secrets are not in the run's files; they come from this
-    environment, or from the spec.
+    RUN is a run's name, a part of it, or its folder; left out: the latest run, if no run is running. Takes over tasks
+    that still train on other machines: they continue, and their logs have no gap. Otherwise stops what is left of the
+    last attempt and starts a new one in the same folder, where the program finds its checkpoints. The run's files
+    contain no secrets; secrets come from this environment or from FILE.
     """
     from launcher.run.node_list import ask_first
     from launcher.run.resume import resume

@@ -95,12 +95,12 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
             env.update({name: environ[name] for name in hidden if name in environ})
         if missing:
             raise UsageError(
-                f"the run's files have no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
+                f"the run's files contain no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
                 hint="export them, or name the spec with --spec",
             )
         if REDACTED in json.dumps([spec.get("program", {}), listed.get("from", {})]):
             raise UsageError(
-                "the run's files have no secrets, and arguments of its program or of `nodes.from` are some",
+                "arguments of the program or of `nodes.from` are secrets, which the run's files do not contain",
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))
