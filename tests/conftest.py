@@ -98,20 +98,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the quick tests, unless others are asked for: by --all, by -m, by the name of a module or of a test."""
-    if config.option.all or config.option.markexpr:
+    """Keeps the quick tests, unless others are asked for: by --all, by -m, by the name of a module or of a test.
+
+    With DISTLAUNCH_QUICK_PASSED set, as in CI after the quick tests have passed, --all runs only the others.
+    """
+    if config.option.markexpr:
+        return
+    if config.option.all:
+        if os.environ.get("DISTLAUNCH_QUICK_PASSED"):
+            _keep(items, config, lambda item: not _is_quick(item))
         return
     # What is named is collected and nothing else, so a file or a test among the names is what its items come from.
     named = [Path(config.invocation_params.dir, name.partition("::")[0]) for name in config.args]
     modules = {path.resolve() for path in named if path.is_file()}
-    quick: list[pytest.Item] = []
-    costly: list[pytest.Item] = []
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        is_kept = "quick" in marks or not marks & COSTLY or item.path in modules
-        (quick if is_kept else costly).append(item)
-    config.hook.pytest_deselected(items=costly)
-    items[:] = quick
+    _keep(items, config, lambda item: _is_quick(item) or item.path in modules)
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    marks = {mark.name for mark in item.iter_markers()}
+    return "quick" in marks or not marks & COSTLY
+
+
+def _keep(items: list[pytest.Item], config: pytest.Config, is_kept: Callable[[pytest.Item], bool]) -> None:
+    kept = [item for item in items if is_kept(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not is_kept(item)])
+    items[:] = kept
 
 
 def pytest_xdist_auto_num_workers() -> int:
