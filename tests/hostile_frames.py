@@ -136,7 +136,8 @@ class RandomFrames:
         if kind is bool:
             return self._random.random() < 0.5
         if kind is float:
-            return self._random.choice(TIMES)
+            within = next((limit for limit in limits if isinstance(limit, Within)), Within(-(10**15), 10**15))
+            return self._random.choice([time for time in TIMES if within.least <= time <= within.most])
         if kind is int:
             if any(isinstance(limit, OfAttempt) for limit in limits):
                 return self.attempt

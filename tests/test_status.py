@@ -169,6 +169,7 @@ def test_a_row_has_what_is_known() -> None:
         started=0.0,
         now=200.0,
         tasks=[TASK],
+        nodes=[],
     )
     assert make_rows(status) == [
         [

@@ -235,6 +235,7 @@ def _run(
     stop_grace_s: float | None,
     lease_s: float | None,
     no_progress: bool,
+    sample_every_s: float | None,
     no_preload: bool,
     keep_own_tf_config: bool,
     tensorboard: bool,
@@ -256,6 +257,7 @@ def _run(
         Override("--drain-timeout", ("timeouts", "drain_s"), drain_s),
         Override("--stop-grace", ("timeouts", "stop_grace_s"), stop_grace_s),
         Override("--lease", ("timeouts", "lease_s"), lease_s),
+        Override("--sample-every", ("sample_every_s",), sample_every_s),
         Override("--no-progress", ("progress",), False if no_progress else None),
         Override("--no-preload", ("preload",), False if no_preload else None),
         Override("--keep-own-tf-config", ("keep_own_tf_config",), True if keep_own_tf_config else None),
@@ -263,7 +265,8 @@ def _run(
         Override("--keep-tensorboard", ("tensorboard",), "keep" if keep_tensorboard else None),
     )
     from launcher.gang.faults import parse_fault
-    from launcher.run.launch import plan_ahead, run
+    from launcher.run.launch import run
+    from launcher.run.preview import plan_ahead
 
     faults = [parse_fault(text, spec) for text in chaos]
     if dry_run:

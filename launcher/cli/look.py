@@ -44,9 +44,9 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
         click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
     from launcher.report.check_text import COLUMNS, make_rows, render_findings
-    from launcher.run import launch
+    from launcher.run import preview
 
-    report = launch.check(cluster)
+    report = preview.check(cluster)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
@@ -67,7 +67,7 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
     Shows node, address, port, TF_CONFIG and environment, and the command that runs the task by hand. Secrets are
     hidden.
     """
-    from launcher.run.launch import plan_ahead
+    from launcher.run.preview import plan_ahead
 
     show_plan(plan_ahead(load(spec, rehearsal)), as_json=as_json)
 

@@ -85,6 +85,15 @@ _RUN_OPTIONS = (
         is_flag=True,
         help="Import TensorFlow in every task, not once per node.",
     ),
+    option(
+        "--sample-every",
+        "sample_every_s",
+        section="Output",
+        type=click.FloatRange(min=0),
+        metavar="S",
+        default_text="2",
+        help="Measure what tasks use every S seconds; 0: never.",
+    ),
     option("--no-progress", section="Program", is_flag=True, help="Do not count the steps of `model.fit`."),
     option(
         "--keep-own-tf-config",

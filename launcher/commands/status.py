@@ -49,6 +49,8 @@ def read_status(files: RunDir) -> RunStatus:
         started=report.started,
         now=report.ended,
         tasks=[_make_task_state(task) for task in last.tasks] if last is not None else [],
+        nodes=[],
+        goodput=report.goodput,
     )
 
 

@@ -68,6 +68,14 @@ class RunPaths:
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
+    def samples(self, attempt: int, task: TaskId) -> Path:
+        """What was measured of a task; see `report.samples`."""
+        return self.attempt(attempt) / f"{str(task).replace(':', '-')}.samples.jsonl"
+
+    def node_samples(self, attempt: int) -> Path:
+        """What was measured of the nodes."""
+        return self.attempt(attempt) / "nodes.samples.jsonl"
+
     def attempt(self, number: int) -> Path:
         return Path(AttemptFiles(str(self.root), number).directory)
 

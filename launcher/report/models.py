@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from launcher.gang.findings import DialReport, Finding
+from launcher.report.goodput import Goodput
 from launcher.result import Result
 from launcher.verdict.models import OutcomeName, Verdict
 
@@ -211,3 +212,5 @@ class RunReport(Result):
     """What is kept of the attempts between those; null if there are none."""
     chaos: list[FaultReport] = []
     """The faults that were injected on purpose."""
+    goodput: Goodput | None = None
+    """Where the time went; null if the run ended before its first attempt."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
+from launcher.report.goodput import Goodput
 from launcher.report.run_events import StateName
+from launcher.report.samples import NodeUse, TaskUse
 from launcher.result import Result
 from launcher.tasks import TaskId
-from worker_entry.protocol.samples import TaskSample
 
 PHASES: dict[Phase, StateName] = {
     Phase.FORMING: "forming",
@@ -39,13 +40,59 @@ class TaskState(Result):
     """Seconds that a recent step took."""
     own_s: float | None = None
     """The same, without the time for which it waited for the others."""
+    data_s: float | None = None
+    """The part of a step during which it waited for its input."""
+    total_steps: int | None = None
+    """The step with which training ends; null if that is not known."""
+    total_epochs: int | None = None
+    """The epoch with which training ends; null if that is not known."""
     metrics: dict[str, float | None]
     cpu: float | None = None
     """Cores that it uses; null before the second sample."""
+    starved: float | None = None
+    """Threads that could run and have no core, on average; null if that is not known."""
     memory: int | None = None
     """Bytes of resident memory of all of its processes."""
+    swapped: int | None = None
+    """Bytes of them in swap."""
+    threads: int | None = None
+    read_s: float | None = None
+    """Bytes that it reads per second, from files, pipes and sockets."""
+    written_s: float | None = None
+    """Bytes that it writes per second."""
     gpus: list[str]
     """The GPUs that it was given."""
+
+
+class GpuState(Result):
+    """One GPU of a node now; null for what it does not tell."""
+
+    gpu: str
+    """Its index on the node."""
+    use: float | None = None
+    """The share of the time in which it works."""
+    memory: int
+    """Bytes in use."""
+    memory_total: int
+    power_w: float | None = None
+    celsius: float | None = None
+
+
+class NodeState(Result):
+    """One node now, whoever uses it."""
+
+    node: str
+    cores: int
+    cpu: float | None = None
+    """Cores that are busy; null before the second sample."""
+    memory: int
+    """Bytes in use."""
+    memory_total: int
+    received_s: float | None = None
+    """Bytes per second from the network, without the loopback."""
+    sent_s: float | None = None
+    """Bytes per second to the network."""
+    gpus: list[GpuState]
 
 
 class RunStatus(Result):
@@ -63,17 +110,39 @@ class RunStatus(Result):
     now: float
     """When this was measured, by the same clock."""
     tasks: list[TaskState]
+    nodes: list[NodeState]
+    """The nodes that were measured."""
+    goodput: Goodput | None = None
+    """Where the time has gone so far."""
 
 
-def make_task_states(state: AttemptState, plan: LaunchPlan, samples: Mapping[TaskId, TaskSample]) -> list[TaskState]:
+def make_task_states(state: AttemptState, plan: LaunchPlan, uses: Mapping[TaskId, TaskUse]) -> list[TaskState]:
     """All tasks of an attempt, in the plan's order."""
-    return [_make_task_state(state, task, samples.get(task.task)) for task in plan.tasks]
+    return [_make_task_state(state, task, uses.get(task.task)) for task in plan.tasks]
 
 
-def _make_task_state(state: AttemptState, plan: TaskPlan, sample: TaskSample | None) -> TaskState:
+def make_node_states(uses: Mapping[str, NodeUse]) -> list[NodeState]:
+    """All nodes that were measured."""
+    return [
+        NodeState(
+            node=node,
+            cores=use.sample.cores,
+            cpu=use.cpu,
+            memory=use.sample.memory,
+            memory_total=use.sample.memory_total,
+            received_s=use.received_s,
+            sent_s=use.sent_s,
+            gpus=[GpuState(**vars(gpu)) for gpu in use.sample.gpus],
+        )
+        for node, use in uses.items()
+    ]
+
+
+def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None) -> TaskState:
     task = plan.task
     status, started = state.status.get(task), state.started.get(task)
     progress = status.progress if status is not None else None
+    use = use if task not in state.exits else None
     has_stepped = progress is not None and progress.first_step is not None
     port = state.ports.get(task)
     return TaskState(
@@ -86,9 +155,17 @@ def _make_task_state(state: AttemptState, plan: TaskPlan, sample: TaskSample | N
         step=progress.step if progress is not None and has_stepped else None,
         step_s=progress.step_s if progress is not None else None,
         own_s=progress.own_s if progress is not None else None,
+        data_s=progress.data_s if progress is not None else None,
+        total_steps=progress.total_steps if progress is not None else None,
+        total_epochs=progress.total_epochs if progress is not None else None,
         metrics=progress.metrics if progress is not None else {},
-        cpu=sample.cpu if sample is not None and task not in state.exits else None,
-        memory=sample.memory if sample is not None and task not in state.exits else None,
+        cpu=use.cpu if use is not None else None,
+        starved=use.starved if use is not None else None,
+        memory=use.memory if use is not None else None,
+        swapped=use.swapped if use is not None else None,
+        threads=use.threads if use is not None else None,
+        read_s=use.read_s if use is not None else None,
+        written_s=use.written_s if use is not None else None,
         gpus=[name for name in plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name not in ("", "-1")],
     )
 

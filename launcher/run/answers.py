@@ -7,7 +7,7 @@ import time
 
 from launcher.gang.events import StacksAsked
 from launcher.plan.paths import RunPaths
-from launcher.report.status_report import RunStatus, make_task_states
+from launcher.report.status_report import RunStatus, make_node_states, make_task_states
 from launcher.run.control import AskStacks, AskStop, RefusedError, Request
 from launcher.run.directory import RunStart
 from launcher.run.interrupts import Interrupts
@@ -65,7 +65,8 @@ class Answers:
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._start.started,
             now=clock.now(),
-            tasks=make_task_states(loop.state, loop.plan, loop.samples) if loop is not None else [],
+            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks) if loop is not None else [],
+            nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
         )
 
     def _collect_stacks(self) -> str:

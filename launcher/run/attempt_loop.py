@@ -6,7 +6,7 @@ out, asks `gang.decide`, and performs the actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -23,9 +23,8 @@ from launcher.run.history import replay
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
-from launcher.tasks import TaskId
+from launcher.run.uses import Uses
 from launcher.transports.base import LinkClosed
-from worker_entry.protocol.samples import TaskSample
 
 IDLE_S = 0.5
 """How often the loop polls what sends no messages: logs, the console, deadlines."""
@@ -39,7 +38,7 @@ class AttemptLoop:
         self._number = number
         self._stacks = StackRequests(context)
         self._actions = Actions(context, setup, number, faults, self._stacks)
-        self._observer = Observer(context, setup.preflight, self._stacks)
+        self._observer = Observer(context, number, setup.preflight, self._stacks)
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
@@ -54,9 +53,9 @@ class AttemptLoop:
         return self._actions.plan
 
     @property
-    def samples(self) -> Mapping[TaskId, TaskSample]:
-        """What each task uses, as last reported."""
-        return self._observer.samples
+    def uses(self) -> Uses:
+        """What tasks and nodes use, as last reported."""
+        return self._observer.uses
 
     @property
     def unmet(self) -> frozenset[str]:
@@ -126,6 +125,8 @@ class AttemptLoop:
         elif isinstance(event, TaskReported) and (slow := self._stragglers.note(event, now)):
             console.note(slow)
             self._context.journal.write(Straggler(event.task, slow))
+        if isinstance(event, TaskReported) and event.progress is not None:
+            self.uses.note_progress(event.task, event.progress)
         if patches := render_patches(event):
             console.note_once(patches)
 

@@ -32,7 +32,10 @@ Incoming = tuple[str, Message | LinkNews] | Event
 
 
 class NodeLinks:
-    """At most one link to each node; `transports`: how each node is reached."""
+    """At most one link to each node.
+
+    `transports`: how each node is reached. `sample_s`: how often agents measure what tasks use; 0: never.
+    """
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class NodeLinks:
         run_dir: RunDir,
         lease_s: float,
         timing: Timing | None = None,
+        *,
+        sample_s: float = 0.0,
     ) -> None:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
@@ -49,6 +54,7 @@ class NodeLinks:
         self._run_id = run_id
         self._run_dir = run_dir
         self._lease_s = lease_s
+        self._sample_s = sample_s
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
@@ -90,6 +96,7 @@ class NodeLinks:
                 cwd=directory,
                 lease_s=self._lease_s,
                 stream_logs=not shares_files,
+                sample_s=self._sample_s,
             ),
         )
 

@@ -12,25 +12,25 @@ from launcher.gang.translation import from_message
 from launcher.report import run_events
 from launcher.report.run_events import Checkpoint
 from launcher.run.context import RunContext
+from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
+from launcher.run.uses import Uses
 from launcher.spec.models import LOCAL
-from launcher.tasks import TaskId, parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
-from worker_entry.protocol.samples import TaskSample
 
 
 class Observer:
     """Reads the queue of a run's links during one attempt; passes answers to its checks and stack requests."""
 
-    def __init__(self, context: RunContext, preflight: Preflight | None, stacks: StackRequests) -> None:
+    def __init__(self, context: RunContext, attempt: int, preflight: Preflight | None, stacks: StackRequests) -> None:
         self._context = context
         self._preflight = preflight
         self._stacks = stacks
         self._unread = False
         self._saved: Saved | None = None
-        self.samples: dict[TaskId, TaskSample] = {}
-        """What each task uses, as last reported."""
+        self.uses = Uses(SampleFiles(context.files, attempt))
+        """What tasks and nodes use."""
         self.taken_over: set[str] = set()
         """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
@@ -85,7 +85,7 @@ class Observer:
                 self._saved = message  # each node that shares the directory sees it
                 self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, Sampled):
-                self.samples.update({parse_task_id(sample.task): sample for sample in message.tasks})
+                self.uses.note(node, message, offset_s)
             if isinstance(message, Stacks):
                 self._stacks.note(message)
             event = from_message(node, message, offset_s)

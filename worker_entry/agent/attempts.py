@@ -153,7 +153,8 @@ class Attempts:
             self._send(message)
             if isinstance(message, Status) and self._forkserver.is_refused(message.status):
                 self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
-        for news in (self._sampler.poll(tasks, now), self._checkpoints.poll(now) if tasks else None):
+        sample_s = hello.sample_s if hello is not None else 0.0
+        for news in (self._sampler.poll(tasks, now, sample_s), self._checkpoints.poll(now) if tasks else None):
             if news is not None:
                 self._send(news)
         return problem

@@ -1,4 +1,4 @@
-"""Measures what each task uses: CPU and memory of all of its processes."""
+"""Measures what each task and its node use: CPU, memory, I/O, network."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Optional
 
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.messages import Sampled
-from worker_entry.protocol.samples import TaskSample
-from worker_entry.system import clock, kernel
+from worker_entry.protocol.samples import NodeSample, TaskSample
+from worker_entry.system import clock, hardware, kernel
 
-SAMPLE_S = 2.0
 SEARCH_S = 20.0
 """How often processes below the tasks are looked for: that reads the whole process table."""
 
@@ -26,31 +25,23 @@ class Sampler:
         self._due = self._search_due = 0.0
         self._below: dict[int, list[int]] = {}
         """The processes below each task's own, as last found."""
-        self._used: dict[str, tuple[float, float]] = {}
-        """When each task was last sampled, and its CPU seconds by then."""
 
-    def poll(self, tasks: Mapping[str, StartedTask], now: float) -> Optional[Sampled]:
+    def poll(self, tasks: Mapping[str, StartedTask], now: float, sample_s: float) -> Optional[Sampled]:
         """The sample that is due; `now` is in monotonic seconds. Nothing is known on other systems than Linux."""
-        if now < self._due or not kernel.LINUX:
+        if now < self._due or not sample_s or not kernel.LINUX:
             return None
-        self._due = now + SAMPLE_S
+        self._due = now + sample_s
         running = {name: task.pid for name, task in tasks.items() if task.running}
         if now >= self._search_due or not self._below.keys() >= set(running.values()):
             self._search_due = now + SEARCH_S
             self._below = kernel.below(running.values())
-        samples = [self._sample(name, [pid, *self._below[pid]], now) for name, pid in running.items()]
-        self._used = {name: used for name, used in self._used.items() if name in running}
-        return Sampled(clock.now(), samples) if samples else None
+        samples = [_sample(name, [pid, *self._below[pid]]) for name, pid in running.items()]
+        return Sampled(clock.now(), samples, _sample_node()) if samples else None
 
-    def _sample(self, name: str, pids: Iterable[int], now: float) -> TaskSample:
-        uses = [_read(pid) for pid in pids]
-        cpu_s = sum(seconds for seconds, _ in uses)
-        before = self._used.get(name)
-        self._used[name] = now, cpu_s
-        cores = None
-        if before is not None and now > before[0]:
-            cores = max(cpu_s - before[1], 0.0) / (now - before[0])  # less if a process was lost from sight
-        return TaskSample(name, cores, sum(size for _, size in uses))
+
+def _sample(name: str, pids: Iterable[int]) -> TaskSample:
+    uses = [_read(pid) for pid in pids]
+    return TaskSample(name, sum(seconds for seconds, _ in uses), sum(size for _, size in uses))
 
 
 def _read(pid: int) -> tuple[float, int]:
@@ -61,3 +52,18 @@ def _read(pid: int) -> tuple[float, int]:
         return sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE
     except (OSError, ValueError, IndexError):
         return 0.0, 0
+
+
+def _sample_node() -> Optional[NodeSample]:
+    """What the machine uses; None if that cannot be read."""
+    try:
+        with open("/proc/stat", "rb") as stream:
+            # user, nice, system, idle, iowait, irq, softirq, steal
+            ticks = [int(field) for field in stream.readline().split()[1:9]]
+        with open("/proc/meminfo", "rb") as stream:
+            sizes = {line.split(b":")[0]: int(line.split()[1]) << 10 for line in stream}
+        total, free = sizes[b"MemTotal"], sizes[b"MemAvailable"]
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
+    busy_s = (sum(ticks) - sum(ticks[3:5])) * _TICK_S
+    return NodeSample(busy_s, hardware.cores(), max(total - free, 0), total)

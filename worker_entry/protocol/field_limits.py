@@ -32,7 +32,7 @@ class Within(Limit):
     least: int
     most: int
 
-    def take(self, value: int) -> int:
+    def take(self, value: float) -> float:
         if not self.least <= value <= self.most:
             raise ValueError(f"{value} is not between {self.least} and {self.most}")
         return value
@@ -116,6 +116,8 @@ class OfAttempt(Limit):
 
 
 Count = Annotated[int, Within(0, LARGEST)]
+Amount = Annotated[float, Within(0, 10**15 - 1)]
+"""Seconds, watts, a share: a measured quantity."""
 Number = Annotated[int, Within(-LARGEST, LARGEST)]
 """A number from a user's program."""
 Pid = Annotated[int, Within(1, 1 << 31)]

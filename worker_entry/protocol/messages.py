@@ -42,7 +42,7 @@ from worker_entry.protocol.orders import (
     Start,
     Stop,
 )
-from worker_entry.protocol.samples import TaskSample
+from worker_entry.protocol.samples import NodeSample, TaskSample
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -187,10 +187,11 @@ class Stacks:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the running tasks use. One that is lost with the connection is not sent again."""
+    """What the running tasks and their node use. One that is lost with the connection is not sent again."""
 
     time: float
     tasks: Annotated[list[TaskSample], Items(10_000)]
+    node: Optional[NodeSample] = None
 
 
 @dataclass(frozen=True)

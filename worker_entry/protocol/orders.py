@@ -8,10 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from worker_entry.protocol.field_limits import BODY_LIMIT, Attempt, Count, Items, Name, Path, Port, TaskName, Within
+from worker_entry.protocol.field_limits import (
+    BODY_LIMIT,
+    Amount,
+    Attempt,
+    Count,
+    Items,
+    Name,
+    Path,
+    Port,
+    TaskName,
+    Within,
+)
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 7
+VERSION = 8
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
@@ -24,7 +35,8 @@ class Hello:
     """The first frame. `directory` is the folder for the run's files; made if missing, private to the user.
 
     `lease_s`: how long the agent goes on without hearing from its controller. `stream_logs`: whether the agent sends
-    log bytes; a controller on the same machine reads the files itself.
+    log bytes; a controller on the same machine reads the files itself. `sample_s`: how often the agent measures what
+    tasks use; 0: never.
     """
 
     version: Count
@@ -33,6 +45,7 @@ class Hello:
     cwd: Annotated[str, Path()]
     lease_s: float
     stream_logs: bool
+    sample_s: Amount = 2.0
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,60 @@
-"""What tasks and nodes use, as it is measured from time to time."""
+"""What tasks and nodes use, as it is measured from time to time.
+
+Seconds and bytes are counted since the task, or the machine, began: a sample that is lost takes nothing from the sums,
+and the average over any time follows from two samples.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
-from worker_entry.protocol.field_limits import OwnTask, Within
+from worker_entry.protocol.field_limits import Amount, Count, Items, Name, OwnTask
 
 
 @dataclass(frozen=True)
 class TaskSample:
-    """What all processes of a task use: `cpu` in cores since the last sample, None at the first; `memory` in bytes.
+    """What all processes of a task have used.
 
-    Memory that several of them share counts several times, as in `top`.
+    `cpu_s`: seconds on a core. `starved_s`: seconds in which a thread could have run and had no core; None if the
+    kernel does not count them. `memory`: resident bytes; what several processes share counts several times, as in
+    `top`. `swapped`: bytes in swap. `read`, `written`: bytes that went through files, pipes and sockets.
     """
 
     task: OwnTask
-    cpu: Optional[float]
-    memory: Annotated[int, Within(0, 1 << 62)]
+    cpu_s: Amount
+    memory: Count
+    starved_s: Optional[Amount] = None
+    swapped: Count = 0
+    threads: Count = 0
+    read: Count = 0
+    written: Count = 0
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One GPU: `use` is the share of the time in which it worked, `memory` and `memory_total` are bytes."""
+
+    gpu: Name
+    use: Optional[Amount] = None
+    memory: Count = 0
+    memory_total: Count = 0
+    power_w: Optional[Amount] = None
+    celsius: Optional[Amount] = None
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """What the whole machine uses, whoever uses it; in a container, what its limits and namespaces show.
+
+    `cpu_s`: seconds in which a core was busy, all cores together. `received`, `sent`: bytes through all network
+    interfaces but the loopback.
+    """
+
+    cpu_s: Amount
+    cores: Count
+    memory: Count
+    memory_total: Count
+    received: Count = 0
+    sent: Count = 0
+    gpus: Annotated[list[GpuSample], Items(256)] = field(default_factory=list)

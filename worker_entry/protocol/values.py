@@ -71,7 +71,11 @@ class Progress:
     from 1. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
     when the last batch was done. Before the first step is done, `first_step` is None and the others are 0. `training`:
     whether training is under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during
-    which the task waited for the others. A metric that is not a finite number is None.
+    which the task waited for the others; `data_s`: the part of it during which the program waited for its input. A
+    metric that is not a finite number is None.
+
+    `total_steps` and `total_epochs`: the step and the epoch with which training will end, as far as that is known.
+    `resumed`: how many steps the restored optimizer had done when training began; None if that is not known.
     """
 
     step: Number
@@ -84,6 +88,10 @@ class Progress:
     first_epoch: Optional[Number] = None
     step_s: Optional[float] = None
     own_s: Optional[float] = None
+    data_s: Optional[float] = None
+    total_steps: Optional[Number] = None
+    total_epochs: Optional[Number] = None
+    resumed: Optional[Number] = None
     metrics: Annotated[dict[Name, Optional[float]], Items(2000)] = field(default_factory=dict)
 
 

@@ -1,0 +1,168 @@
+"""What was measured of tasks and nodes over time: the lines of files of samples, and what follows from two of them.
+
+A task has a file in each attempt, `worker-1.samples.jsonl`; the nodes have one together, `nodes.samples.jsonl`. Each
+line is an object whose `sample` is `progress` (how far a task was), `use` (what it had used by then) or `node` (what a
+node had used). Times are Unix seconds by the controller's clock. A file that has grown too long is thinned: of what is
+older, every second line of each kind goes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from worker_entry.protocol.samples import NodeSample, TaskSample
+from worker_entry.protocol.values import Progress
+
+
+@dataclass(frozen=True)
+class ProgressSample:
+    """How far a task was; see `Progress`."""
+
+    time: float
+    step: int
+    epoch: int | None = None
+    step_s: float | None = None
+    own_s: float | None = None
+    data_s: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskUseSample:
+    """What a task had used."""
+
+    time: float
+    use: TaskSample
+
+
+@dataclass(frozen=True)
+class NodeUseSample:
+    """What a node had used."""
+
+    time: float
+    node: str
+    use: NodeSample
+
+
+Sample = ProgressSample | TaskUseSample | NodeUseSample
+
+_KINDS: dict[str, type] = {"progress": ProgressSample, "use": TaskUseSample, "node": NodeUseSample}
+_NAMES = {cls: name for name, cls in _KINDS.items()}
+
+
+@functools.cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def sample_progress(progress: Progress) -> ProgressSample:
+    """The sample of a task that has done a step."""
+    return ProgressSample(
+        time=progress.time,
+        step=progress.step,
+        epoch=progress.epoch,
+        step_s=progress.step_s,
+        own_s=progress.own_s,
+        data_s=progress.data_s,
+        metrics=dict(progress.metrics),
+    )
+
+
+def render_sample(sample: Sample) -> bytes:
+    """The line, with its line break; what has its default value is left out."""
+    cls: Any = type(sample)
+    values = _adapter(cls).dump_python(sample, mode="json", exclude_defaults=True)
+    return json.dumps({"sample": _NAMES[cls], **values}, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
+    """The samples of a file's lines, in order. Lines that are torn or strange are ignored."""
+    for line in lines:
+        cls = _KINDS.get(kind_of(line))
+        if cls is not None:
+            try:
+                yield _adapter(cls).validate_json(line)
+            except ValidationError:
+                continue
+
+
+def kind_of(line: bytes) -> str:
+    """The `sample` of a line; empty if it has none."""
+    return line[len(_BEGINNING) :].partition(b'"')[0].decode("ascii", "replace") if line.startswith(_BEGINNING) else ""
+
+
+_BEGINNING = b'{"sample":"'
+
+
+@dataclass(frozen=True)
+class TaskUse:
+    """What a task uses between two samples; None for what is not known.
+
+    `cpu`: cores. `starved`: threads that could have run and had no core, on average. `memory`, `swapped`: bytes.
+    `read_s`, `written_s`: bytes per second.
+    """
+
+    time: float
+    cpu: float | None
+    starved: float | None
+    memory: int
+    swapped: int
+    threads: int
+    read_s: float | None
+    written_s: float | None
+
+
+@dataclass(frozen=True)
+class NodeUse:
+    """The same of a node: `cpu` in cores, all others in bytes and bytes per second; `sample` has the rest."""
+
+    time: float
+    cpu: float | None
+    received_s: float | None
+    sent_s: float | None
+    sample: NodeSample
+
+
+def use_of_task(before: TaskUseSample | None, after: TaskUseSample) -> TaskUse:
+    """What the task used between the samples; `before`: None for the first one."""
+    rate = _rates(before, after)
+    return TaskUse(
+        time=after.time,
+        cpu=rate("cpu_s"),
+        starved=rate("starved_s"),
+        memory=after.use.memory,
+        swapped=after.use.swapped,
+        threads=after.use.threads,
+        read_s=rate("read"),
+        written_s=rate("written"),
+    )
+
+
+def use_of_node(before: NodeUseSample | None, after: NodeUseSample) -> NodeUse:
+    """What the node used between the samples; `before`: None for the first one."""
+    rate = _rates(before, after)
+    return NodeUse(
+        time=after.time, cpu=rate("cpu_s"), received_s=rate("received"), sent_s=rate("sent"), sample=after.use
+    )
+
+
+def _rates(
+    before: TaskUseSample | NodeUseSample | None, after: TaskUseSample | NodeUseSample
+) -> Callable[[str], float | None]:
+    """How fast a counter grew between the samples, by its name; None if that is not known."""
+
+    def rate(name: str) -> float | None:
+        first = getattr(before.use, name) if before is not None else None
+        last = getattr(after.use, name)
+        if before is None or first is None or last is None or after.time <= before.time:
+            return None
+        # Less than before: a process of the task is gone, or the task was started again.
+        return float(max(last - first, 0.0) / (after.time - before.time))
+
+    return rate

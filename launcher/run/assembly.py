@@ -1,0 +1,80 @@
+"""The parts of a run, as its folder, its spec and this process determine them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.console.writer import Console, open_console
+from launcher.plan.planner import Planner, place
+from launcher.run.context import RunContext
+from launcher.run.directory import RunDir, RunStart
+from launcher.run.interrupts import Interrupts
+from launcher.run.journal import Journal
+from launcher.run.node_links import NodeLinks
+from launcher.run.sync import Bundle, make_bundle
+from launcher.run.ways import make_transports
+from launcher.spec.models import ClusterSpec
+from launcher.tasks import TaskId
+from launcher.transports.targets import Targets, find_addresses
+
+
+@contextlib.contextmanager
+def opened_console(
+    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False, needed: bool = True
+) -> Iterator[Console]:
+    """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
+    console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed)
+    try:
+        yield console
+    finally:
+        interrupts.deliver_to(lambda _: console.hurry())
+        console.close()
+
+
+def make_planner(spec: ClusterSpec, targets: Targets, files: RunDir, cwd: str) -> Planner:
+    """A planner with this process's environment and Python."""
+    return Planner(place(spec, files), cwd, os.environ, sys.executable, find_addresses(spec, targets))
+
+
+def make_folders(spec: ClusterSpec, files: RunDir) -> None:
+    """Makes the folders of the run that its tasks expect."""
+    if str(files.checkpoints) in (spec.checkpoint_directory, *spec.program.args):
+        files.make_checkpoints()
+
+
+def make_bundle_of(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bundle | None:
+    """The program's folder, if it is sent to other machines."""
+    if spec.sync is None:
+        return None
+    with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
+        return make_bundle(spec.sync, Path(cwd))
+
+
+def make_context(
+    spec: ClusterSpec,
+    start: RunStart,
+    files: RunDir,
+    targets: Targets,
+    console: Console,
+    journal: Journal,
+    *,
+    bundle: Bundle | None,
+    only_checks: bool = False,
+) -> RunContext:
+    transports = make_transports(spec, targets, files, start.run_id)
+    links = NodeLinks(transports, start.run_id, files, spec.timeouts.lease_s, sample_s=spec.sample_every_s)
+    return RunContext(
+        run_id=start.run_id,
+        generation=start.generation,
+        spec=spec,
+        files=files,
+        links=links,
+        console=console,
+        journal=journal,
+        bundle=bundle,
+        only_checks=only_checks,
+    )

@@ -1,0 +1,73 @@
+"""What is done with a spec before it is run: its nodes are checked, its plan is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from launcher.errors import InterruptionError
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.plan.resources import NodeFacts
+from launcher.report.check_report import make_check_report
+from launcher.report.models import CheckReport
+from launcher.run.assembly import make_bundle_of, make_context, make_folders, make_planner, opened_console
+from launcher.run.directory import RunDir, RunStart
+from launcher.run.interrupts import Interruption, Interrupts
+from launcher.run.journal import Journal
+from launcher.run.naming import choose_folder, current_directory, make_run_id
+from launcher.run.node_list import know_nodes
+from launcher.run.supervisor import Supervisor
+from launcher.run.ways import Recovery
+from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.transports.targets import find_targets
+from worker_entry.system import clock, hardware
+
+
+def check(spec: ClusterSpec) -> CheckReport:
+    """Checks the nodes as a run does before its start, and starts nothing.
+
+    Raises:
+        DistlaunchError: the check failed or was interrupted; nothing is left running.
+    """
+    spec = know_nodes(spec)
+    targets = find_targets(spec)
+    interrupts = Interrupts()
+    interrupts.install()
+    try:
+        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+            files = RunDir(Path(folder))
+            cwd = str(current_directory())
+            planner = make_planner(spec, targets, files, cwd)
+            first = planner.without_spares()
+            make_folders(planner.spec, files)
+            journal = Journal(files.events, clock.now)
+            with contextlib.closing(journal), opened_console([], interrupts, journal) as console:
+                start = RunStart(run_id=make_run_id(spec.name), name=spec.name, started=clock.now(), cwd=cwd)
+                bundle = make_bundle_of(planner.spec, cwd, interrupts)
+                context = make_context(
+                    planner.spec, start, files, targets, console, journal, bundle=bundle, only_checks=True
+                )
+                recovery = Recovery(planner.spec, start.run_id)
+                state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
+    except Interruption as interruption:
+        raise InterruptionError(interruption.signum) from None
+    finally:
+        interrupts.restore()
+    if state.signal is not None:
+        raise InterruptionError(state.signal)
+    return make_check_report(first.spec, preflight, state)
+
+
+def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
+    """The plan of a run of the spec, as far as it is known without asking other machines.
+
+    The run's folder is shown as `<run>`, unless the user names one.
+
+    Raises:
+        UsageError: a node has no usable configuration, or lacks what the spec asks for.
+    """
+    spec = know_nodes(spec)
+    files = RunDir(choose_folder(run_dir, "<run>").absolute())
+    here = {LOCAL: NodeFacts(hardware.cores(), tuple(hardware.gpus()))}
+    return make_planner(spec, find_targets(spec), files, str(current_directory())).without_spares().plan(here)

@@ -1,0 +1,63 @@
+"""What tasks and nodes use in one attempt: the last of it for whoever asks, all of it for the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.report.samples import (
+    NodeUse,
+    NodeUseSample,
+    TaskUse,
+    TaskUseSample,
+    sample_progress,
+    use_of_node,
+    use_of_task,
+)
+from launcher.run.sample_files import SampleFiles
+from launcher.tasks import TaskId, parse_task_id
+from worker_entry.protocol.messages import Sampled
+from worker_entry.protocol.values import Progress
+
+
+class Uses:
+    """Keeps what the nodes measure. Only `tasks` and `nodes` may be called from other threads."""
+
+    def __init__(self, files: SampleFiles) -> None:
+        self._files = files
+        self._tasks: dict[TaskId, TaskUseSample] = {}
+        self._nodes: dict[str, NodeUseSample] = {}
+        self._task_uses: dict[TaskId, TaskUse] = {}
+        self._node_uses: dict[str, NodeUse] = {}
+
+    @property
+    def tasks(self) -> Mapping[TaskId, TaskUse]:
+        """What each task uses, as last measured."""
+        return dict(self._task_uses)
+
+    @property
+    def nodes(self) -> Mapping[str, NodeUse]:
+        """What each node uses, as last measured."""
+        return dict(self._node_uses)
+
+    def note(self, node: str, sampled: Sampled, clock_offset_s: float) -> None:
+        """Takes a node's samples; `clock_offset_s`: how far its clock is ahead of ours.
+
+        Raises:
+            ValueError: a sample names an impossible task.
+        """
+        time = sampled.time - clock_offset_s
+        for sample in sampled.tasks:
+            task, use = parse_task_id(sample.task), TaskUseSample(time, sample)
+            self._task_uses[task] = use_of_task(self._tasks.get(task), use)
+            self._tasks[task] = use
+            self._files.write_use(task, use)
+        if sampled.node is not None:
+            of_node = NodeUseSample(time, node, sampled.node)
+            self._node_uses[node] = use_of_node(self._nodes.get(node), of_node)
+            self._nodes[node] = of_node
+            self._files.write_node(of_node)
+
+    def note_progress(self, task: TaskId, progress: Progress) -> None:
+        """Takes what a task has reported of itself."""
+        if progress.first_step is not None:
+            self._files.write_progress(task, sample_progress(progress))
