@@ -51,9 +51,10 @@ class Answers:
                 return b""
             case AskStacks():
                 return self._collect_stacks().encode()
-        return self._make_status().model_dump_json().encode()
+        return self.make_status().model_dump_json().encode()
 
-    def _make_status(self) -> RunStatus:
+    def make_status(self) -> RunStatus:
+        """The run now; from any thread."""
         loop = self._run[0].loop if self._run is not None else None
         again = max(self._journal.attempt - 1, 0)
         return RunStatus(

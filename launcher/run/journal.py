@@ -32,6 +32,7 @@ class Journal:
         self._state: StateName | None = None
         self._reported: dict[TaskId, object] = {}
         self._ended: Ended | None = None
+        self._listeners: list[Callable[[Record], None]] = []
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         size = os.fstat(self._descriptor).st_size
         self._is_torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
@@ -47,15 +48,22 @@ class Journal:
         """How the run ended, once it has."""
         return self._ended
 
+    def listen(self, listener: Callable[[Record], None]) -> None:
+        """Calls `listener` with each line from now on, on the thread that writes it: it must return at once."""
+        self._listeners.append(listener)
+
     def write(self, event: RunEvent, node: str = "", frame: int = 0) -> None:
         """Appends a line."""
-        line = render_record(Record(self._now(), self.attempt, event, node, frame))
+        record = Record(self._now(), self.attempt, event, node, frame)
+        line = render_record(record)
         with self._lock, contextlib.suppress(OSError):
             if self._descriptor < 0:
                 return
             line = b"\n" * self._is_torn + line
             self._is_torn = True
             self._is_torn = os.write(self._descriptor, line) < len(line)
+        for listener in self._listeners:
+            listener(record)
 
     def say(self, level: Level, text: str) -> None:
         """Appends a message to the user."""
