@@ -13,6 +13,7 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.log_stream import stream_logs
+from worker_entry.agent.port_guards import PortGuards
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
@@ -26,7 +27,7 @@ from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refu
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
-from worker_entry.system.ports import HeldPorts, is_port
+from worker_entry.system.ports import HeldPorts, is_port, render_unguarded
 
 FORKSERVER_LOG = "forkserver.log"
 
@@ -43,6 +44,8 @@ class Attempts:
         self._tree = processes.Tree(self._forkserver.pids)
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
+        self._guards = PortGuards(selector, send)
+        self._owned.callback(self._guards.end)
         self._tasks = RunningTasks(send, self._ports)
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
@@ -93,16 +96,20 @@ class Attempts:
         self._release_ports()
         self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
-        problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
+        problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
+        problems += render_unguarded(self._ports.unguarded) if order.guard == "required" else []
+        if not problems:
+            self._guards.begin(self._ports, order.allowed, order.nonce, required=order.guard == "required")
         if not problems and order.nonce:
-            problems = self.checks.open_responders(self._ports.numbers, order.nonce)
+            unguarded = {task: self._ports.numbers[task] for task in self._ports.unguarded}
+            problems = self.checks.open_responders(unguarded, order.nonce)
         if problems:
             self._release_ports()
             self._send(Refused(problems))
         else:
-            self._send(Prepared(order.attempt, dict(self._ports.numbers)))
+            self._send(Prepared(order.attempt, dict(self._ports.numbers), dict(self._ports.unguarded)))
 
     def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
         """Starts the forkserver, which imports what the tasks will import."""
@@ -119,6 +126,7 @@ class Attempts:
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
+        self._guards.learn(order.cluster)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
             self._forkserver.expect(start.program, cwd)
@@ -142,7 +150,9 @@ class Attempts:
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
         """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
         problem = None
-        if self._pending is not None and hello is not None and self._forkserver.settled(now):
+        self._guards.poll(now)
+        ready = self._forkserver.settled(now) and self._guards.settled(now)
+        if self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
             problem = self._start(order, hello)
         for pid, status in self._tree.reap():
@@ -209,6 +219,7 @@ class Attempts:
 
     def _release_ports(self) -> None:
         self.checks.close()
+        self._guards.end()
         self._ports.release()
 
     def forget_finished(self) -> None:

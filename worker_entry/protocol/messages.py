@@ -43,6 +43,7 @@ from worker_entry.protocol.orders import (
     Stop,
 )
 from worker_entry.protocol.samples import NodeSample, TaskSample
+from worker_entry.protocol.strangers import Repelled
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -103,10 +104,14 @@ class Synced:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All tasks can be started; `ports` are held until the tasks have bound them."""
+    """All tasks can be started; `ports` are held until the tasks have bound them.
+
+    `unguarded`: why strangers can reach a port; empty for those that are guarded.
+    """
 
     attempt: Attempt
     ports: Annotated[dict[OwnTask, Port], Items(10_000)]
+    unguarded: Annotated[dict[OwnTask, Line], Items(10_000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -281,6 +286,7 @@ ToController = Union[
     Halted,
     Status,
     Sampled,
+    Repelled,
     Saved,
     Stacks,
     Log,

@@ -14,7 +14,9 @@ from worker_entry.protocol.field_limits import (
     Attempt,
     Count,
     Items,
+    Matches,
     Name,
+    NetworkName,
     Path,
     Port,
     TaskName,
@@ -73,7 +75,9 @@ class Piece:
 class Prepare:
     """Check every program and hold a port for every task, or report all problems.
 
-    With a `nonce`, every port answers a connection with it until the tasks are started.
+    With a `nonce`, every port answers connections until the tasks are started. `allowed`: the networks that may reach
+    the ports, besides this node and the nodes that call it. `guard`: whether to keep others from the ports: `auto`
+    where that is possible, `required`, or `off`.
     """
 
     attempt: Attempt
@@ -81,6 +85,8 @@ class Prepare:
     first_port: Port
     last_port: Port
     nonce: Name = ""
+    allowed: Annotated[list[NetworkName], Items(10_000)] = field(default_factory=list)
+    guard: Annotated[str, Matches("auto|required|off", "way to guard ports")] = "auto"
 
 
 @dataclass(frozen=True)

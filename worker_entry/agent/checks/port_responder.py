@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from worker_entry.agent.checks.calls import make_greeting, make_proof
 from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.protocol.messages import Dialled
 from worker_entry.protocol.orders import Dial
@@ -31,7 +32,7 @@ _FAILURES = {
 
 
 class PortResponders:
-    """Answers connections to held ports, so that other nodes can check that they reach them."""
+    """Answers connections to held ports that have no guard, so that other nodes can check that they reach them."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -45,7 +46,7 @@ class PortResponders:
         """
         for task, port in ports.items():
             listener = listen(port)
-            greeting = _greeting(nonce, task)
+            greeting = make_greeting(nonce, task)
             self._add(listener, lambda listener=listener, greeting=greeting: self._greet(listener, greeting))
 
     def _greet(self, listener: socket.socket, greeting: bytes) -> None:
@@ -53,8 +54,15 @@ class PortResponders:
             caller, _ = listener.accept()
             caller.setblocking(False)
             # The caller has to close first: the kernel then keeps its end of the connection busy, not our port.
-            self._add(caller, lambda: self._remove(caller))
+            self._add(caller, lambda: self._hear(caller))
             caller.send(greeting)
+
+    def _hear(self, caller: socket.socket) -> None:
+        heard = b""
+        with contextlib.suppress(OSError):
+            heard = caller.recv(256)
+        if not heard:
+            self._remove(caller)
 
     def _add(self, new: socket.socket, callback: object) -> None:
         new.setblocking(False)
@@ -117,7 +125,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
     """Why an address of the target does not answer as expected; empty if it does."""
-    greeting, received = _greeting(nonce, target.task), b""
+    greeting, received = make_greeting(nonce, target.task), b""
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:
             caller.settimeout(DIAL_S)
@@ -125,12 +133,10 @@ def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
             with contextlib.suppress(OSError):
                 while len(received) < len(greeting) and (piece := caller.recv(len(greeting) - len(received))):
                     received += piece
+                if received == greeting:
+                    caller.sendall(make_proof(nonce, target.task))
     except TimeoutError:
         return "timed-out"
     except OSError as error:
         return _FAILURES.get(error.errno or 0, error.strerror or str(error))
     return "" if received == greeting else "other"
-
-
-def _greeting(nonce: str, task: str) -> bytes:
-    return f"distlaunch {nonce} {task}\n".encode()
