@@ -27,10 +27,11 @@ class NodeSynced:
 
 @dataclass(frozen=True)
 class NodePrepared:
-    """The node has checked its programs and holds these ports."""
+    """The node has checked its programs and holds these ports; `unguarded`: why strangers can reach some of them."""
 
     node: str
     ports: Mapping[TaskId, int]
+    unguarded: Mapping[TaskId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,13 @@ def record(state: AttemptState, event: Event) -> AttemptState:
             return replace(state, ready=state.ready | {node})
         case NodeSynced(node):
             return replace(state, synced=state.synced | {node})
-        case NodePrepared(node, ports):
-            return replace(state, prepared=state.prepared | {node}, ports={**state.ports, **ports})
+        case NodePrepared(node, ports, unguarded):
+            return replace(
+                state,
+                prepared=state.prepared | {node},
+                ports={**state.ports, **ports},
+                unguarded={**state.unguarded, **unguarded},
+            )
         case NodeInspected(node):
             return replace(state, inspected=state.inspected | {node})
         case NodeRefused():

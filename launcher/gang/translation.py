@@ -49,8 +49,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return NodeReady(node)
         case Synced(_, files, fetched):
             return NodeSynced(node, files, fetched)
-        case Prepared(_, ports):
-            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Prepared(_, ports, unguarded):
+            return NodePrepared(
+                node,
+                {parse_task_id(task): port for task, port in ports.items()},
+                {parse_task_id(task): why for task, why in unguarded.items()},
+            )
         case Inspected():
             return NodeInspected(node)
         case Refused(problems):

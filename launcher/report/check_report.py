@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
+from launcher.gang.strangers import render_unguarded
 from launcher.report.models import CheckReport, NodeReport
 from launcher.spec.models import ClusterSpec
 
@@ -17,6 +18,7 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
     missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
     findings = [*_unusable(state), *(_render_silence(node, state) for node in sorted(missing)), *preflight.findings()]
+    findings += _unguarded(state)
     return CheckReport(
         name=spec.name,
         good=not any(finding.level == "error" for finding in findings),
@@ -51,6 +53,12 @@ def _unusable(state: AttemptState) -> Iterator[Finding]:
                 message=f"{where}: {problem.message}",
                 hint=problem.hint,
             )
+
+
+def _unguarded(state: AttemptState) -> Iterator[Finding]:
+    for node, tasks in state.policy.nodes.items():
+        for line in render_unguarded({task: state.unguarded[task] for task in tasks & state.unguarded.keys()}):
+            yield Finding(level="warning", node=node, reference="port-unguarded", message=line)
 
 
 def _silent(preflight: Preflight, state: AttemptState) -> frozenset[str]:

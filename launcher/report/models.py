@@ -59,6 +59,8 @@ class TaskReport(Result):
     """The machine that it ran on: the `host` of the spec."""
     address: str
     """`host:port` as in TF_CONFIG."""
+    unguarded: str | None = None
+    """Why others than the cluster could reach that port; null if they could not, or if it was never held."""
     pid: int | None = None
     """Its process ID on that machine; null if it was never started."""
     started: float | None = None

@@ -207,6 +207,7 @@ def _task_report(state: AttemptState, plan: TaskPlan, log: str) -> TaskReport:
         task=str(plan.task),
         node=plan.node,
         address=format_address(plan.address, plan.port),
+        unguarded=state.unguarded.get(plan.task),
         pid=started.pid if started else None,
         started=started.time if started else None,
         port_opened=opened.time if opened else None,

@@ -164,7 +164,9 @@ class Actions:
         for node in state.awaited:
             requests = [task.request for task in self.tasks_of(node)]
             nonce = checks.nonce if checks is not None else ""
-            self._links.send(node, Prepare(self._attempt, requests, ports.first, ports.last, nonce))
+            spec = self._context.spec
+            order = Prepare(self._attempt, requests, ports.first, ports.last, nonce, spec.allow, spec.guard)
+            self._links.send(node, order)
             if checks is not None:
                 self._links.send(node, checks.make_inspect(node))
 

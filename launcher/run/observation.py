@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from launcher.errors import TakenOverError
 from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
+from launcher.gang.strangers import render_stranger
 from launcher.gang.translation import from_message
 from launcher.report import run_events
-from launcher.report.run_events import Checkpoint
+from launcher.report.run_events import Checkpoint, StrangerRefused
 from launcher.run.context import RunContext
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
 from launcher.spec.models import LOCAL
+from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.strangers import Repelled
 
 
 class Observer:
@@ -86,6 +89,11 @@ class Observer:
                 self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, Sampled):
                 self.uses.note(node, message, offset_s)
+            if isinstance(message, Repelled):
+                self._context.journal.write(
+                    StrangerRefused(parse_task_id(message.task), message.address, message.count)
+                )
+                self._context.console.warn(render_stranger(message))
             if isinstance(message, Stacks):
                 self._stacks.note(message)
             event = from_message(node, message, offset_s)

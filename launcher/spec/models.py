@@ -24,6 +24,7 @@ from launcher.spec.fields import (
     GpuName,
     HostName,
     Keepable,
+    Network,
     Port,
     PortRange,
     Ports,
@@ -186,6 +187,10 @@ class ClusterSpec(Model):
     """Variables to take from distlaunch's own environment; their values are never shown."""
     ports: Ports = PortRange(first=20000, last=20999)
     """The range from which each node takes free ports."""
+    guard: Literal["auto", "required", "off"] = "auto"
+    """Keeps all but the cluster from the tasks' ports: where the system can, or else the run does not start."""
+    allow: list[Network] = []
+    """Networks that may reach the tasks' ports, too, like `10.0.0.0/24`."""
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""
