@@ -19,8 +19,8 @@ from tests.own_network import call, enter_own_network
 from tests.polling import eventually
 from worker_entry.agent.checks.calls import make_greeting, make_proof
 from worker_entry.agent.port_guards import PortGuards
-from worker_entry.protocol.messages import Noted, Refused
-from worker_entry.protocol.strangers import Repelled
+from worker_entry.protocol.messages import Refused
+from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.address_filter import LIMIT, Network, TooManyError, compile_filter
 from worker_entry.system.interfaces import own_addresses
@@ -172,7 +172,7 @@ class _Node:
 
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     ports: HeldPorts = field(default_factory=HeldPorts)
-    said: list[Repelled | Noted | Refused] = field(default_factory=list)
+    said: list[Repelled | Unguarded | Refused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.guards = PortGuards(self.selector, self.said.append)
@@ -321,7 +321,7 @@ def test_a_list_that_is_too_long_opens_the_port_and_says_so_unless_guards_are_re
         with node.serve() as server, call(STRANGER, port):
             assert _takes(server) != required
         [said] = node.said
-        assert isinstance(said, Refused if required else Noted)
+        assert isinstance(said, Refused if required else Unguarded)
         assert "too many addresses" in str(said)
         node.guards.end()
         node.ports.release()
@@ -338,3 +338,20 @@ def test_very_many_strangers_are_counted_together() -> None:
     counts = {said.address: said.count for said in node.said if isinstance(said, Repelled)}
     assert len(counts) == 101
     assert counts["other addresses"] == 200
+
+
+@apart_on_linux
+def test_a_server_of_ipv4_alone_is_told_to_be_unguarded() -> None:
+    enter_own_network()
+    node = _Node()
+    port = node.hold()
+    assert not node.guards.is_joined("worker:0", port)
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("", port))
+        server.listen()
+        call(STRANGER, port).close()
+        assert server.accept()[1][0] == STRANGER  # the kernel prefers it
+        server.setblocking(False)
+        assert node.guards.is_joined("worker:0", port)
+    assert node.said == [Unguarded("worker:0", "its program listens on IPv4 alone")]

@@ -87,6 +87,14 @@ class TaskListening:
 
 
 @dataclass(frozen=True)
+class TaskUnguarded:
+    """Strangers can reach the task's port after all."""
+
+    task: TaskId
+    why: str
+
+
+@dataclass(frozen=True)
 class LeaderWaits:
     """The tasks that have not joined yet, as the cluster's leader last reported; None if it has reported nothing."""
 
@@ -189,6 +197,7 @@ Event = (
     | NodeEmpty
     | TaskStarted
     | TaskListening
+    | TaskUnguarded
     | LeaderWaits
     | TaskHalted
     | TaskReported

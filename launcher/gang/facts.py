@@ -21,6 +21,7 @@ from launcher.gang.events import (
     TaskListening,
     TaskReported,
     TaskStarted,
+    TaskUnguarded,
     TaskWrote,
 )
 from launcher.gang.state import BEFORE_START, AttemptState, Phase
@@ -51,6 +52,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case TaskStarted(task):
             asked = state.phase not in BEFORE_START and state.prepared == state.policy.nodes.keys()
             return asked and task in state.policy.tasks and task not in state.started
+        case TaskUnguarded(task, why):
+            return task in state.policy.tasks and state.unguarded.get(task) != why
         case TaskHalted(task) | TaskReported(task):
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case TaskListening(task):
@@ -83,6 +86,8 @@ def record(state: AttemptState, event: Event) -> AttemptState:
                 ports={**state.ports, **ports},
                 unguarded={**state.unguarded, **unguarded},
             )
+        case TaskUnguarded(task, why):
+            return replace(state, unguarded={**state.unguarded, task: why})
         case NodeInspected(node):
             return replace(state, inspected=state.inspected | {node})
         case NodeRefused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.gang.events import Event, NodePrepared, TaskUnguarded
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.protocol.strangers import Repelled
@@ -15,6 +16,16 @@ def render_stranger(repelled: Repelled) -> str:
         f"{repelled.task}'s port has refused {count_of(repelled.count, 'connection')} from {repelled.address}, which "
         "is not of this cluster; `allow:` in the spec lets a network in"
     )
+
+
+def render_news_of_guards(event: Event) -> list[str]:
+    """Lines for ports that turn out to be unguarded."""
+    match event:
+        case NodePrepared(unguarded=unguarded):
+            return render_unguarded(unguarded)
+        case TaskUnguarded(task, why):
+            return render_unguarded({task: why})
+    return []
 
 
 def render_unguarded(unguarded: Mapping[TaskId, str]) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeLost, NodePrepared, NodeReady, StacksAsked, TaskReported, Tick
+from launcher.gang.events import Event, NodeLost, NodeReady, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import StragglerWatch
-from launcher.gang.strangers import render_unguarded
+from launcher.gang.strangers import render_news_of_guards
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.report.run_events import Straggler
 from launcher.run.actions import Actions
@@ -128,8 +128,8 @@ class AttemptLoop:
             self._context.journal.write(Straggler(event.task, slow))
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
-        if isinstance(event, NodePrepared) and self._number == 1 and self._context.spec.guard != "off":
-            for line in render_unguarded(event.unguarded):
+        if self._number == 1 and self._context.spec.guard != "off":
+            for line in render_news_of_guards(event):
                 console.warn(line)
         if patches := render_patches(event):
             console.note_once(patches)

@@ -22,11 +22,11 @@ from typing import Optional, Union
 
 from worker_entry.agent.checks.calls import make_greeting, make_proof
 from worker_entry.agent.child_work import ChildWork
-from worker_entry.protocol.messages import Noted, Refused
-from worker_entry.protocol.strangers import Repelled
+from worker_entry.protocol.messages import Refused
+from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.system.address_filter import Network
 from worker_entry.system.interfaces import Address, own_addresses
-from worker_entry.system.ports import HeldPorts, attach_filter, render_unguarded
+from worker_entry.system.ports import HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
 ALL: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
@@ -46,7 +46,7 @@ class PortGuards:
     """The guards of one node's ports. `send` gets reports of refused connections."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, send: Callable[[Union[Repelled, Noted, Refused]], None]
+        self, selector: selectors.BaseSelector, send: Callable[[Union[Repelled, Unguarded, Refused]], None]
     ) -> None:
         self._selector = selector
         self._send = send
@@ -107,7 +107,11 @@ class PortGuards:
     def is_joined(self, task: str, port: int) -> Optional[bool]:
         """Whether the task listens; None for a port without a guard."""
         guard = self._guards.get(task)
-        return None if guard is None else guard.is_joined(port)
+        if guard is None or not guard.is_joined(port):
+            return None if guard is None else False
+        if has_ipv4_listener(port):  # the kernel prefers it, and it shares no filter with the guard
+            self._send(Unguarded(task, "its program listens on IPv4 alone"))
+        return True
 
     def poll(self, now: float) -> None:
         """Reports the strangers that have called; `now`: monotonic seconds."""
@@ -144,7 +148,8 @@ class PortGuards:
         if self._required:
             self._send(Refused(render_unguarded(dict.fromkeys(tasks, why))))
         else:
-            self._send(Noted(f"strangers can reach the ports of {', '.join(tasks)}: {why}"))
+            for task in tasks:
+                self._send(Unguarded(task, why))
 
 
 class _Guard:

@@ -43,7 +43,7 @@ from worker_entry.protocol.orders import (
     Stop,
 )
 from worker_entry.protocol.samples import NodeSample, TaskSample
-from worker_entry.protocol.strangers import Repelled
+from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -104,10 +104,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All tasks can be started; `ports` are held until the tasks have bound them.
-
-    `unguarded`: why strangers can reach a port; empty for those that are guarded.
-    """
+    """All tasks can be started; `ports` are held for them. `unguarded`: why strangers can reach some of the ports."""
 
     attempt: Attempt
     ports: Annotated[dict[OwnTask, Port], Items(10_000)]
@@ -287,6 +284,7 @@ ToController = Union[
     Status,
     Sampled,
     Repelled,
+    Unguarded,
     Saved,
     Stacks,
     Log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker_entry.protocol.field_limits import Count, Name, OwnTask
+from worker_entry.protocol.field_limits import Count, Line, Name, OwnTask
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,11 @@ class Repelled:
     task: OwnTask
     address: Name
     count: Count
+
+
+@dataclass(frozen=True)
+class Unguarded:
+    """Strangers can reach the task's port after all, and why."""
+
+    task: OwnTask
+    why: Line

@@ -182,6 +182,16 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def has_ipv4_listener(port: int) -> bool:
+    """Whether a socket of IPv4 alone listens on this port."""
+    try:
+        with open("/proc/net/tcp", encoding="ascii") as stream:
+            rows = [line.split() for line in stream]
+    except OSError:
+        return False
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows[1:])
+
+
 def _dual_socket() -> socket.socket:
     """A socket for IPv6 and IPv4, as gRPC's; for IPv4 where there is no IPv6."""
     try:
