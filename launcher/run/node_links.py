@@ -35,6 +35,7 @@ class NodeLinks:
     """At most one link to each node.
 
     `transports`: how each node is reached. `sample_s`: how often agents measure what tasks use; 0: never.
+    `isolated`: whether they and their tasks live in a network of their own.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class NodeLinks:
         timing: Timing | None = None,
         *,
         sample_s: float = 0.0,
+        isolated: bool = False,
     ) -> None:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
@@ -55,6 +57,7 @@ class NodeLinks:
         self._run_dir = run_dir
         self._lease_s = lease_s
         self._sample_s = sample_s
+        self._isolated = isolated
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
@@ -97,6 +100,7 @@ class NodeLinks:
                 lease_s=self._lease_s,
                 stream_logs=not shares_files,
                 sample_s=self._sample_s,
+                isolated=self._isolated,
             ),
         )
 

@@ -50,6 +50,8 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
             ("restart", "min_workers"),
             f"the cluster has only {count_of(workers, 'worker')}; lower it",
         )
+    if spec.isolation == "namespace" and len(spec.nodes) > 1:
+        yield ("isolation",), "applies only to a cluster on one machine; remove it"
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":

@@ -14,6 +14,7 @@ from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.log_stream import stream_logs
 from worker_entry.agent.port_guards import PortGuards
+from worker_entry.agent.relay import Relay
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
@@ -44,6 +45,8 @@ class Attempts:
         self._tree = processes.Tree(self._forkserver.pids)
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
+        self.relay: Optional[Relay] = None
+        """Brings TensorBoard's port out of the tasks' own network, if they have one."""
         self._guards = PortGuards(selector, send)
         self._owned.callback(self._guards.end)
         self._tasks = RunningTasks(send, self._ports)
@@ -109,7 +112,16 @@ class Attempts:
             self._release_ports()
             self._send(Refused(problems))
         else:
+            self._bring_out()
             self._send(Prepared(order.attempt, dict(self._ports.numbers), dict(self._ports.unguarded)))
+
+    def _bring_out(self) -> None:
+        for task, port in self._ports.numbers.items():
+            if self.relay is not None and task.startswith("tensorboard:"):
+                try:
+                    self.relay.open(port)
+                except OSError as error:
+                    self._send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
     def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
         """Starts the forkserver, which imports what the tasks will import."""

@@ -222,6 +222,8 @@ class Agent:
             hint = "choose another directory" if self._reattach_folder is None else "make it writable"
             self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", hint))
             return
+        if hello.isolated and not self._isolate():
+            return
         self._hello = hello
         self._owned.callback(remove_empty_directory, hello.directory)
         self._lease.seconds = hello.lease_s
@@ -230,6 +232,21 @@ class Agent:
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
         self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
+
+    def _isolate(self) -> bool:
+        from worker_entry.agent.relay import Relay
+        from worker_entry.system.isolation import enter_own_network
+
+        relay = Relay(self._selector)
+        self._owned.callback(relay.close)
+        try:
+            enter_own_network()
+        except OSError as error:
+            hint = "the system forbids such namespaces (see `sysctl user.max_user_namespaces` and its AppArmor rules)"
+            self._break(Problem("no-isolation", f"no network of its own: {error.strerror}", hint))
+            return False
+        self._attempts.relay = relay
+        return True
 
     # --- what happens without an order ---
 

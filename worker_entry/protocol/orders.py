@@ -38,7 +38,7 @@ class Hello:
 
     `lease_s`: how long the agent goes on without hearing from its controller. `stream_logs`: whether the agent sends
     log bytes; a controller on the same machine reads the files itself. `sample_s`: how often the agent measures what
-    tasks use; 0: never.
+    tasks use; 0: never. `isolated`: whether the agent and its tasks live in a network of their own.
     """
 
     version: Count
@@ -48,6 +48,7 @@ class Hello:
     lease_s: float
     stream_logs: bool
     sample_s: Amount = 2.0
+    isolated: bool = False
 
 
 @dataclass(frozen=True)
