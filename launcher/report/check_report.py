@@ -28,6 +28,9 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
                 preflight.answers.get(node.host),
                 addresses[node.host],
                 usable=node.host not in unusable | missing,
+                unguarded={
+                    str(task): why for task, why in state.unguarded.items() if task in state.policy.nodes[node.host]
+                },
             )
             for node in spec.nodes
         ],
@@ -70,7 +73,9 @@ def _render_silence(node: str, state: AttemptState) -> Finding:
     return Finding(level="error", node=node, reference="start-timeout", message=message)
 
 
-def _node_report(node: str, answers: Answers | None, address: str, *, usable: bool) -> NodeReport:
+def _node_report(
+    node: str, answers: Answers | None, address: str, *, usable: bool, unguarded: dict[str, str]
+) -> NodeReport:
     if answers is None:
         return NodeReport(node=node, usable=False)
     ready, inspected = answers.ready, answers.inspected
@@ -80,6 +85,8 @@ def _node_report(node: str, answers: Answers | None, address: str, *, usable: bo
         usable=usable,
         hostname=ready.hostname,
         address=address,
+        addresses=inspected.addresses if inspected else [],
+        unguarded=unguarded,
         executable=ready.executable,
         python=ready.python,
         tensorflow=ready.tensorflow,

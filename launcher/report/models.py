@@ -134,6 +134,10 @@ class NodeReport(Result):
     """The node's own name for itself."""
     address: str | None = None
     """The address for TF_CONFIG."""
+    addresses: list[str] = []
+    """All addresses of its interfaces but the loopback: TensorFlow listens on them all."""
+    unguarded: dict[str, str] = {}
+    """By task, why others than the cluster would reach its port; the ports of all other tasks are guarded."""
     executable: str | None = None
     """Its Python interpreter."""
     python: str | None = None

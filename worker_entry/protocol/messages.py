@@ -117,7 +117,7 @@ class Inspected:
 
     `program_hash`: SHA-256 of the program's own code, empty if there is none to compare. `free_bytes`: on the
     disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
-    written.
+    written. `addresses`: those of the node's interfaces but the loopback.
     """
 
     keras: Optional[Name]
@@ -127,6 +127,7 @@ class Inspected:
     program_hash: Name
     proxies: Annotated[list[Name], Items(16)]
     problem: Line = ""
+    addresses: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def enter_own_network() -> None:
         raise OSError(errno.ENOTSUP, "it is not Linux")
     if libc.unshare(_NEW_NETWORK if user == 0 else _NEW_NETWORK | _NEW_USER) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, "the limit of namespaces is reached" if number == errno.ENOSPC else os.strerror(number))
     if user != 0:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
@@ -53,5 +53,5 @@ def _start_loopback() -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as stream:
-        stream.write(text)
+    with open(path, "wb") as stream:
+        stream.write(text.encode())
