@@ -39,7 +39,7 @@ def cores_limit(*, root: str = ROOT, own: str = OWN) -> float:
             allowed, period = _read(quota).split()
             return int(allowed) / int(period)  # "max" raises ValueError
         if quota is not None and int(_read(quota)) > 0:
-            return int(_read(quota)) / int(_read(quota.replace("quota", "period")))
+            return int(_read(quota)) / int(_read(f"{os.path.dirname(quota)}/cpu.cfs_period_us"))
     return math.inf
 
 

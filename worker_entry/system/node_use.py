@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from typing import Optional
@@ -23,7 +22,7 @@ class NodeMeter:
         self._groups = {"root": groups, "own": f"{proc}/self/cgroup"}
         self._cores = hardware.cores()
         usable = os.sched_getaffinity(0)
-        self._of_group = math.ceil(cgroups.cores_limit(**self._groups)) < len(usable)
+        self._of_group = cgroups.cores_limit(**self._groups) < len(usable)
         self._usable = (
             {f"cpu{number}".encode() for number in usable} if len(usable) < (os.cpu_count() or 1) else {b"cpu"}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from worker_entry.system.proc_files import read_small
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True)
@@ -64,27 +66,28 @@ class StarvedTime:
     def update(self, pids: Iterable[int]) -> Optional[float]:
         """Seconds until now, of all threads of these processes together; None if the kernel does not count them."""
         threads: dict[str, int] = {}
-        for pid in pids:
-            for thread in _list_threads(pid):
+        # With no descriptor left to read them all, the threads are as they were.
+        with contextlib.suppress(OSError):
+            for pid in pids:
+                with contextlib.suppress(*_GONE):
+                    self._read(pid, threads)
+            for thread, waited_ns in self._threads.items():
+                if waited_ns > threads.get(thread, 0):  # it has ended; another one may have its number
+                    self._ended += waited_ns
+            self._threads = threads
+        return (self._ended + sum(self._threads.values())) / 1e9 if self._has_run else None
+
+    def _read(self, pid: int, threads: dict[str, int]) -> None:
+        """Adds the nanoseconds that each thread of a process has waited."""
+        folder = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for thread in os.listdir(folder):
                 try:
-                    ran, waited, _ = read_small(f"/proc/{pid}/task/{thread}/schedstat").split()
-                except (FileNotFoundError, ProcessLookupError):  # it has ended, or the kernel has no such file
-                    continue
-                except (OSError, ValueError):
-                    threads[thread] = self._threads.get(thread, 0)
+                    ran, waited, _ = read_small(f"{thread}/schedstat", folder).split()
+                except _GONE:  # or the kernel has no such file
                     continue
                 threads[thread] = int(waited)
                 # A kernel that can count and does not has zeros for all.
                 self._has_run = self._has_run or ran != b"0"
-        for thread, waited_ns in self._threads.items():
-            if waited_ns > threads.get(thread, 0):  # it has ended; another one may have its number
-                self._ended += waited_ns
-        self._threads = threads
-        return (self._ended + sum(threads.values())) / 1e9 if self._has_run else None
-
-
-def _list_threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
+        finally:
+            os.close(folder)
