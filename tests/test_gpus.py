@@ -41,7 +41,8 @@ SAMPLE = GpuSample("0", 0.37, 20 << 30, 80 << 30, 251.5, 64.0)
 
 def compile_library(folder: Path, *options: str) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler is not None, "the stand-in for NVML needs a C compiler"
+    if compiler is None:
+        pytest.skip("there is no C compiler for a stand-in for NVML")
     library = folder / LIBRARY
     subprocess.run(
         [compiler, "-shared", "-fPIC", *options, "-o", str(library), str(PROGRAMS / "nvml.c")], check=True, timeout=60

@@ -62,7 +62,7 @@ class Sampler:
         uses = [read_use(each) for each in pids]
         return TaskSample(
             name,
-            cpu_s=sum(use.cpu_s for use in uses),
+            cpu_s=round(sum(use.cpu_s for use in uses), 2),
             memory=sum(use.memory for use in uses),
             starved_s=self._starved[pid].update(pids),
             swapped=sum(map(read_swapped, pids)) if swaps else 0,

@@ -54,7 +54,7 @@ class NodeMeter:
                 # user, nice, system, idle, iowait, irq, softirq; steal follows, in which other machines were busy
                 ticks = [int(field) for field in fields[:7]]
                 busy += sum(ticks) - ticks[3] - ticks[4]
-        return busy * TICK_S
+        return round(busy * TICK_S, 2)
 
     def _read_memory(self) -> tuple[int, int]:
         """Bytes in use, and all of them."""

@@ -75,7 +75,7 @@ class StarvedTime:
                 if waited_ns > threads.get(thread, 0):  # it has ended; another one may have its number
                     self._ended += waited_ns
             self._threads = threads
-        return (self._ended + sum(self._threads.values())) / 1e9 if self._has_run else None
+        return round((self._ended + sum(self._threads.values())) / 1e9, 6) if self._has_run else None
 
     def _read(self, pid: int, threads: dict[str, int]) -> None:
         """Adds the nanoseconds that each thread of a process has waited."""
