@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import selectors
 import shutil
@@ -15,9 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.commands.requests import ask_status
+from launcher.run.directory import RunDir
 from tests.apart import linux
-from tests.conftest import PROGRAMS
+from tests.conftest import PROGRAMS, distlaunch_command
 from tests.polling import eventually
+from tests.witness import wait_until
 from worker_entry.agent import gpu_watch
 from worker_entry.agent.gpu_reader import choose_visible
 from worker_entry.agent.gpu_watch import GpuWatch
@@ -321,3 +326,44 @@ class TestWatch:
         mine._take(b'{"gpus": [{"gpu": "0", "use": 0.5}], "next_s": 9}')
         mine._take(line)
         assert mine.poll(time.monotonic(), 0.1) == [GpuSample("0", 0.5)]
+
+
+# --- a run ---
+
+
+@linux
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("kind", ["a", "h"], ids=["works", "hangs"])
+def test_a_run_shows_its_gpus_and_leaves_no_reader_behind(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("NVML_GPUS", kind)
+    run = RunDir(tmp_path / "run")
+    wait = "until [ -e go ]; do sleep 0.1; done"
+    command = distlaunch_command("local", "-n", "1", "--sample-every", "0.2", "--run-dir", str(run.root))
+    with subprocess.Popen([*command, "--", "sh", "-c", wait], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: bool(readers(process.pid)), "the GPUs are read")
+
+        def check() -> None:
+            [node] = ask_status(run)["nodes"]
+            expected = [{**vars(SAMPLE), "gpu": "0"}] if kind == "a" else []
+            assert node["gpus"] == expected
+
+        eventually(check, 60)
+        (tmp_path / "go").touch()
+        mine = readers(process.pid)
+        assert process.wait(60) == 0
+    [attempt] = json.loads((run.root / "report.json").read_text())["attempts"]
+    assert attempt["processes_left"] == 0
+    psutil.wait_procs(mine, 30)
+    assert not any(reader.is_running() for reader in mine)
+
+
+def readers(pid: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "gpus" in process.cmdline():
+                found.append(process)
+    return found
