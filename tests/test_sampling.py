@@ -26,7 +26,8 @@ from worker_entry.protocol.messages import Sampled
 from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import kernel, node_use, process_use
 from worker_entry.system.node_use import NodeMeter
-from worker_entry.system.process_use import ProcessUse, StarvedTime, read_swapped, read_use
+from worker_entry.system.proc_files import read_small
+from worker_entry.system.process_use import QUIET, RARELY, ProcessUse, StarvedTime, read_swapped, read_use
 
 pytestmark = linux
 CHILD = """
@@ -136,6 +137,41 @@ class TestStarvedTime:
                 eventually(joined, 60)
                 seen.append(starved.update([process.pid]) or 0.0)
                 assert seen == sorted(seen)
+
+    def test_a_thread_that_has_rested_for_long_is_counted_when_it_waits(self) -> None:
+        [core, *_] = os.sched_getaffinity(0)
+        burn = "[None for _ in iter(int, 1)]"
+        source = f"threading.Thread(target=lambda: (sys.stdin.readline(), {burn}), daemon=True).start()"
+        with child(f"threading.Thread(target=lambda: {burn}, daemon=True).start()", {core}):
+            with child(source, {core}) as process:
+                starved = StarvedTime()
+                rested = [starved.update([process.pid]) for _ in range(5 * RARELY)][-1]
+                assert rested is not None
+                assert process.stdin is not None
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+
+                def waits() -> None:
+                    assert (starved.update([process.pid]) or 0.0) > rested + 0.2
+
+                eventually(waits, 60)
+
+    def test_threads_that_rest_are_read_rarely(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reads = list[str]()
+
+        def read(path: str, folder: int) -> bytes:
+            reads.append(path)
+            return read_small(path, folder)
+
+        monkeypatch.setattr(process_use, "read_small", read)
+        rest = "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(63)]"
+        with child(rest) as process:
+            starved = StarvedTime()
+            for _ in range(QUIET + 2 * RARELY):
+                starved.update([process.pid])
+            assert len(reads) <= 64 * (QUIET + 1) + 2 * 64 + 64
+            later = reads[64 * (QUIET + 1) :]
+            assert {path.partition("/")[0] for path in later} == {*os.listdir(f"/proc/{process.pid}/task")}
 
     def test_a_process_that_has_ended_leaves_its_share(self) -> None:
         starved = StarvedTime()

@@ -1,4 +1,4 @@
-"""What it costs to measure eight tasks of forty threads that compute: for a sample, and for the agent as a whole."""
+"""What it costs to measure eight tasks of 120 threads that compute: for a sample, and for the agent as a whole."""
 
 from __future__ import annotations
 
@@ -23,18 +23,25 @@ from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.framing import encode
 
 TASKS = 8
+THREADS = 120
+"""As many as a worker of TensorFlow has on two cores; most of them never run."""
 SAMPLE_S = 2.0
 WATCH_S = 20.0
 PAUSE_S = 0.3
 """Between two samples, so that others have used the processor's caches meanwhile."""
-PROGRAM = """
+PROGRAM = f"""
 import threading, time
 from worker_entry import progress
-for _ in range(39):
+def compute():
+    while True:
+        sum(range(10_000))
+        time.sleep(0.04)
+for _ in range({THREADS - 9}):
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+for _ in range(8):
+    threading.Thread(target=compute, daemon=True).start()
 print("up", flush=True)
 for step in range(1_000_000):
-    sum(range(20_000))
     progress.report(step=step, loss=0.5)
     time.sleep(0.02)
 """
@@ -44,7 +51,9 @@ def measure(runs: int) -> None:
     with _tasks() as pids:
         ours, rival = _make_sampler(pids), _make_rival(pids)
         mine, theirs = time_pairs(lambda: _cost(ours), lambda: _cost(rival), max(10 * runs, 30))
-    print(f"a sample of {TASKS} tasks of 40 threads; rival: psutil, and open() for what it does not have; CPU time")
+    print(
+        f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what it does not have; CPU time"
+    )
     print_pair("ms", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms")
     share = statistics.mean(mine) / SAMPLE_S
     print(f"  of a core, every {SAMPLE_S:g} s     {share:.3%} (goal: 0.2 %)")

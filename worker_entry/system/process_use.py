@@ -12,6 +12,10 @@ from worker_entry.system.proc_files import read_small
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+QUIET = 3
+"""A thread that has not run for so many readings in a row is read rarely."""
+RARELY = 8
+"""A reading has every thread that runs, and each eighth of the others in turn."""
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
@@ -56,38 +60,64 @@ def read_swapped(pid: int) -> int:
 
 
 class StarvedTime:
-    """For how long threads could have run and had no core; what a thread has waited stays when it ends."""
+    """For how long threads could have run and had no core; what a thread has waited stays when it ends.
+
+    Most threads of a TensorFlow process never run. One that has not run for some readings is read less often from then
+    on; nothing that it waits is lost by that, but it may be counted some samples later.
+    """
 
     def __init__(self) -> None:
-        self._threads: dict[str, int] = {}
+        self._threads: dict[str, _Thread] = {}
         self._ended = 0
+        self._readings = 0
         self._has_run = False
 
     def update(self, pids: Iterable[int]) -> Optional[float]:
         """Seconds until now, of all threads of these processes together; None if the kernel does not count them."""
-        threads: dict[str, int] = {}
+        threads: dict[str, _Thread] = {}
+        self._readings += 1
         # With no descriptor left to read them all, the threads are as they were.
         with contextlib.suppress(OSError):
             for pid in pids:
                 with contextlib.suppress(*_GONE):
                     self._read(pid, threads)
-            for thread, waited_ns in self._threads.items():
-                if waited_ns > threads.get(thread, 0):  # it has ended; another one may have its number
-                    self._ended += waited_ns
+            self._ended += sum(thread.waited for name, thread in self._threads.items() if name not in threads)
             self._threads = threads
-        return round((self._ended + sum(self._threads.values())) / 1e9, 6) if self._has_run else None
+        waited = self._ended + sum(thread.waited for thread in self._threads.values())
+        return round(waited / 1e9, 6) if self._has_run else None
 
-    def _read(self, pid: int, threads: dict[str, int]) -> None:
-        """Adds the nanoseconds that each thread of a process has waited."""
+    def _read(self, pid: int, threads: dict[str, _Thread]) -> None:
+        """Reads the threads of a process, and adds them."""
         folder = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for thread in os.listdir(folder):
-                try:
-                    ran, waited, _ = read_small(f"{thread}/schedstat", folder).split()
-                except _GONE:  # or the kernel has no such file
-                    continue
-                threads[thread] = int(waited)
-                # A kernel that can count and does not has zeros for all.
-                self._has_run = self._has_run or ran != b"0"
+            for name in os.listdir(folder):
+                thread = self._threads.get(name) or _Thread()
+                if thread.quiet < QUIET or (self._readings + int(name)) % RARELY == 0:
+                    try:
+                        text = read_small(f"{name}/schedstat", folder)
+                    except _GONE:  # or the kernel has no such file
+                        continue
+                    self._note(thread, text)
+                threads[name] = thread
         finally:
             os.close(folder)
+
+    def _note(self, thread: _Thread, text: bytes) -> None:
+        if text == thread.text:
+            thread.quiet += 1
+            return
+        ran, waited, _ = text.split()
+        # A kernel that can count and does not has zeros for all.
+        self._has_run = self._has_run or ran != b"0"
+        if int(waited) < thread.waited:  # another thread with the same number
+            self._ended += thread.waited
+        thread.text, thread.waited, thread.quiet = text, int(waited), 0
+
+
+class _Thread:
+    """A thread as it was last read: `waited` in nanoseconds, and how many times in a row it had not run."""
+
+    __slots__ = ("quiet", "text", "waited")
+
+    def __init__(self) -> None:
+        self.text, self.waited, self.quiet = b"", 0, 0
