@@ -26,6 +26,7 @@ from launcher.report.models import RunReport
 from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -588,13 +589,16 @@ class FakeRun:
         self._sink = RecordingSink(broken=broken)
         self.console = Console(self._sink)
         self.planner = Planner(self.spec, str(folder), {}, sys.executable)
+        journal = Journal(self.files.events, self.timing.now)
         self.context = RunContext(
             run_id="run",
             spec=self.spec,
             files=self.files,
             links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
             console=self.console,
-            journal=Journal(self.files.events, self.timing.now),
+            journal=journal,
+            started=self.timing.now(),
+            goodput=watch_goodput(self.files, journal, self.timing.now(), self.spec),
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )

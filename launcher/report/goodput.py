@@ -11,18 +11,29 @@ class Goodput(Result):
     connecting_s: float = 0.0
     """Connecting to the nodes, sending the program, checking; before the first start of the tasks."""
     forming_s: float = 0.0
-    """From the start of the tasks to the first step: imports, the cluster's formation, the first trace."""
+    """From each start of the tasks to the first step: imports, the cluster's formation, the first trace."""
     training_s: float = 0.0
     """Training that counts; of a program that reports no steps, all the time in which the cluster is up."""
     lost_s: float = 0.0
-    """Training since the last checkpoint before a restart, which was done again."""
+    """Training since the last checkpoint before a restart, which is done again. A failure that no step follows loses
+    nothing; a program that reports no steps does not either, as far as is known."""
     restarting_s: float = 0.0
-    """From a failure to the next start of the tasks."""
+    """From a failure to the next start of the tasks, and between two controllers while nothing trains."""
     stalled_s: float = 0.0
-    """Without a step, until the cluster was found to be stalled."""
+    """Since the last step, until the cluster was found to be stalled."""
     waiting_s: float = 0.0
-    """Waiting for a lost node, to come back or to have ended for certain."""
+    """Since the last step, until a node was found to be lost; then for the node to come back, or to have ended its
+    tasks for certain."""
     ending_s: float = 0.0
     """From the end of the program, or the failure after which nothing starts again, to the end of the run."""
     share: float = 0.0
     """Of all this, the share of `training_s`."""
+
+
+KINDS = tuple(name for name in Goodput.model_fields if name != "share")
+
+
+def make_goodput(seconds: dict[str, float]) -> Goodput:
+    """The goodput from the seconds of each of KINDS."""
+    whole_s = sum(seconds.values())
+    return Goodput(**seconds, share=seconds["training_s"] / whole_s if whole_s else 0.0)
