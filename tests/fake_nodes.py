@@ -22,6 +22,7 @@ from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import SERVER_MODULE
 from launcher.plan.planner import Planner, place
+from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport
 from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
@@ -607,8 +608,12 @@ class FakeRun:
         self._interrupts = Interrupts()
 
     def run(self) -> RunReport:
-        """All attempts."""
-        return self._within_signals(self.supervisor().run)
+        """All attempts; each second of them is counted once."""
+        report = self._within_signals(self.supervisor().run)
+        goodput = report.goodput
+        assert goodput is not None
+        assert abs(sum(getattr(goodput, kind) for kind in KINDS) - (report.ended - report.started)) < 1e-6
+        return report
 
     def check(self) -> tuple[AttemptState, Preflight]:
         return self._within_signals(self.supervisor().check)

@@ -49,8 +49,9 @@ class _Cycle:
     failed: float | None = None
     stopped: float | None = None
     idle: str = ""
-    """The kind of the time after `idle_since`, until the end of training."""
+    """The kind of the time between the last step and the end of training, if that was not training."""
     idle_since: float | None = None
+    """When that began, for a program that reports no steps."""
     afterwards: list[tuple[float, Afterwards]] = field(default_factory=list)
     """What was done since the end of training, each from its time on."""
     gap: tuple[float, float] | None = None
@@ -155,7 +156,9 @@ class GoodputCount:
                 self.note_progress(task, progress)
             case AttemptEnded(report) if report.attempt == cycle.attempt:
                 reference = report.verdict.reference
-                cycle.idle, cycle.idle_since = IDLE.get(reference, ""), report.last_progress
+                cycle.idle = IDLE.get(reference, "")
+                # A program that reports no steps may train without output.
+                cycle.idle_since = report.last_progress if reference == "stalled" else None
                 if cycle.gap is not None and cycle.idle == "waiting_s":  # they were gone when it took them over
                     cycle.idle = ""
                     self._end_at(cycle.gap[0])
