@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from launcher.report.training_line import LIMIT, Place, TrainingLine
 from launcher.run.goodput_watch import count_recorded
 from launcher.tasks import TENSORBOARD, TaskId
 from launcher.verdict.models import Verdict
+from tests.conftest import PROGRAMS, Distlaunch, Ran
 from tests.fake_nodes import KILL, At, Exit, FakeAgent, FakeRun, Script, Steps, lose
 from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
 
@@ -606,3 +609,65 @@ def test_the_text_names_what_took_most() -> None:
     long = make_goodput({**spent, "training_s": 7200.0, "waiting_s": 800.0})
     assert render_goodput(long) == "Goodput 90 %: 2 h of 2 h 13 min trained; 13 min 20 s waiting"
     assert render_goodput(make_goodput(spent)) == "Goodput 0 %: 0.0 s of 0.0 s trained"
+
+
+# --- by hand ---
+
+
+def count_by_hand(ran: Ran, failed_task: str, failed_step: int, saved_step: int) -> dict[str, float]:
+    """What a run of two attempts was spent with, by the lines of its journal and by what its program has printed.
+
+    Args:
+        ran: the run.
+        failed_task: the file name of the task that fails in the first attempt.
+        failed_step: the last step that it did.
+        saved_step: the step from which the second attempt goes on.
+    """
+
+    def printed(attempt: int, task: str) -> dict[str, float]:
+        lines = (ran.directory / f"attempt-{attempt}" / f"{task}.log").read_text().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(("step ", "end ")))
+        return {what: float(time) for what, time in pairs}
+
+    entries = map(json.loads, (ran.directory / "events.jsonl").read_text().splitlines())
+    formed = [entry["time"] for entry in entries if entry["event"] == "state" and entry["state"] == "forming"]
+    report = ran.report
+    first, second = printed(1, "worker-0"), printed(2, "worker-0")
+    failed = printed(1, failed_task)[f"step {failed_step}"]
+    begun, again = first["step 1"], second[f"step {saved_step + 1}"]
+    end = max(printed(2, task["task"].replace(":", "-"))["end"] for task in report["attempts"][1]["tasks"])
+    lost = failed - first[f"step {saved_step}"]
+    return {
+        "connecting_s": formed[0] - report["started"],
+        "forming_s": begun - formed[0] + again - formed[1],
+        "training_s": failed - begun - lost + end - again,
+        "lost_s": lost,
+        "restarting_s": formed[1] - failed,
+        "stalled_s": 0.0,
+        "waiting_s": 0.0,
+        "ending_s": report["ended"] - end,
+    }
+
+
+def check_by_hand(ran: Ran, expected: dict[str, float]) -> None:
+    duration = ran.report["ended"] - ran.report["started"]
+    counted = {kind: ran.report["goodput"][kind] for kind in KINDS}
+    assert counted == pytest.approx(expected, abs=duration / 100)
+    assert sum(counted.values()) == pytest.approx(duration, abs=1e-6)
+    assert ran.report["goodput"]["share"] == pytest.approx(counted["training_s"] / duration)
+
+
+def test_it_is_what_a_count_by_hand_gives(distlaunch: Distlaunch) -> None:
+    ran = distlaunch("local", "-n", "1", "--max-restarts", "1", str(PROGRAMS / "timed_steps.py"))
+    assert ran.status == 0, ran.stderr
+    check_by_hand(ran, count_by_hand(ran, "worker-0", 37, 30))
+    assert re.search(r"^Goodput \d+ %: \d\.\d s of \d+\.\d s trained; ", ran.stderr, re.MULTILINE)
+
+
+@pytest.mark.tensorflow
+def test_it_is_what_a_count_by_hand_gives_when_a_worker_is_killed(distlaunch: Distlaunch) -> None:
+    """The backup is written after each epoch of 20 steps."""
+    program = (str(PROGRAMS / "timed_keras.py"), "4")
+    ran = distlaunch("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)
+    assert ran.status == 0, ran.stderr
+    check_by_hand(ran, count_by_hand(ran, "worker-1", 55, 40))
