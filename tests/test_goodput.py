@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -629,8 +628,7 @@ def count_by_hand(ran: Ran, failed_task: str, failed_step: int, saved_step: int)
         pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(("step ", "end ")))
         return {what: float(time) for what, time in pairs}
 
-    entries = map(json.loads, (ran.directory / "events.jsonl").read_text().splitlines())
-    formed = [entry["time"] for entry in entries if entry["event"] == "state" and entry["state"] == "forming"]
+    formed = [entry["time"] for entry in ran.events("state") if entry["state"] == "forming"]
     report = ran.report
     first, second = printed(1, "worker-0"), printed(2, "worker-0")
     failed = printed(1, failed_task)[f"step {failed_step}"]
@@ -671,3 +669,5 @@ def test_it_is_what_a_count_by_hand_gives_when_a_worker_is_killed(distlaunch: Di
     ran = distlaunch("local", "--workers", "2", "--chaos", "kill:worker:1@step=55", *program)
     assert ran.status == 0, ran.stderr
     check_by_hand(ran, count_by_hand(ran, "worker-1", 55, 40))
+    progresses = [(entry["attempt"], entry["progress"]) for entry in ran.events("task-reported") if entry["progress"]]
+    assert {(attempt, told["resumed"]) for attempt, told in progresses if told["first_step"]} == {(1, 0), (2, 40)}
