@@ -660,7 +660,7 @@ def test_it_is_what_a_count_by_hand_gives(distlaunch: Distlaunch) -> None:
     assert ran.status == 0, ran.stderr
     check_by_hand(ran, count_by_hand(ran, "worker-0", 37, 30))
     assert {entry["progress"]["total_steps"] for entry in ran.events("task-reported") if entry["progress"]} >= {60}
-    assert re.search(r"^Goodput \d+ %: \d\.\d s of \d+\.\d s trained; ", ran.stderr, re.MULTILINE)
+    assert re.search(r"^  Goodput \d+ %: \d\.\d s of \d+\.\d s trained; ", ran.stderr, re.MULTILINE)
 
 
 @pytest.mark.tensorflow

@@ -47,14 +47,14 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
         lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
         lines += _render_earlier(report)
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
+    if report.goodput is not None and _is_worth_a_line(report, report.goodput):
+        lines.append(f"  {render_goodput(report.goodput)}")
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
         lines += [f"  {line}" for line in attempt.verdict.evidence]
     else:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
-    if report.goodput is not None and _is_worth_a_line(report, report.goodput):
-        lines.append(render_goodput(report.goodput))
     lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
     return "\n".join(lines)
 
