@@ -52,7 +52,7 @@ def render_goodput(goodput: Goodput) -> str:
     rest = sorted((kind for kind in spent if kind != "training"), key=lambda kind: -spent[kind])
     shown = [f"{_render_s(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]
     trained = f"{_render_s(goodput.training_s)} of {_render_s(whole_s)} trained"
-    return f"Goodput {goodput.share:.0%}: {'; '.join([trained, *filter(None, [', '.join(shown)])])}".replace("%", " %")
+    return f"Goodput {100 * goodput.share:.0f} %: {'; '.join([trained, ', '.join(shown)] if shown else [trained])}"
 
 
 def _render_s(seconds: float) -> str:
