@@ -267,9 +267,10 @@ def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_progr
 
     def told() -> dict[str, Any]:
         try:
-            progress: dict[str, Any] = json.loads(file.read_text())["progress"]
+            progress: dict[str, Any] | None = json.loads(file.read_text())["progress"]
         except (OSError, ValueError):
             raise AssertionError from None
+        assert progress is not None
         return progress
 
     def check(step: int, metrics: dict[str, float]) -> None:
