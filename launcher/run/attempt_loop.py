@@ -128,6 +128,7 @@ class AttemptLoop:
             self._context.journal.write(Straggler(event.task, slow))
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
+            self._context.goodput.note_progress(event.task, event.progress)
         if self._number == 1 and self._context.spec.guard != "off":
             for line in render_news_of_guards(event):
                 console.warn(line)
