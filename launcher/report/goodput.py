@@ -26,3 +26,7 @@ class Goodput(Result):
     """From the end of the program, or the failure after which nothing starts again, to the end of the run."""
     share: float = 0.0
     """Of all this, the share of `training_s`."""
+
+    def by_kind(self) -> dict[str, float]:
+        """The seconds of `connecting`, `forming`, …"""
+        return {name.removesuffix("_s"): value for name, value in self if name != "share"}
