@@ -24,6 +24,8 @@ from worker_entry.protocol import environment
 
 LIMIT_S = 10.0
 """How long one delivery may take."""
+OVERTIME_S = 1.0
+"""How long it may take then to end the command; a server that still drips is given up."""
 LAST_S = 5.0
 """How long the end of a run waits for what is not delivered yet."""
 WAITING = 64
@@ -127,12 +129,12 @@ class Notifier:
         if command is not None:
             variables = make_variables(payload)
             deliveries.append(lambda: self._try("command", lambda: self._run(command, variables, body)))
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + LIMIT_S + OVERTIME_S
         threads = [threading.Thread(target=delivery, daemon=True) for delivery in deliveries]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(max(until - time.monotonic(), 0.0) + 1.0)
+            thread.join(max(until - time.monotonic(), 0.0))
             if thread.is_alive():  # a server that sends a byte from time to time
                 self._fail("webhook", f"no answer within {LIMIT_S:g} s")
 
