@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 from collections.abc import Callable
 from socketserver import TCPServer, ThreadingMixIn
+from typing import IO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import make_wsgi_app
@@ -68,6 +70,10 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Logs nothing: the terminal is the run's."""
+
+    def get_stderr(self) -> IO[str]:  # type: ignore[override]  # declared narrower than what is needed
+        """Where the traceback of a scrape that fails goes: nowhere, for the same reason."""
+        return io.StringIO()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
