@@ -43,8 +43,8 @@ def read(folder: Path) -> dict[str, Curve]:
     }
 
 
-def point(step: int, folder: str = "distlaunch/worker-0", time: float = 1000.25, **values: float) -> ScalarPoint:
-    return ScalarPoint(folder, step, time, values or {"own": step / 4})
+def point(step: int, folder: str = "distlaunch/worker-0") -> ScalarPoint:
+    return ScalarPoint(folder, step, 1000.25, {"own": step / 4})
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -64,7 +64,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     written = [(1000 + n / 8, n * 7919 - 20, chance.uniform(-1e15, 1e15)) for n in range(300)]
     files = EventFiles()
     for time, step, value in written:
-        order = Scalars(str(tmp_path), [point(step, time=time, **{"a/b c é": value, "zero": 0.0})])
+        values = {"a/b c é": value, "zero": 0.0}
+        order = Scalars(str(tmp_path), [ScalarPoint("distlaunch/worker-0", step, time, values)])
         assert files.write(order) is None
     curves = read(tmp_path / "distlaunch" / "worker-0")
     assert curves.keys() == {"a/b c é", "zero"}
@@ -107,10 +108,12 @@ def test_a_full_disk_costs_points_and_what_follows_can_be_read(tmp_path: Path) -
         "from worker_entry.protocol.orders import Scalars\n"
         "from worker_entry.protocol.scalars import ScalarPoint\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "def write(step): print(files.write(Scalars(sys.argv[1], [ScalarPoint('distlaunch', step, 1.0, {'a': 1.0})])))\n"
+        "def write(step):\n"
+        "    print(files.write(Scalars(sys.argv[1], [ScalarPoint('distlaunch', step, 1.0, {'a': 1.0})])))\n"
         "def limit(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))\n"
         "files = EventFiles()\n"
-        "limit(10)\nwrite(1)\nlimit(100)\n[write(step) for step in (2, 3, 4)]\nlimit(resource.RLIM_INFINITY)\nwrite(5)\n"
+        "limit(10)\nwrite(1)\nlimit(100)\n[write(step) for step in (2, 3, 4)]\n"
+        "limit(resource.RLIM_INFINITY)\nwrite(5)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)

@@ -71,7 +71,7 @@ class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
         """Logs nothing: the terminal is the run's."""
 
-    def get_stderr(self) -> IO[str]:  # type: ignore[override]  # declared narrower than what is needed
+    def get_stderr(self) -> IO[str]:
         """Where the traceback of a scrape that fails goes: nowhere, for the same reason."""
         return io.StringIO()
 
