@@ -20,7 +20,7 @@ from launcher.report.models import AttemptReport, TaskReport
 from launcher.report.notification import MESSAGE_LIMIT, Happening, Happenings, make_payload, make_variables
 from launcher.report.run_events import AttemptEnded, Ended, Record, RunEvent, Said, State
 from launcher.report.status_report import RunStatus
-from launcher.run.notifier import Notifier, Targets
+from launcher.run.notifier import Notifier, Recipients
 from launcher.run.webhook import DeliveryError, post
 from launcher.spec.mistakes import explain_fields
 from launcher.spec.models import ClusterSpec
@@ -271,7 +271,7 @@ def notifying(
 ) -> Iterator[tuple[Notifier, list[str]]]:
     """A notifier and its warnings."""
     warnings: list[str] = []
-    notifier = Notifier(Targets(url, command, frozenset(on), str(folder)), status, warnings.append)
+    notifier = Notifier(Recipients(url, command, frozenset(on), str(folder)), status, warnings.append)
     try:
         yield notifier, warnings
     finally:

@@ -103,6 +103,7 @@ _RUN_OPTIONS = (
     option(
         "--metrics-file",
         section="Output",
+        type=click.Path(dir_okay=False),
         metavar="FILE",
         help="Write metrics to FILE every few seconds, for node_exporter.",
     ),

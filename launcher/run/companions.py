@@ -22,7 +22,7 @@ from launcher.spec.models import ClusterSpec
 if TYPE_CHECKING:
     from launcher.run.metrics_file import MetricsFile
     from launcher.run.metrics_server import MetricsServer
-    from launcher.run.notifier import Notifier, Targets
+    from launcher.run.notifier import Notifier, Recipients
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ class Companions:
         self._owned = owned
         self._server: MetricsServer | None = None
         self._file: MetricsFile | None = None
-        self._targets = _find_targets(spec, environ, cwd)
+        self._recipients = _find_recipients(spec, environ, cwd)
         self._make_status: Callable[[], RunStatus] | None = None
         self._journal: Journal | None = None
         self._console: Console | None = None
@@ -79,10 +79,10 @@ class Companions:
         if self._file is not None:
             self._file.begin(answers.make_status, self._warn)
         notifier: Notifier | None = None
-        if self._targets is not None:
+        if self._recipients is not None:
             from launcher.run.notifier import Notifier
 
-            notifier = Notifier(self._targets, answers.make_status, self._warn)
+            notifier = Notifier(self._recipients, answers.make_status, self._warn)
             self._owned.callback(notifier.close)
             journal.listen(notifier.note)
         try:
@@ -117,11 +117,11 @@ def _check_client() -> None:
         ) from None
 
 
-def _find_targets(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) -> Targets | None:
+def _find_recipients(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) -> Recipients | None:
     notify = spec.notify
     if not notify.is_wanted:
         return None
-    from launcher.run.notifier import Targets
+    from launcher.run.notifier import Recipients
 
     url = notify.webhook
     if notify.webhook_from is not None:
@@ -132,4 +132,4 @@ def _find_targets(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) -> Ta
                 f"notify.webhook_from: {notify.webhook_from} {problem}",
                 hint="export the URL; the files of a run do not contain it",
             )
-    return Targets(url, notify.command, frozenset(notify.on), cwd)
+    return Recipients(url, notify.command, frozenset(notify.on), cwd)

@@ -34,7 +34,7 @@ STDERR_LIMIT = 4096
 
 
 @dataclass(frozen=True)
-class Targets:
+class Recipients:
     """Who is notified, and of what. `url` is a secret."""
 
     url: str | None
@@ -44,13 +44,15 @@ class Targets:
 
 
 class Notifier:
-    """Delivers the happenings of a run in their order, each to all targets at once.
+    """Delivers the happenings of a run in their order, each to all recipients at once.
 
     `warn` is called with each reason for a failure, once.
     """
 
-    def __init__(self, targets: Targets, make_status: Callable[[], RunStatus], warn: Callable[[str], None]) -> None:
-        self._targets = targets
+    def __init__(
+        self, recipients: Recipients, make_status: Callable[[], RunStatus], warn: Callable[[str], None]
+    ) -> None:
+        self._recipients = recipients
         self._make_status = make_status
         self._warn = warn
         self._warned: set[str] = set()
@@ -67,7 +69,7 @@ class Notifier:
     def note(self, record: Record) -> None:
         """Takes an event of the run's journal; returns at once."""
         happening = self._happenings.note(record)
-        if happening is None or happening.name not in self._targets.on or self._stopped:
+        if happening is None or happening.name not in self._recipients.on or self._stopped:
             return
         with self._idle:
             self._open += 1
@@ -107,7 +109,7 @@ class Notifier:
             try:
                 self._deliver(happening)
             except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
-                self._fail("delivery", repr(error))
+                self._fail("delivery", type(error).__name__)
             finally:
                 self._end_one()
 
@@ -123,7 +125,7 @@ class Notifier:
         )
         body = json.dumps(payload).encode()
         deliveries: list[Callable[[], None]] = []
-        url, command = self._targets.url, self._targets.command
+        url, command = self._recipients.url, self._recipients.command
         if url is not None:
             deliveries.append(lambda: self._try("webhook", lambda: post(url, body, LIMIT_S)))
         if command is not None:
@@ -170,7 +172,7 @@ class Notifier:
             try:
                 process = subprocess.Popen(
                     [os.path.expanduser(command[0]), *command[1:]],  # noqa: PTH111 - keeps a name without a slash
-                    cwd=self._targets.cwd,
+                    cwd=self._recipients.cwd,
                     env={**inherited, **variables},
                     stdin=stdin,
                     stdout=subprocess.DEVNULL,

@@ -177,7 +177,7 @@ class NotifySpec(Model):
     """The happenings of which it is notified."""
 
     @model_validator(mode="after")
-    def _has_targets(self) -> NotifySpec:
+    def _has_recipients(self) -> NotifySpec:
         if self.webhook is not None and self.webhook_from is not None:
             raise PydanticCustomError("notify", "there is a `webhook:` and a `webhook_from:`; keep one of the two")
         if self.model_fields_set and not self.is_wanted:
