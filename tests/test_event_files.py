@@ -9,14 +9,21 @@ import random
 import resource
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from launcher.report.goodput import Goodput
+from launcher.report.models import AttemptReport
+from launcher.report.run_events import AttemptEnded
 from launcher.report.scalars import make_points
 from launcher.report.status_report import RunStatus, TaskState
+from launcher.run.journal import Journal
+from launcher.run.node_links import NodeLinks
+from launcher.run.scalars import POINTS, ScalarSender
+from launcher.verdict.models import Verdict
 from tests.conftest import ROOT
 from worker_entry.agent import event_files
 from worker_entry.agent.event_files import EventFiles, crc32c
@@ -217,9 +224,50 @@ def test_a_task_without_a_new_step_has_no_new_point() -> None:
     assert [*make_points(status, {"worker:0": 7})] == []
 
 
-def test_an_order_of_the_longest_points_is_no_frame_too_long() -> None:
-    from launcher.run.scalars import POINTS
+class Links:
+    """Those of a node that can be heard, or cannot."""
 
+    def __init__(self, heard: bool) -> None:
+        self.heard = heard
+        self.sent: list[tuple[str, Scalars]] = []
+
+    def is_heard(self, node: str) -> bool:
+        return self.heard
+
+    def send(self, node: str, order: Scalars) -> None:
+        self.sent.append((node, order))
+
+
+ENDED = AttemptEnded(
+    AttemptReport(
+        attempt=1, started=1.0, ended=2.0, tasks=[], verdict=Verdict(reference="a", message="b"), processes_left=0
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("heard", "tasks", "sent"),
+    [
+        (True, ["worker:0", "tensorboard:0"], [("gpu-a", ["distlaunch/worker-0"])]),
+        (True, ["worker:0"], []),
+        (False, ["worker:0", "tensorboard:0"], []),
+    ],
+    ids=["heard", "without-tensorboard", "silent"],
+)
+def test_the_last_points_of_an_attempt_go_to_the_node_of_tensorboard(
+    heard: bool, tasks: list[str], sent: list[tuple[str, list[str]]], tmp_path: Path
+) -> None:
+    status = make_status([state_of(task, 7 if task == "worker:0" else None, step_s=0.5) for task in tasks])
+    journal, links = Journal(tmp_path / "events.jsonl", lambda: 1.0), Links(heard)
+    sender = ScalarSender("/logs", lambda: status, journal, cast(NodeLinks, links))
+    with closing(journal), closing(sender):
+        sender.begin()
+        for _ in range(2):  # a step is sent once
+            journal.write(ENDED)
+    assert [(node, [point.folder for point in order.points]) for node, order in links.sent] == sent
+
+
+def test_an_order_of_the_longest_points_is_no_frame_too_long() -> None:
     values = dict.fromkeys(["distlaunch/waiting_seconds", *(f"distlaunch/{name}_seconds" for name in "abc")], 1 / 3)
     points = [ScalarPoint("distlaunch/evaluator-100000", 1 << 52, 1.8e9 + 1 / 3, values)] * POINTS
     frame = encode(Scalars("/" + "x" * 4000, points))

@@ -95,9 +95,9 @@ class Companions:
     def attach(self, spec: ClusterSpec, links: NodeLinks) -> None:
         """Begins what needs the nodes; `spec`: with the log directory that its tasks have."""
         if spec.tensorboard and spec.logs is not None and self._make_status is not None and self._journal is not None:
-            sender = ScalarSender(spec.logs, self._make_status, self._journal)
+            sender = ScalarSender(spec.logs, self._make_status, self._journal, links)
             self._owned.callback(sender.close)
-            sender.begin(links)
+            sender.begin()
 
     def _warn(self, text: str) -> None:
         if self._console is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 
@@ -25,19 +24,20 @@ POINTS = 200
 class ScalarSender:
     """Sends the points of a run from `begin` to `close`: every few seconds, and at the end of each attempt."""
 
-    def __init__(self, directory: str, make_status: Callable[[], RunStatus], journal: Journal) -> None:
+    def __init__(
+        self, directory: str, make_status: Callable[[], RunStatus], journal: Journal, links: NodeLinks
+    ) -> None:
         self._directory = directory
         self._make_status = make_status
         self._journal = journal
+        self._links = links
         self._steps: dict[str, int] = {}
         self._due = 0.0
         self._lock = threading.Lock()
-        self._links: NodeLinks | None = None
         self._end: Callable[[], None] = lambda: None
 
-    def begin(self, links: NodeLinks) -> None:
+    def begin(self) -> None:
         """Sends from now on."""
-        self._links = links
         self._journal.listen(self._note)
         self._end = SystemTiming().repeat(self._send_due, EVERY_S, EVERY_S)
 
@@ -60,11 +60,9 @@ class ScalarSender:
         with self._lock:
             status = self._make_status()
             node = next((task.node for task in status.tasks if task.task == str(TENSORBOARD)), None)
-            if node is None or self._links is None or node not in self._links.ready:
+            if node is None or not self._links.is_heard(node):  # what is sent to a silent node is kept in memory
                 return
             points = [*make_points(status, self._steps)]
             self._steps |= {task.task: task.step for task in status.tasks if task.step is not None}
         for first in range(0, len(points), POINTS):
-            order = Scalars(self._directory, points[first : first + POINTS])
-            with contextlib.suppress(KeyError):  # its link was closed at this moment
-                self._links.send(node, order)
+            self._links.send(node, Scalars(self._directory, points[first : first + POINTS]))
