@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client.core import Metric
@@ -23,6 +24,7 @@ from launcher.errors import UsageError
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
 from launcher.report.metrics import make_families, make_registry
+from launcher.report.run_events import StateName
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.run.metrics_file import MetricsFile
 from launcher.run.metrics_server import MetricsServer
@@ -141,7 +143,7 @@ class TestFamilies:
             for (name, labels), value in served(make_status()).items()
             if name == "distlaunch_run_state"
         }
-        assert len(states) == 8
+        assert set(states) == set(get_args(StateName))
         assert [state for state, value in states.items() if value] == ["running"]
 
     def test_what_is_not_known_has_no_sample(self) -> None:

@@ -58,7 +58,7 @@ def query(address: str, what: str) -> list[dict[str, Any]]:
     return [{**each["metric"], "value": float(each["value"][1])} for each in found]
 
 
-def test_prometheus_has_the_steps_and_the_state_of_a_run(tmp_path: Path) -> None:
+def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: Path) -> None:
     mark, port = make_mark(), free_port()
 
     def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
@@ -86,6 +86,11 @@ def test_prometheus_has_the_steps_and_the_state_of_a_run(tmp_path: Path) -> None
                 assert {each["run"] for each in found} == {run_id}
             [state] = query(address, "distlaunch_run_state == 1")
             assert state["distlaunch_run_state"] == "running"
+            spent = {each["kind"]: each["value"] for each in query(address, "distlaunch_goodput_seconds")}
+            assert spent["training"] > 0
+            assert spent["forming"] > 0
+            [share] = query(address, "distlaunch_goodput_ratio")
+            assert share["value"] == pytest.approx(spent["training"] / sum(spent.values()), abs=0.2)
             # Nothing that was scraped was refused.
             [up] = query(address, "up")
             assert up["value"] == 1

@@ -37,7 +37,7 @@ def opened_companions(spec: ClusterSpec, cwd: str) -> Iterator[Companions]:
 
 
 class Companions:
-    """None of them delays or fails the run. They begin with `beside`, and are closed with `owned`.
+    """None of them delays or fails the run. They begin with `begin` and `attach`, and are closed with `owned`.
 
     Args:
         spec: the user's.
@@ -54,6 +54,7 @@ class Companions:
         self._server: MetricsServer | None = None
         self._file: MetricsFile | None = None
         self._recipients = _find_recipients(spec, environ, cwd)
+        self._notifier: Notifier | None = None
         self._make_status: Callable[[], RunStatus] | None = None
         self._journal: Journal | None = None
         self._console: Console | None = None
@@ -71,26 +72,29 @@ class Companions:
             owned.callback(self._file.close)
 
     @contextlib.contextmanager
-    def beside(self, answers: Answers, journal: Journal, console: Console) -> Iterator[Answers]:
-        """Begins; at the end, waits for a moment for notifications, while the console can still show a failure."""
-        self._make_status, self._journal, self._console = answers.make_status, journal, console
+    def warning_at(self, console: Console) -> Iterator[None]:
+        """Shows there what fails. At the end, waits for a moment for notifications, while that can still be shown."""
+        self._console = console
+        try:
+            yield
+        finally:
+            if self._notifier is not None:
+                self._notifier.settle()
+            self._console = None
+
+    def begin(self, answers: Answers, journal: Journal) -> None:
+        """Begins what needs no nodes."""
+        self._make_status, self._journal = answers.make_status, journal
         if self._server is not None:
             self._server.begin(answers.make_status)
         if self._file is not None:
             self._file.begin(answers.make_status, self._warn)
-        notifier: Notifier | None = None
         if self._recipients is not None:
             from launcher.run.notifier import Notifier
 
-            notifier = Notifier(self._recipients, answers.make_status, self._warn)
-            self._owned.callback(notifier.close)
-            journal.listen(notifier.note)
-        try:
-            yield answers
-        finally:
-            if notifier is not None:
-                notifier.settle()
-            self._console = None
+            self._notifier = Notifier(self._recipients, answers.make_status, self._warn)
+            self._owned.callback(self._notifier.close)
+            journal.listen(self._notifier.note)
 
     def attach(self, spec: ClusterSpec, links: NodeLinks) -> None:
         """Begins what needs the nodes; `spec`: with the log directory that its tasks have."""

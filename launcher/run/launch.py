@@ -22,6 +22,7 @@ from launcher.run.context import AttemptSetup
 from launcher.run.control import ControlServer
 from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
@@ -113,8 +114,11 @@ def conduct(
             files.hold(replace(start, socket=control.path)) as journal,
             _reporting_failure(files, start, journal, history),
             opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
-            companions.beside(Answers(start, files, journal, interrupts), journal, console) as answers,
+            companions.warning_at(console),
         ):
+            goodput = watch_goodput(files, journal, start.started, spec)
+            answers = Answers(start, files, journal, interrupts, goodput)
+            companions.begin(answers, journal)
             control.serve(answers)
             planner = make_planner(spec, targets, files, start.cwd)
             files.write_text(files.spec, render_spec(planner.spec))
@@ -123,7 +127,7 @@ def conduct(
             taken_over = prepare(planner, console)
             make_folders(planner.spec, files)
             bundle = make_bundle_of(planner.spec, start.cwd, interrupts)
-            context = make_context(planner.spec, start, files, targets, console, journal, bundle=bundle)
+            context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
             if detachment is not None:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             relist = Relisting(context, Recovery(planner.spec, start.run_id))
