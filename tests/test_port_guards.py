@@ -42,7 +42,7 @@ def _shared_port(networks: Sequence[Network]) -> Iterator[tuple[int, socket.sock
     with _dual() as guard, _dual() as server:
         guard.bind(("::", 0))
         guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        attach_filter(guard, networks)
+        attach_filter(guard, compile_filter(networks))
         guard.listen(64)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind(("::", guard.getsockname()[1]))

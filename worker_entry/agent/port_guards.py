@@ -24,9 +24,9 @@ from worker_entry.agent.checks.calls import make_greeting, make_proof
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.protocol.messages import Refused
 from worker_entry.protocol.strangers import Repelled, Unguarded
-from worker_entry.system.address_filter import Network
+from worker_entry.system.address_filter import Network, TooManyError, compile_filter
 from worker_entry.system.interfaces import Address, own_addresses
-from worker_entry.system.ports import HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
+from worker_entry.system.ports import NOBODY, HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
 ALL: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
@@ -135,16 +135,18 @@ class PortGuards:
     def _attach(self) -> None:
         networks = [*self._own, *self._allowed, *map(ipaddress.ip_network, self._met)]
         try:
-            for guard in self._guards.values():
-                attach_filter(guard.listener, networks)
-        except OSError as error:
-            self._open(str(error.strerror))
+            program = compile_filter(networks)
+        except TooManyError as error:
+            self._open(f"too many addresses: {error}")
+            return
+        for guard in self._guards.values():
+            attach_filter(guard.listener, program)
 
     def _open(self, why: str) -> None:
         """Gives up the guards, or the attempt if they are required."""
         tasks = [*self._guards]
         for guard in self._guards.values():
-            attach_filter(guard.listener, () if self._required else ALL)
+            attach_filter(guard.listener, NOBODY if self._required else compile_filter(ALL))
         if self._required:
             self._send(Refused(render_unguarded(dict.fromkeys(tasks, why))))
         else:

@@ -18,16 +18,18 @@ import ctypes
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 from worker_entry.protocol.values import Problem, TaskRequest
 from worker_entry.system import kernel
-from worker_entry.system.address_filter import Network, TooManyError, compile_filter
+from worker_entry.system.address_filter import compile_filter
 
 LAST_PORT = 65535
 POLL_S = 0.04
 BACKLOG = 128
+NOBODY = compile_filter(())
+"""A filter that lets nobody through."""
 _ATTACH_FILTER = 51
 """SO_ATTACH_REUSEPORT_CBPF of Linux 4.5 and later, which Python does not name."""
 
@@ -143,7 +145,7 @@ def render_unguarded(reasons: Mapping[str, str]) -> list[Problem]:
 def _guard(held: socket.socket) -> str:
     """Lets the socket listen behind a filter that lets nobody through; returns why it cannot, or nothing."""
     try:
-        attach_filter(held, ())
+        attach_filter(held, NOBODY)
     except (OSError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return f"this system has no filters for ports: {why}"
@@ -152,18 +154,14 @@ def _guard(held: socket.socket) -> str:
     return ""
 
 
-def attach_filter(listener: socket.socket, networks: Iterable[Network]) -> None:
-    """From now on, only connections from these networks go to the server that shares the listener's port.
+def attach_filter(listener: socket.socket, program: bytes) -> None:
+    """From now on, only connections that the program lets through go to the server that shares the listener's port.
 
-    All others, and all while there is no such server, go to the listener itself.
+    All others, and all while there is no such server, go to the listener itself. `program`: see `compile_filter`.
 
     Raises:
-        OSError: this system has no such filters, or takes none with so many networks.
+        OSError: this system has no such filters.
     """
-    try:
-        program = compile_filter(networks)
-    except TooManyError as error:
-        raise OSError(errno.E2BIG, f"too many addresses: {error}") from None
     if not kernel.LINUX:
         raise OSError(errno.ENOPROTOOPT, "it is not Linux")
     code = ctypes.create_string_buffer(program, len(program))
