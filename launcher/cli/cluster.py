@@ -227,6 +227,7 @@ def _run(
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
+    no_live: bool,
     no_keras_patch: bool,
     max_restarts: int | None,
     start_s: float | None,
@@ -273,14 +274,22 @@ def _run(
         show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
-    return start().exit_status if not detach else run_in_background(start)
+    return run_command(start, detach=detach, live=not no_live)
 
 
-def run_in_background(start: Callable[..., RunReport]) -> int:
-    """Runs in the background; says how to go on once the cluster is up. Returns the exit status."""
-    from launcher.run.detached import run_detached
+def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) -> int:
+    """Runs in the background or the foreground; says how to go on once it has left the terminal.
 
-    status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)
+    `live`: with the live view, if this is a terminal. Returns the exit status.
+    """
+    from launcher.console.opening import can_be_live
+    from launcher.run.detached import can_run_attached, run_attached, run_detached
+
+    live = live and not detach and can_be_live()
+    if not detach and not (live and can_run_attached()):
+        return start(live=live).exit_status
+    run_apart = run_detached if detach else run_attached
+    status, directory = run_apart(lambda detachment: start(live=live, detachment=detachment).exit_status)
     if directory is None:
         assert status is not None
         return status
