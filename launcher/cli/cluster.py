@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ from launcher.cli.programs import (
     complete_first_spec,
     make_host_spec,
 )
+from launcher.cli.running import run_command
 
 if TYPE_CHECKING:
-    from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
@@ -275,28 +275,3 @@ def _run(
         return 0
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
     return run_command(start, detach=detach, live=not no_live)
-
-
-def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) -> int:
-    """Runs in the background or the foreground; says how to go on once it has left the terminal.
-
-    `live`: with the live view, if this is a terminal. Returns the exit status.
-    """
-    from launcher.console.opening import can_be_live
-    from launcher.run.detached import can_run_attached, run_attached, run_detached
-
-    live = live and not detach and can_be_live()
-    if not detach and not (live and can_run_attached()):
-        return start(live=live).exit_status
-    run_apart = run_detached if detach else run_attached
-    status, directory = run_apart(lambda detachment: start(live=live, detachment=detachment).exit_status)
-    if directory is None:
-        assert status is not None
-        return status
-    from launcher.run.naming import name_run
-
-    name = name_run(directory)
-    click.echo(name)
-    for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
-        click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
-    return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster import run_command
 from launcher.cli.options import option, run_argument
+from launcher.cli.running import run_command
 from launcher.cli.sections import SectionedCommand
 
 

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,7 +39,6 @@ HURRY_S = 1.0
 """How long `close` waits for a stuck reader after `hurry`."""
 PAUSE_S = 0.5
 """How long `pause` waits for a terminal that does not read."""
-
 
 Level = Literal["note", "warning", "error"]
 
@@ -211,35 +211,33 @@ class Console:
             while any(log.shown < end for log, end in ends) and self._show_new():
                 pass
             if isinstance(order, str):
-                self._show_note(order)
+                self._out(methodcaller("note", order))
                 if self._left_out and self._orders.qsize() < NOTES_LIMIT // 2:
                     count, self._left_out = self._left_out, 0
-                    self._show_note(f"({count:,} lines left out: the terminal did not read them in time)")
+                    text = f"({count:,} lines left out: the terminal did not read them in time)"
+                    self._out(methodcaller("note", text))
                 continue
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
             if order is _Order.LEAVE:
-                self._out(lambda sink: sink.close())
+                self._out(methodcaller("close"))
                 self._sink = NowhereSink()
                 self._left.set()
             if order is _Order.CLOSE:
                 break
-        self._out(lambda sink: sink.close())
+        self._out(methodcaller("close"))
 
     def _pause(self, order: _Order) -> None:
         if order is _Order.PAUSE:
             self._area.is_hidden = True
-            self._out(lambda sink: sink.hide())
+            self._out(methodcaller("hide"))
             self._paused.set()
         elif order is _Order.RESUME:
             self._area.is_hidden = False
 
     def _draw(self, sink: Sink) -> None:
         self._area.draw(sink, filter(self._is_shown, self._logs))
-
-    def _show_note(self, text: str) -> None:
-        self._out(lambda sink: sink.note(text))
 
     def _out(self, write: Callable[[Sink], None]) -> None:
         try:
@@ -286,7 +284,7 @@ class Console:
     def _write(self, log: FollowedLog, lines: Sequence[bytes]) -> None:
         if lines and self._is_shown(log):
             text = prefix_lines(log.label, lines)
-            self._out(lambda sink: sink.write(text))
+            self._out(methodcaller("write", text))
 
     def _show_zeros(self, log: FollowedLog) -> None:
         zeros = log.take_zeros()
