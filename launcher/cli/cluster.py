@@ -26,7 +26,7 @@ from launcher.cli.programs import (
     complete_first_spec,
     make_host_spec,
 )
-from launcher.cli.running import run_command
+from launcher.cli.running import run_command, runs_attached
 
 if TYPE_CHECKING:
     from launcher.spec.models import ClusterSpec
@@ -109,6 +109,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @run_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
 @click.pass_context
+@runs_attached
 def local(
     context: click.Context,
     /,
@@ -170,6 +171,7 @@ def local(
     shell_complete=complete_first_spec,
 )
 @click.pass_context
+@runs_attached
 def up(
     context: click.Context,
     /,

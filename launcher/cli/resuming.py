@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from launcher.cli.options import option, run_argument
-from launcher.cli.running import run_command
+from launcher.cli.running import run_command, runs_attached
 from launcher.cli.sections import SectionedCommand
 
 
@@ -19,6 +19,7 @@ from launcher.cli.sections import SectionedCommand
 @option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
 @option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
 @option("--no-live", is_flag=True, help="Show only lines on the terminal, not the live view.")
+@runs_attached
 def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_live: bool) -> int:
     """Go on with a run that has ended, or whose controller is gone.
 

@@ -29,6 +29,7 @@ from launcher.run.run_watch import RunWatch
 from launcher.tasks import TaskId, parse_task_id
 
 if TYPE_CHECKING:
+    from launcher.console.keyboard import Keyboard
     from launcher.console.writer import Console
 
 CHATTER = 4
@@ -108,7 +109,7 @@ class Attachment:
         console = open_console(self._tasks, verbose=self._verbose, live=self._live)
         live = _Live(self._files, console, self._reader)
         try:
-            with single_keys() as keyboard, _keys_of(console, self._files) as press:
+            with single_keys() as keyboard, _keys_of(console, self._files, keyboard) as press:
 
                 def pause() -> None:
                     console.pause()
@@ -119,15 +120,16 @@ class Attachment:
                     console.resume()
 
                 with suspending(pause, resume):
-                    self._look(live, journal, keyboard.readable, press)
+                    self._look(live, journal, keyboard, press)
         except BaseException:
             console.hurry()
             raise
         finally:
             console.close()
 
-    def _look(self, live: _Live, journal: JournalReader, readable: list[int], press: Callable[[bytes], None]) -> None:
-        for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=readable):
+    def _look(self, live: _Live, journal: JournalReader, keyboard: Keyboard, press: Callable[[bytes], None]) -> None:
+        for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keyboard.readable):
+            keyboard.take(again=False)
             live.show(journal)
             if live.console.broken:
                 _break_off()
@@ -136,7 +138,7 @@ class Attachment:
 
 
 @contextlib.contextmanager
-def _keys_of(console: Console, files: RunDir) -> Iterator[Callable[[bytes], None]]:
+def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Callable[[bytes], None]]:
     """What takes the keys, while the console shows the run's status if it has the live view."""
     if console.region is None:
         yield lambda data: _leave() if not data or b"q" in data.lower() else None
@@ -158,7 +160,7 @@ def _keys_of(console: Console, files: RunDir) -> Iterator[Callable[[bytes], None
         stacks=lambda: threading.Thread(target=show_stacks, name="stacks", daemon=True).start(),
         show_only=lambda task: console.show_only(parse_task_id(task) if task else None),
     )
-    keys = Keys(console.region, actions)
+    keys = Keys(console.region, actions, has_keys=keyboard.exists)
 
     def press(data: bytes) -> None:
         if not data:

@@ -31,13 +31,26 @@ class Keyboard:
         self.readable: list[int] = []
         """The descriptor to read keys from; empty while they are not taken."""
         self._before: list[Any] | None = None
+        self._is_given_back = False
 
-    def take(self) -> None:
-        """Takes the keys unless they are another program's."""
+    @property
+    def exists(self) -> bool:
+        """Whether our input is a terminal of our session."""
+        try:
+            os.tcgetpgrp(sys.stdin.fileno())
+        except (OSError, ValueError, AttributeError):
+            return False
+        return True
+
+    def take(self, *, again: bool = True) -> None:
+        """Takes the keys unless they are another program's, or with `again` false, were given back."""
+        if self.readable or (self._is_given_back and not again):
+            return
+        self._is_given_back = False
         try:
             descriptor = sys.stdin.fileno()
             # In the background, changing the terminal would stop this process.
-            if self.readable or not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
+            if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
                 return
             with _unstopped():
                 before = termios.tcgetattr(descriptor)
@@ -49,6 +62,7 @@ class Keyboard:
 
     def give_back(self) -> None:
         """Restores the terminal, unless another program has it now, which has made it its own."""
+        self._is_given_back = True
         if not self.readable:
             return
         descriptor = self.readable.pop()

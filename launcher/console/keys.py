@@ -35,13 +35,13 @@ class KeyActions:
 class Keys:
     """Takes what was typed; shows questions and help in the region."""
 
-    def __init__(self, region: LiveRegion, actions: KeyActions) -> None:
+    def __init__(self, region: LiveRegion, actions: KeyActions, *, has_keys: bool = True) -> None:
         self._region = region
         self._actions = actions
         self._typed: str | None = None
         """The number or name that is being typed after `l`; None if none is."""
         self._asks = False
-        region.asked = Asked(hint=HINT)
+        region.asked = Asked(hint=HINT if has_keys else "")
 
     def press(self, data: bytes) -> None:
         """Does what the keys say."""

@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from launcher.console.keyboard import Keyboard, single_keys, suspending
 from launcher.console.writer import Console
 from launcher.report.status_report import RunStatus
 from launcher.run.detached import Detachment
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.tasks import parse_task_id
+
+LOOK_S = 0.5
+"""How often a background job looks whether it is in the foreground."""
 
 
 def show_run(console: Console, make_status: Callable[[], RunStatus]) -> None:
@@ -35,7 +39,6 @@ def keys_taken(
     if console.region is None:
         yield
         return
-    from launcher.console.keyboard import single_keys, suspending
     from launcher.console.keys import KeyActions, Keys
 
     def leave() -> None:
@@ -57,12 +60,11 @@ def keys_taken(
         show_only=show_only,
     )
     with single_keys() as keyboard:
-        keys = Keys(console.region, actions) if keyboard.readable or parent >= 0 else None
+        keys = Keys(console.region, actions, has_keys=keyboard.exists)
 
         def press(data: bytes) -> None:
-            if keys is not None:
-                keys.press(data)
-                console.redraw()
+            keys.press(data)
+            console.redraw()
 
         def pause() -> None:
             console.pause()
@@ -74,7 +76,7 @@ def keys_taken(
             console.resume()
 
         with (
-            _Watch(lambda: keyboard.readable, press, parent, partial(interrupts.ask, signal.SIGHUP)) as watch,
+            _Watch(keyboard, press, parent, partial(interrupts.ask, signal.SIGHUP)) as watch,
             suspending(pause, resume),
         ):
             yield
@@ -84,7 +86,7 @@ class _Watch:
     """A thread that waits for keys, and for the end of the waiting process.
 
     Args:
-        readable: where keys come from now; at most one descriptor.
+        keyboard: where keys come from; a shell's `fg` may make it ours without a signal.
         press: called with the keys.
         parent: the pipe that ends with the waiting process; -1 if there is none.
         orphaned: called when it has ended.
@@ -92,12 +94,12 @@ class _Watch:
 
     def __init__(
         self,
-        readable: Callable[[], list[int]],
+        keyboard: Keyboard,
         press: Callable[[bytes], None],
         parent: int,
         orphaned: Callable[[], None],
     ) -> None:
-        self._readable = readable
+        self._keyboard = keyboard
         self._press = press
         self._parent = parent
         self._orphaned = orphaned
@@ -122,9 +124,10 @@ class _Watch:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN, signal.SIGTTOU})
         dead = -1
         while True:
-            keys = [descriptor for descriptor in self._readable() if descriptor != dead]
+            self._keyboard.take(again=False)
+            keys = [descriptor for descriptor in self._keyboard.readable if descriptor != dead]
             parent = [self._parent] if self._parent >= 0 else []
-            ready, _, _ = select.select([self._wakes, *keys, *parent], [], [])
+            ready, _, _ = select.select([self._wakes, *keys, *parent], [], [], None if keys else LOOK_S)
             if self._wakes in ready:
                 dead = -1
                 if not os.read(self._wakes, 64):
