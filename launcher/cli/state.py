@@ -52,6 +52,7 @@ def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
     from launcher.commands.status import read_said, read_status, render_said
     from launcher.console.live_region import LiveRegion, Seen
     from launcher.console.opening import has_colour
+    from launcher.console.painting import paint_plain
     from launcher.console.terminal import Size
 
     region = LiveRegion(colour=has_colour(), share=1.0)
@@ -60,6 +61,7 @@ def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
         status = read_status(files)
         region.look = lambda: Seen(status)
         said = render_said(status, read_said(files, MESSAGES))[-max(rows - 3, 0) :]
+        said = [paint_plain(line, columns) for line in said]
         return [*region.lines(Size(columns, rows - len(said) - 1), ()), "", *said]
 
     return render

@@ -187,9 +187,9 @@ _COLUMNS = (
     Column("STEPS/S", 85, _render_rate),
     Column("LOSS", 80, lambda shown: render_number(shown.task.metrics.get("loss"), "")),
     Column("CPU", 60, lambda shown: "" if shown.task.cpu is None else f"{shown.task.cpu:.0%}"),
-    Column("MEMORY", 55, lambda shown: "" if shown.task.memory is None else render_size(shown.task.memory)),
-    Column("GPU", 50, _render_gpu),
-    Column("OWN TIME", 65, lambda shown: "" if shown.task.own_s is None else render_seconds(shown.task.own_s)),
-    Column("LAST MINUTE", 45, _render_spark, is_right=False, least=6, most=30, grows=True),
+    Column("MEM", 45, lambda shown: "" if shown.task.memory is None else render_size(shown.task.memory)),
+    Column("GPU", 55, _render_gpu),
+    Column("OWN", 65, lambda shown: "" if shown.task.own_s is None else render_seconds(shown.task.own_s)),
+    Column("MINUTE", 50, _render_spark, is_right=False, least=6, most=30, grows=True),
 )
-_CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": "cyan", "LAST MINUTE": "cyan"}
+_CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": "cyan", "MINUTE": "cyan"}

@@ -73,10 +73,10 @@ def render_view(
 
 def _render_header(status: RunStatus | None, problem: str, columns: int, asked: Asked) -> Text:
     """`── two-nodes: running · attempt 2 · 3 min 20 s · 5 min left ──── ? keys ──`."""
-    line = Text("── ", "dim")
+    line = Text().append("── ", "dim")
     parts = []
     if status is not None:
-        line.append(f"{_clean(status.name)}: ", "not dim").append(status.state, _STATES.get(status.state, "not dim"))
+        line.append(f"{_clean(status.name)}: ").append(status.state, _STATES.get(status.state, ""))
         if status.attempt:
             parts.append(f"attempt {status.attempt}")
         parts.append(render_age(status.now - status.started))
@@ -84,14 +84,14 @@ def _render_header(status: RunStatus | None, problem: str, columns: int, asked: 
             parts.append(f"{render_age(left_s)} left")
     if asked.selected:
         parts.append(f"only {asked.selected}")
-    line.append("".join(f" · {part}" for part in parts), "not dim")
+    line.append("".join(f" · {part}" for part in parts))
     if problem:
         line.append(f"{' · ' if status is not None else ''}{_clean(problem)}", "bold yellow")
     end = f" {asked.hint} ──" if asked.hint else ""
     room = columns - cell_len(line.plain) - 1
     if room < len(end):
         end = ""
-    return line.append(f" {'─' * (room - len(end))}{end}" if room > 0 else "")
+    return line.append(f" {'─' * (room - len(end))}{end}" if room > 0 else "", "dim")
 
 
 def estimate_s(status: RunStatus) -> float | None:

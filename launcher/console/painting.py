@@ -14,6 +14,7 @@ TAB = 8
 def paint(line: Text, columns: int, *, colour: bool) -> str:
     """The line, cut to the width of the terminal; without any style unless `colour`."""
     line = line.copy()
+    line.stylize_before(line.style)
     line.expand_tabs(TAB)
     line.truncate(columns, overflow="ellipsis")
     if not colour:
@@ -29,6 +30,11 @@ def paint_raw(line: bytes, columns: int, *, colour: bool) -> str:
     """The same for a line of a program, with colours and no other control characters."""
     text = Text.from_ansi(line.decode("utf-8", "replace").replace("\n", " "), no_wrap=True)
     return paint(text, columns, colour=colour)
+
+
+def paint_plain(line: str, columns: int) -> str:
+    """The same for a line without any style."""
+    return paint(Text(line), columns, colour=False)
 
 
 @lru_cache(1)
