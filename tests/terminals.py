@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyte
 
+from launcher.console.terminal import TerminalSink
 from tests.polling import eventually
 
 UNSET = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "CI")
@@ -128,12 +129,19 @@ class Terminal:
         self.read()
         return self.process.returncode
 
+    def hang_up(self) -> None:
+        """Closes the terminal's window."""
+        self.read()
+        os.close(self.slave)
+        os.close(self._master)
+        self._master = -1
+
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        os.close(self.slave)
-        os.close(self._master)
+        if self._master >= 0:
+            self.hang_up()
 
 
 @contextlib.contextmanager
@@ -143,3 +151,16 @@ def terminal(argv: Sequence[str], **options: object) -> Iterator[Terminal]:
         yield opened
     finally:
         opened.close()
+
+
+def screen_of(columns: int, rows: int, lines: Sequence[str]) -> Screen:
+    """What a terminal shows below one line of a log, when these lines are live."""
+    screen = Screen(columns, rows)
+    reading, writing = os.pipe()
+    sink = TerminalSink(writing, term="xterm")
+    sink.write(b"log\n")
+    sink.show_live(lines)
+    pyte.ByteStream(screen).feed(os.read(reading, 1 << 20).replace(b"log\n", b"log\r\n"))
+    os.close(reading)
+    os.close(writing)
+    return screen

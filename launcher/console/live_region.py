@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from launcher.console.live_view import Asked, render_view
-from launcher.console.painting import paint, paint_raw
+from launcher.console.painting import paint, parse_line
 from launcher.console.step_history import StepHistory
 from launcher.console.terminal import Size
 from launcher.report.status_report import RunStatus
@@ -38,7 +36,7 @@ class Unfinished:
 
 def render_unfinished(lines: Sequence[Unfinished], size: Size, *, colour: bool) -> list[str]:
     """The lines, where nothing else is live."""
-    return [paint_raw(line.label + line.text, size.columns, colour=colour) for line in lines]
+    return [paint(parse_line(line.label + line.text), size.columns, colour=colour) for line in lines]
 
 
 class LiveRegion:
@@ -102,6 +100,6 @@ class LiveRegion:
             columns=size.columns,
             rows=max(int(size.rows * self._share), 1),
             asked=asked,
-            above=[Text.from_ansi((line.label + line.text).decode("utf-8", "replace")) for line in shown],
+            above=[parse_line(line.label + line.text) for line in shown],
         )
         return [paint(line, size.columns, colour=self._colour) for line in view]

@@ -178,7 +178,7 @@ def _render_spark(shown: _Shown) -> str:
 
 _STATE = Column("STATE", 100, lambda shown: render_state(shown.task), is_right=False, least=8, most=40)
 _COLUMNS = (
-    Column("", 70, lambda shown: str(shown.number)),
+    Column("", 95, lambda shown: str(shown.number)),
     Column("TASK", 110, lambda shown: _clean(shown.task.task), is_right=False),
     _STATE,
     Column("EPOCH", 40, lambda shown: _of_total(shown.task.epoch, shown.task.total_epochs)),

@@ -26,10 +26,9 @@ def paint(line: Text, columns: int, *, colour: bool) -> str:
     )
 
 
-def paint_raw(line: bytes, columns: int, *, colour: bool) -> str:
-    """The same for a line of a program, with colours and no other control characters."""
-    text = Text.from_ansi(line.decode("utf-8", "replace").replace("\n", " "), no_wrap=True)
-    return paint(text, columns, colour=colour)
+def parse_line(line: bytes) -> Text:
+    """A line of a program, with colours and no other control characters."""
+    return Text.from_ansi(line.decode("utf-8", "replace").replace("\n", " "))
 
 
 def paint_plain(line: str, columns: int) -> str:
