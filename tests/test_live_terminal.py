@@ -11,6 +11,7 @@ import signal
 import termios
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.conftest import PROGRAMS, distlaunch_command
 from tests.terminals import Terminal
 from tests.witness import make_mark, marked, wait_until
 
+WIDE = 250
+"""Columns that are enough for the path of a run's folder."""
 STEPS = str(PROGRAMS / "live_steps.py")
 HEADER = re.compile(r"^── \S+: ")
 
@@ -84,6 +87,15 @@ def is_training(terminal: Terminal) -> bool:
     return len(shown) == 2 and len(headers(terminal)) == 1
 
 
+def at_prompt(shell: Terminal) -> bool:
+    return shell.display[shell.screen.cursor.y] == "PROMPT>"
+
+
+def fits(terminal: Terminal, columns: int) -> bool:
+    """Whether the picture is as wide as the terminal."""
+    return is_training(terminal) and max(map(len, headers(terminal))) >= columns - 1
+
+
 def check_complete(run: LiveRun, terminal: Terminal) -> None:
     """All lines of all logs, once each and in order; nothing of the live view among them; the verdict below them."""
     shown = [line for line in terminal.scrolled if line]
@@ -101,7 +113,7 @@ def check_complete(run: LiveRun, terminal: Terminal) -> None:
 
 
 def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun) -> None:
-    terminal = run.open(run.command(step_s=0.002), columns=100)
+    terminal = run.open(run.command(step_s=0.002), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
     terminal.until(lambda: len(run.log(0)) > 1000)
     run.end_file.touch()
@@ -114,9 +126,10 @@ def test_the_picture_follows_the_size_of_the_terminal(run: LiveRun) -> None:
     terminal.until(lambda: is_training(terminal))
     for columns, rows in ((40, 10), (200, 60), (90, 30)):
         terminal.resize(columns, rows)
-        terminal.until(lambda: is_training(terminal) and max(map(len, headers(terminal))) >= columns - 1)
+        terminal.until(partial(fits, terminal, columns))
         place = next(row for row, line in enumerate(terminal.display) if HEADER.match(line))
-        assert rows - place <= rows // 2
+        end = max(row for row, line in enumerate(terminal.display, 1) if line)
+        assert end - place <= rows // 2
         assert all(re.match(r"worker:[01] │ |\s|The |Starting|-", line) for line in terminal.display[1:place] if line)
     run.end_file.touch()
     assert terminal.end() == 0
@@ -176,7 +189,7 @@ class TestKeys:
         terminal.shows("0 processes left", "Interrupted after")
 
     def test_detach_leaves_the_run_as_up_d_does(self, run: LiveRun) -> None:
-        terminal = run.open()
+        terminal = run.open(columns=WIDE)
         terminal.until(lambda: is_training(terminal))
         controller = run.controller
         terminal.type(b"d")
@@ -243,7 +256,7 @@ class TestProcesses:
 
 
 def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_goes_on(run: LiveRun) -> None:
-    terminal = run.open(run.command(step_s=0.01))
+    terminal = run.open(run.command(step_s=0.01), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
     terminal.type(b"\x13")  # Ctrl-S
     steps = len(run.log(0))
@@ -281,7 +294,7 @@ class TestShells:
         shell.type(shlex.join(run.command()).encode() + b"\n")
         shell.until(lambda: is_training(shell))
         shell.type(b"\x1a")
-        shell.until(lambda: shell.display[shell.screen.cursor.y].startswith("PROMPT>"))
+        shell.until(lambda: at_prompt(shell))
         assert headers(shell) == []
         assert not shell.screen.cursor.hidden
         assert run.controller.status() == psutil.STATUS_STOPPED
@@ -292,7 +305,7 @@ class TestShells:
         shell.type(b"fg\n")
         shell.until(lambda: is_training(shell))
         shell.type(b"qy")
-        shell.until(lambda: shell.display[shell.screen.cursor.y].startswith("PROMPT>"))
+        shell.until(lambda: at_prompt(shell))
         shell.type(b"echo status $?\n")
         shell.until(lambda: "status 130" in shell.display)
 
@@ -304,8 +317,8 @@ class TestShells:
         shell.type(b"fg\n")
         shell.until(lambda: is_training(shell))
         shell.type(b"\x1a")
-        shell.shows("PROMPT> ")
-        shell.until(lambda: headers(shell) == [])
+        shell.until(lambda: at_prompt(shell))
+        assert headers(shell) == []
         shell.type(b"bg\n")
         steps = len(run.log(0))
         shell.until(lambda: any(f"worker:0 does step {steps + 20}" in line for line in shell.scrolled))
@@ -324,7 +337,7 @@ class TestWithout:
         ids=["no", "ci", "dumb"],
     )
     def test_there_are_only_lines_and_one_process(self, run: LiveRun, options: list[str], env: dict[str, str]) -> None:
-        terminal = run.open(run.command(*options), **env)
+        terminal = run.open(run.command(*options), columns=WIDE, **env)
         terminal.shows("worker:0 does step 20")
         assert run.controller.pid == terminal.process.pid
         run.end_file.touch()
@@ -339,7 +352,7 @@ class TestAttach:
         own.until(lambda: is_training(own))
         for key in (b"q", b"d", b"\x03"):
             terminal = run.open(distlaunch_command("attach", str(run.files.root)))
-            terminal.until(lambda: is_training(terminal))
+            terminal.until(partial(is_training, terminal))
             terminal.type(b"1")
             terminal.shows(" · only worker:0 ")
             terminal.type(key)

@@ -159,7 +159,8 @@ def run_attached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
             return None, Path(os.fsdecode(pipe.read()))
     if os.WIFSIGNALED(status):
         restore()
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     return os.waitstatus_to_exitcode(status), None
 
@@ -172,8 +173,9 @@ def _wait(child: int, mask: set[int | signal.Signals]) -> int | None:
             return None
         if info.si_signo == signal.SIGCONT:
             os.kill(child, signal.SIGCONT)
-        # What the kernel has sent, the child has got as well.
-        elif info.si_signo in _PASSED_ON and info.si_code <= 0:
+        # What the kernel has sent, the child has got as well; but of the terminal's end it tells only the leader of the
+        # session, which we are in a terminal without a shell.
+        elif info.si_signo in _PASSED_ON and (info.si_code <= 0 or info.si_signo == signal.SIGHUP):
             os.kill(child, info.si_signo)
         # Looked at after every signal: one SIGCHLD may stand for several.
         found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
