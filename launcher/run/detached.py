@@ -152,7 +152,7 @@ def run_attached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
         return run(Detachment(writing, parent_end, waiting)), None
     os.close(writing)
     os.close(parent_end)
-    status = _wait(child, before)
+    status = _wait(child)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     with os.fdopen(reading, "rb") as pipe:
         if status is None:
@@ -165,7 +165,7 @@ def run_attached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
     return os.waitstatus_to_exitcode(status), None
 
 
-def _wait(child: int, mask: set[int | signal.Signals]) -> int | None:
+def _wait(child: int) -> int | None:
     """Waits for the end of the child; returns its wait status, or None if it has left."""
     while True:
         info = signal.sigwaitinfo(_WAITED_FOR)
@@ -182,8 +182,8 @@ def _wait(child: int, mask: set[int | signal.Signals]) -> int | None:
         if found and not os.WIFSTOPPED(status):
             return status
         if found and os.WSTOPSIG(status) != signal.SIGSTOP:  # a job is suspended as a whole, the child first
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.kill(os.getpid(), os.WSTOPSIG(status))
+            os.kill(os.getpid(), os.WSTOPSIG(status))  # one with that of the terminal, if that still waits
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {os.WSTOPSIG(status)})
             signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
             os.kill(child, signal.SIGCONT)
 
