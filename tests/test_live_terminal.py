@@ -188,6 +188,19 @@ class TestKeys:
         assert terminal.text.count("SIGINT") == 1  # the waiting process does not pass it on as well
         terminal.shows("0 processes left", "Interrupted after")
 
+    def test_ctrl_c_again_kills(self, run: LiveRun) -> None:
+        stubborn = ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+        terminal = run.open(
+            distlaunch_command("local", "-n", "1", "--run-dir", str(run.files.root), "--", *stubborn), columns=WIDE
+        )
+        terminal.shows("worker:0 │ up")
+        terminal.type(b"\x03")
+        terminal.shows("10 s grace; Ctrl-C again kills them")
+        assert "SIGINT: killing" not in terminal.text
+        terminal.type(b"\x03")
+        assert terminal.end() == 130
+        terminal.shows("SIGINT: killing all tasks", "SIGKILL (signal 9)")
+
     def test_detach_leaves_the_run_as_up_d_does(self, run: LiveRun) -> None:
         terminal = run.open(columns=WIDE)
         terminal.until(lambda: is_training(terminal))
@@ -362,6 +375,22 @@ class TestAttach:
             assert termios.tcgetattr(terminal.slave) == terminal.modes
         own.read()
         assert is_training(own)
+
+    def test_ctrl_z_and_fg(self, run: LiveRun) -> None:
+        own = run.open()
+        own.until(lambda: is_training(own))
+        shell = run.open(["/bin/bash", "--norc", "-i"], columns=100, PS1="PROMPT> ")
+        shell.shows("PROMPT>")
+        shell.type(shlex.join(distlaunch_command("attach", str(run.files.root))).encode() + b"\n")
+        shell.until(lambda: is_training(shell))
+        shell.type(b"\x1a")
+        shell.until(lambda: at_prompt(shell))
+        assert headers(shell) == []
+        shell.type(b"fg\n")
+        shell.until(lambda: is_training(shell))
+        shell.type(b"q")
+        shell.until(lambda: at_prompt(shell))
+        shell.shows("Stopped looking; the run goes on")
 
     def test_says_that_the_controller_does_not_answer(self, run: LiveRun) -> None:
         own = run.open()

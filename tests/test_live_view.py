@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from rich.cells import cell_len
 
 from launcher.console.keys import KeyActions, Keys
+from launcher.console.live_area import LiveArea
 from launcher.console.live_region import LiveRegion, Seen, Unfinished
 from launcher.console.live_tasks import choose_tasks, render_bar
 from launcher.console.live_view import estimate_s
@@ -284,6 +286,25 @@ class TestSink:
         terminal.sink.forget()
         terminal.sink.show_live([])
         assert terminal.writes() == [b"\x1b[?25h"]
+
+
+def test_a_picture_that_fails_says_so_and_costs_no_line() -> None:
+    region = LiveRegion(colour=False)
+    area = LiveArea(region, colour=False, is_ours=lambda: True)
+
+    def fail() -> Seen:
+        raise ValueError("no status")
+
+    region.look = fail
+    reading, writing = os.pipe()
+    sink = TerminalSink(writing, term="")
+    sink.write(b"line\n")
+    area.draw(sink, [])
+    assert os.read(reading, 4096).partition(b"\x1b[?7l")[0].endswith(b"line\n")
+    area.is_hidden = True
+    sink.hide()
+    os.close(reading)
+    os.close(writing)
 
 
 class TestKeys:

@@ -43,5 +43,8 @@ class LiveArea:
 
         unfinished = [Unfinished(log.task, log.label, text) for log in logs if (text := log.lines.unfinished)]
         if self.region is not None:
-            return self.region.lines(sink.size, unfinished)
+            try:
+                return self.region.lines(sink.size, unfinished)
+            except Exception as error:  # noqa: BLE001 - a picture must not cost the lines, nor the run's verdict
+                return [f"the live view has failed: {error!r}".partition("\n")[0]]
         return render_unfinished(unfinished, sink.size, colour=self._colour)

@@ -126,8 +126,9 @@ class _Watch:
         while True:
             self._keyboard.take(again=False)
             keys = [descriptor for descriptor in self._keyboard.readable if descriptor != dead]
+            may_come = not keys and self._keyboard.exists
             parent = [self._parent] if self._parent >= 0 else []
-            ready, _, _ = select.select([self._wakes, *keys, *parent], [], [], None if keys else LOOK_S)
+            ready, _, _ = select.select([self._wakes, *keys, *parent], [], [], LOOK_S if may_come else None)
             if self._wakes in ready:
                 dead = -1
                 if not os.read(self._wakes, 64):
