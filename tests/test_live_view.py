@@ -14,7 +14,6 @@ from launcher.console.keys import KeyActions, Keys
 from launcher.console.live_area import LiveArea
 from launcher.console.live_region import LiveRegion, Seen, Unfinished
 from launcher.console.live_tasks import choose_tasks, render_bar
-from launcher.console.live_view import estimate_s
 from launcher.console.step_history import StepHistory, render_spark
 from launcher.console.terminal import FRAME_S, Size, TerminalSink
 from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
@@ -43,6 +42,7 @@ def status(*tasks: TaskState, age_s: float = 200.0, **fields: object) -> RunStat
             "now": NOW,
             "tasks": tasks,
             "nodes": [],
+            "eta_s": 75.0,
             **fields,
         }
     )
@@ -163,12 +163,6 @@ class TestPicture:
         assert any(line.startswith("2 worker:1 ") for line in shown)
         assert not any(shown[len(lines) + 1 :])
         assert not any("\x1b" in line or "\n" in line for line in Picture(seen).lines(columns, 24))
-
-
-def test_the_estimate_is_that_of_the_slowest() -> None:
-    assert estimate_s(status(training(0), training(1, step=900))) == pytest.approx(75)
-    assert estimate_s(status(training(0, total_steps=None))) is None
-    assert estimate_s(status(training(0), state="stopping")) is None
 
 
 def test_a_bar_is_full_at_its_end_and_never_longer() -> None:

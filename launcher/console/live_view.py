@@ -80,8 +80,8 @@ def _render_header(status: RunStatus | None, problem: str, columns: int, asked: 
         if status.attempt:
             parts.append(f"attempt {status.attempt}")
         parts.append(render_age(status.now - status.started))
-        if (left_s := estimate_s(status)) is not None:
-            parts.append(f"{render_age(left_s)} left")
+        if status.eta_s is not None:
+            parts.append(f"{render_age(status.eta_s)} left")
     if asked.selected:
         parts.append(f"only {asked.selected}")
     line.append("".join(f" · {part}" for part in parts))
@@ -92,18 +92,6 @@ def _render_header(status: RunStatus | None, problem: str, columns: int, asked: 
     if room < len(end):
         end = ""
     return line.append(f" {'─' * (room - len(end))}{end}" if room > 0 else "", "dim")
-
-
-def estimate_s(status: RunStatus) -> float | None:
-    """Seconds until the slowest task has done its last step; None if no task knows how many there are."""
-    if status.state != "running":
-        return None
-    left = [
-        (task.total_steps - task.step) * task.step_s
-        for task in status.tasks
-        if task.total_steps is not None and task.step is not None and task.step_s is not None
-    ]
-    return max(left, default=None)
 
 
 def _clean(text: str) -> str:
