@@ -131,12 +131,14 @@ def test_the_picture_follows_the_size_of_the_terminal(run: LiveRun) -> None:
         end = max(row for row, line in enumerate(terminal.display, 1) if line)
         assert end - place <= rows // 2
         assert all(re.match(r"worker:[01] │ |\s|The |Starting|-", line) for line in terminal.display[1:place] if line)
+    terminal.shows("/10,000 ", "────", " left ──")
     run.end_file.touch()
     assert terminal.end() == 0
     assert headers(terminal) == []
     terminal.shows("Succeeded in ")
 
 
+@pytest.mark.slow
 def test_pictures_are_four_a_second_at_most_and_nothing_is_written_without_news(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.01))
     terminal.until(lambda: is_training(terminal))
@@ -220,6 +222,7 @@ class TestKeys:
         assert run.facts()["outcome"] == "succeeded"
 
 
+@pytest.mark.slow
 class TestProcesses:
     """The process that the shell waits for, and the controller."""
 
@@ -268,6 +271,7 @@ class TestProcesses:
         terminal.shows("nowhere.py")
 
 
+@pytest.mark.slow
 def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_goes_on(run: LiveRun) -> None:
     terminal = run.open(run.command(step_s=0.01), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
@@ -283,6 +287,7 @@ def test_a_stopped_terminal_stops_nothing_and_shows_all_when_it_goes_on(run: Liv
     check_complete(run, terminal)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_whose_terminal_is_stopped(run: LiveRun) -> None:
     terminal = run.open()
     terminal.until(lambda: is_training(terminal))
@@ -293,6 +298,7 @@ def test_ctrl_c_ends_a_run_whose_terminal_is_stopped(run: LiveRun) -> None:
     assert terminal.end() == 130
 
 
+@pytest.mark.slow
 class TestShells:
     @pytest.fixture(params=["bash", "zsh"])
     def shell(self, request: pytest.FixtureRequest, run: LiveRun) -> Terminal:
@@ -343,6 +349,7 @@ class TestShells:
         assert ask_status(run.files)["state"] == "running"
 
 
+@pytest.mark.slow
 class TestWithout:
     @pytest.mark.parametrize(
         ("options", "env"),
@@ -359,6 +366,7 @@ class TestWithout:
         check_complete(run, terminal)
 
 
+@pytest.mark.slow
 class TestAttach:
     def test_shows_the_same_picture_and_leaves_by_keys(self, run: LiveRun) -> None:
         own = run.open()

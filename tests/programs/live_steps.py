@@ -18,6 +18,6 @@ step = 0
 while not Path(sys.argv[1]).exists():
     step += 1
     print(f"{task} does step {step}", flush=True)
-    progress.report(step=step, epoch=1, loss=1 / step)
+    progress.report(step=step, epoch=1, total_steps=10_000, loss=1 / step)
     time.sleep(step_s)
 print(f"{task} ends after {step}", flush=True)
