@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import pytest
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.run.directory import RunDir
-from tests.conftest import PROGRAMS, distlaunch_command
+from tests.conftest import PROGRAMS, ROOT, distlaunch_command
 from tests.terminals import Terminal
 from tests.witness import make_mark, marked, wait_until
 
@@ -413,3 +414,20 @@ class TestAttach:
         controller.kill()
         assert terminal.end() == 3
         terminal.shows("is gone [lost]")
+
+
+def test_keys_that_are_given_back_while_they_are_taken_stay_given_back(run: LiveRun) -> None:
+    """As by Ctrl-Z just after `fg`; and they are taken once, however often that is tried."""
+    code = (
+        "import termios, tty; from launcher.console.keyboard import Keyboard\n"
+        "keyboard, before, set_mode = Keyboard(), termios.tcgetattr(0), tty.setcbreak\n"
+        "tty.setcbreak = lambda *arguments: (set_mode(*arguments), keyboard.give_back())\n"
+        "keyboard.take(); print('first', keyboard.readable, termios.tcgetattr(0) == before)\n"
+        "tty.setcbreak = set_mode\n"
+        "keyboard.take(); print('second', keyboard.readable)\n"
+        "keyboard.allow(); keyboard.take(); keyboard.take(); print('third', keyboard.readable)\n"
+        "keyboard.give_back(); print('fourth', keyboard.readable, termios.tcgetattr(0) == before)\n"
+    )
+    terminal = run.open([sys.executable, "-c", code], cwd=ROOT)
+    assert terminal.end() == 0
+    assert [line for line in terminal.display if line] == ["first [] True", "second []", "third [0]", "fourth [] True"]

@@ -116,7 +116,7 @@ class Attachment:
                     keyboard.give_back()
 
                 def resume() -> None:
-                    keyboard.take()
+                    keyboard.allow()
                     console.resume()
 
                 with suspending(pause, resume):
@@ -129,7 +129,7 @@ class Attachment:
 
     def _look(self, live: _Live, journal: JournalReader, keyboard: Keyboard, press: Callable[[bytes], None]) -> None:
         for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keyboard.readable):
-            keyboard.take(again=False)
+            keyboard.take()
             live.show(journal)
             if live.console.broken:
                 _break_off()

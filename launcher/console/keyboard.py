@@ -24,7 +24,8 @@ def in_foreground(descriptor: int) -> bool:
 class Keyboard:
     """The terminal's keys, each of which can be read at once while they are taken. Ctrl-C still interrupts.
 
-    Without a terminal of our session, there are none.
+    Without a terminal of our session, there are none. One thread takes them; a signal handler may give them back at any
+    moment.
     """
 
     def __init__(self) -> None:
@@ -42,35 +43,40 @@ class Keyboard:
             return False
         return True
 
-    def take(self, *, again: bool = True) -> None:
-        """Takes the keys unless they are another program's, or with `again` false, were given back."""
-        if self.readable or (self._is_given_back and not again):
+    def take(self) -> None:
+        """Takes the keys unless they are another program's, or were given back."""
+        if self.readable or self._is_given_back:
             return
-        self._is_given_back = False
         try:
             descriptor = sys.stdin.fileno()
             # In the background, changing the terminal would stop this process.
             if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
                 return
             with _unstopped():
-                before = termios.tcgetattr(descriptor)
+                self._before = termios.tcgetattr(descriptor)
                 tty.setcbreak(descriptor, termios.TCSANOW)
         except (OSError, ValueError, AttributeError, termios.error):
             return
-        self._before = before
         self.readable.append(descriptor)
+        if self._is_given_back:  # meanwhile
+            self.give_back()
 
     def give_back(self) -> None:
         """Restores the terminal, unless another program has it now, which has made it its own."""
         self._is_given_back = True
         if not self.readable:
             return
-        descriptor = self.readable.pop()
+        descriptor = self.readable[0]
+        self.readable.clear()
         with contextlib.suppress(OSError, termios.error):
             if os.tcgetpgrp(descriptor) == os.getpgrp():
                 assert self._before is not None
                 with _unstopped():
                     termios.tcsetattr(descriptor, termios.TCSANOW, self._before)
+
+    def allow(self) -> None:
+        """The keys may be taken again."""
+        self._is_given_back = False
 
 
 @contextlib.contextmanager

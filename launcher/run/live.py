@@ -21,6 +21,9 @@ from launcher.tasks import parse_task_id
 LOOK_S = 0.5
 """How often a background job looks whether it is in the foreground."""
 
+END_S = 1.0
+"""How long the thread may take to end."""
+
 
 def show_run(console: Console, make_status: Callable[[], RunStatus]) -> None:
     """Shows the run in the console's live view, if it has one; `make_status` is called on the console's thread."""
@@ -71,7 +74,7 @@ def keys_taken(
             keyboard.give_back()
 
         def resume() -> None:
-            keyboard.take()
+            keyboard.allow()
             watch.wake()
             console.resume()
 
@@ -112,8 +115,7 @@ class _Watch:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._wake)
-        self._thread.join()
-        os.close(self._wakes)
+        self._thread.join(END_S)  # it does not end if another program reads the keys that it was told of
 
     def wake(self) -> None:
         """Looks anew where keys come from."""
@@ -124,7 +126,7 @@ class _Watch:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN, signal.SIGTTOU})
         dead = -1
         while True:
-            self._keyboard.take(again=False)
+            self._keyboard.take()
             keys = [descriptor for descriptor in self._keyboard.readable if descriptor != dead]
             may_come = not keys and self._keyboard.exists
             parent = [self._parent] if self._parent >= 0 else []
@@ -132,6 +134,7 @@ class _Watch:
             if self._wakes in ready:
                 dead = -1
                 if not os.read(self._wakes, 64):
+                    os.close(self._wakes)
                     return
             if self._parent in ready:
                 self._parent = -1
