@@ -76,7 +76,7 @@ def _time_step(*options: str) -> float:
     """The median time of a step of all tasks."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "steps.py").write_text(STEPS)
-        command = ["local", "-n", "2", "--run-dir", f"{folder}/run", *options, f"{folder}/steps.py", "1500", folder]
+        command = ["local", "-n", "2", "--run-dir", f"{folder}/run", *options, f"{folder}/steps.py", "600", folder]
         terminal = Terminal(distlaunch_command(*command), columns=120, rows=40)
         try:
             terminal.end(300)
