@@ -145,6 +145,11 @@ _OF_EVENT = {"time": "at"}
 """Fields of events whose names are taken: `time` is when the controller handled the event, `at` when it happened."""
 
 
+def kind_of(event: object) -> str:
+    """`task-started`: how the lines of the journal name an event like this."""
+    return _kind(type(event))
+
+
 def _kind(cls: type) -> str:
     """`TaskStarted` → `task-started`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()

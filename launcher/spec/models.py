@@ -194,6 +194,8 @@ class ClusterSpec(Model):
     """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
     sample_every_s: Annotated[float, Field(ge=0), AtMost(3600, "a run would have next to no samples")] = 2.0
     """How often each node measures what its tasks use, in seconds; 0: never."""
+    report: bool = False
+    """Writes `report.html` to the run's files at its end: one page to look at."""
     keep_own_tf_config: bool = False
     """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
     preload: Preload = True
