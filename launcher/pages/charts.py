@@ -167,7 +167,7 @@ def _waiting(samples: Sequence[ProgressSample]) -> _Values:
 
 def _step_quantiles(material: Material) -> list[Series]:
     """p50 and p99 of the step times in each of many windows of time, in each attempt."""
-    width = (material.end - material.started) / WINDOWS
+    width = material.duration / WINDOWS
     p50: list[_Values] = []
     p99: list[_Values] = []
     for attempt in dict.fromkeys(each.attempt for each in material.tasks):

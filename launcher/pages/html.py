@@ -19,7 +19,8 @@ from launcher.pages.charts import Chart, make_machine_charts, make_training_char
 from launcher.pages.material import Material
 from launcher.pages.said import make_said
 from launcher.pages.series import pack, summarize
-from launcher.pages.timeline import MARKS, STATES, describe, make_timeline
+from launcher.pages.task_states import STATES
+from launcher.pages.timeline import MARKS, describe, make_timeline
 from launcher.pages.verdict import make_outcome
 from launcher.pages.wording import render_duration, render_moment, render_offset, render_rate, render_value
 from launcher.pages.workers import find_steps

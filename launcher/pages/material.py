@@ -87,7 +87,12 @@ class Material:
     @property
     def end(self) -> float:
         """The last moment of the page."""
-        return max(self.ended if self.ended is not None else self.now, self.started + 1e-3)
+        return max(self.ended if self.ended is not None else self.now, self.started)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the start to the end; never 0."""
+        return max(self.end - self.started, 1e-3)
 
     @property
     def planned(self) -> list[Mapping[str, Any]]:

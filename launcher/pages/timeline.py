@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,41 +10,21 @@ from launcher.gang.events import (
     NodeLost,
     StacksReceived,
     TaskExited,
-    TaskHalted,
-    TaskListening,
     TaskReported,
-    TaskStarted,
 )
 from launcher.pages.material import Material
+from launcher.pages.task_states import STATES, Span, TaskStateName, find_changes, make_spans
 from launcher.pages.wording import render_duration, render_offset
-from launcher.report.models import TaskReport
 from launcher.report.run_events import (
     AttemptEnded,
     Checkpoint,
     LinkDropped,
     LinkResumed,
     Record,
-    State,
     Straggler,
 )
 from launcher.wording import count_of
 
-TaskStateName = Literal[
-    "connecting", "importing", "forming", "training", "finishing", "held", "succeeded", "stopped", "failed", "lost"
-]
-STATES: Mapping[TaskStateName, str] = {
-    "connecting": "connecting and checking",
-    "importing": "starting and importing",
-    "forming": "forming the cluster, first step",
-    "training": "training",
-    "finishing": "after training, or being stopped",
-    "held": "stopped by a signal",
-    "succeeded": "ended well",
-    "stopped": "stopped by distlaunch",
-    "failed": "failed",
-    "lost": "its node is lost",
-}
-"""Every state of a task, with its meaning."""
 MarkKind = Literal["failure", "link", "stall", "straggler", "restart", "checkpoint", "chaos"]
 MARKS: Mapping[MarkKind, str] = {
     "failure": "failure",
@@ -63,18 +43,6 @@ LEAST_SPANS = 40
 MARKED = 1500
 """Marks of the whole timeline; of more, those that stand next to one of the same kind are left out."""
 ROWS = 256
-
-
-@dataclass(frozen=True)
-class Span:
-    """A state and how long it lasted, in seconds since the start of the run."""
-
-    begin: float
-    end: float
-    state: TaskStateName
-    attempt: int
-    merged: int = 1
-    """How many spans it stands for, because they would be too short to see."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +89,7 @@ class Timeline:
 
 def make_timeline(material: Material) -> Timeline:
     """The timeline of all attempts that the journal has."""
-    duration = material.end - material.started
+    duration = material.duration
     names = material.task_names
     rows = {name: _RowInWork() for name in names[:ROWS]}
     run = _RowInWork()
@@ -132,13 +100,13 @@ def make_timeline(material: Material) -> Timeline:
     begins = [attempts[number][0].time for number in numbers]
     reports = {report.attempt: report for report in material.attempts}
     nodes = _find_nodes(material)
-    for number, begin, following in zip(numbers, begins, [*begins[1:], material.end], strict=True):
+    for number, begin, following in zip(numbers, begins, (*begins[1:], material.end), strict=False):
         report = reports.get(number)
         ended = next((each.time for each in attempts[number] if isinstance(each.event, AttemptEnded)), following)
         tasks = {task.task: task for task in report.tasks} if report is not None else {}
-        changes = _find_changes(attempts[number], tasks, nodes, rows)
+        changes = find_changes(attempts[number], tasks, nodes, rows)
         for name, row in rows.items():
-            row.add(name, _make_spans(changes.get(name, ()), begin, ended, number), nodes.get(name, ""))
+            row.add(name, make_spans(changes.get(name, ()), begin, ended, number), nodes.get(name, ""))
         if number > 1:
             run.marks.append(Mark(begin, "restart", f"attempt {number} began"))
         if report is not None and report.verdict.reference == "stalled":
@@ -226,10 +194,6 @@ class _RowInWork:
         self.node = node
 
 
-_Change = tuple[float, "TaskStateName | None"]
-"""A moment, and the state from then on; None: the state before the last one."""
-
-
 def _find_nodes(material: Material) -> dict[str, str]:
     """The node of each task; of one that has moved, the last."""
     found = {str(task.get("task")): str(task.get("node", "")) for task in material.planned}
@@ -238,74 +202,6 @@ def _find_nodes(material: Material) -> dict[str, str]:
     if material.status is not None:
         found.update({task.task: task.node for task in material.status.tasks})
     return found
-
-
-def _find_changes(
-    records: Sequence[Record], reports: Mapping[str, TaskReport], nodes: Mapping[str, str], rows: Iterable[str]
-) -> dict[str, list[_Change]]:
-    """The changes of state of each task in one attempt."""
-    changes: dict[str, list[_Change]] = {}
-    steps = {
-        str(record.event.task)
-        for record in records
-        if isinstance(record.event, TaskReported) and record.event.progress is not None
-    }
-    stopping = False
-    for record in records:
-        event = record.event
-        if isinstance(event, State) and event.state == "stopping":
-            stopping = True
-            for name, found in changes.items():
-                report = reports.get(name)
-                if not (report is not None and report.ended is not None and report.ended <= record.time):
-                    found.append((record.time, "finishing"))
-        elif isinstance(event, NodeLost):
-            for name in rows:
-                if nodes.get(name) == event.node:
-                    changes.setdefault(name, []).append((record.time, "lost"))
-        elif isinstance(event, TaskStarted):
-            changes.setdefault(str(event.task), []).append((event.time, "importing"))
-        elif isinstance(event, TaskHalted):
-            state: TaskStateName | None = None if event.signal is None else "held"
-            changes.setdefault(str(event.task), []).append((event.time, state))
-        elif isinstance(event, TaskListening) and str(event.task) not in steps:
-            # Of a program that reports no steps, nothing more is known.
-            changes.setdefault(str(event.task), []).append((event.time, "training"))
-        elif isinstance(event, TaskReported) and not stopping:
-            changes.setdefault(str(event.task), []).extend(_find_reported(event))
-        elif isinstance(event, TaskExited):
-            report = reports.get(str(event.task))
-            by_us = report.stopped_by_us if report is not None else stopping
-            ended: TaskStateName = "stopped" if by_us else "failed" if event.failed else "succeeded"
-            changes.setdefault(str(event.task), []).append((event.time, ended))
-    return changes
-
-
-def _find_reported(event: TaskReported) -> Iterator[_Change]:
-    progress = event.progress
-    if progress is not None and progress.first_step is not None:
-        yield (progress.began, "training") if progress.training else (event.since, "finishing")
-    elif progress is not None or event.phase == "has imported TensorFlow":
-        yield event.since, "forming"
-
-
-def _make_spans(changes: Iterable[_Change], begin: float, end: float, attempt: int) -> Iterator[Span]:
-    """The spans between the changes; what a task does after its end is its interpreter's."""
-    states: list[TaskStateName] = ["connecting"]
-    since = begin
-    for time, state in sorted(changes, key=lambda change: change[0]):
-        if states[-1] in ("succeeded", "stopped", "failed") and state != "importing":
-            continue
-        at = min(max(time, since), end)
-        following = state if state is not None else states[-2] if len(states) > 1 else "training"
-        if following == states[-1]:
-            continue
-        if at > since:
-            yield Span(since, at, states[-1], attempt)
-        states.append(following)
-        since = at
-    if end > since or states[-1] in ("succeeded", "stopped", "failed"):
-        yield Span(since, max(end, since), states[-1], attempt)
 
 
 def _mark(record: Record, rows: Mapping[str, _RowInWork], run: _RowInWork) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from launcher.pages.material import Material
-from launcher.pages.wording import render_duration, render_moment, render_rate
+from launcher.pages.wording import render_duration, render_rate, render_times
 from launcher.report.goodput import Goodput
 from launcher.report.models import AttemptReport, TaskReport
 from launcher.report.run_text import render_end
@@ -34,7 +34,11 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Why the run ended. `place`: `train.py:88`. `attempt`: the one that it ended with; None if none had begun."""
+    """Why the run ended.
+
+    `place`: `train.py:88`. `attempt`: the one that it ended with; None if none had begun. `exception`: empty if the
+    evidence has it.
+    """
 
     verdict: Verdict
     attempt: int | None
@@ -142,11 +146,12 @@ def _find_cause(material: Material) -> Cause | None:
     attempt = last if last is not None and last.verdict.message == verdict.message else None
     task = next((task for task in attempt.tasks if task.task == verdict.task), None) if attempt is not None else None
     crash = task.crash if task is not None else None
+    shown = crash is not None and any(line.startswith(crash.exception) for line in verdict.evidence)
     return Cause(
         verdict=verdict,
         attempt=last.attempt if last is not None else None,
         node=task.node if task is not None else "",
-        exception=f"{crash.exception}: {crash.message}" if crash is not None else "",
+        exception=f"{crash.exception}: {crash.message}" if crash is not None and not shown else "",
         place=f"{crash.file}:{crash.line}" if crash is not None and crash.file and crash.line else "",
     )
 
@@ -172,11 +177,8 @@ def _find_facts(material: Material) -> Iterable[Fact]:
     if tasks:
         on = f" on {count_of(len(nodes), 'node')}" if nodes else ""
         yield Fact("tasks", "tasks", f"{len(tasks):,}{on}")
-    yield Fact("started", "started", render_moment(material.started))
-    if not material.running:
-        yield Fact("ended", "ended", render_moment(report.ended if report is not None else material.end))
-    else:
-        yield Fact("now", "looked at", render_moment(material.now))
+    ended = report.ended if report is not None else material.end
+    yield Fact("time", "from, to" if not material.running else "from, to now", render_times(material.started, ended))
 
 
 def _count_restarts(material: Material) -> int:

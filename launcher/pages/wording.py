@@ -15,9 +15,10 @@ def render_moment(time: float) -> str:
         return ""
 
 
-def render_clock(time: float) -> str:
-    """`10:16:40`, in UTC."""
-    return render_moment(time)[11:19]
+def render_times(begin: float, end: float) -> str:
+    """`2026-11-22 10:16:40 to 10:18:05 UTC`; with both dates if they differ."""
+    first, last = render_moment(begin), render_moment(end)
+    return f"{first[:-4]} to {last[11:] if first[:10] == last[:10] else last}"
 
 
 def render_duration(seconds: float) -> str:

@@ -116,7 +116,7 @@
           stroke: colour(`--c${index % 8}`),
           width: data.series.length > 4 ? 1 : 1.5,
           dash: index < 8 ? undefined : [[8, 4], [2, 3], [8, 3, 2, 3]][(Math.floor(index / 8) - 1) % 3],
-          points: { size: 4 },
+          points: { size: 4, ...(each.x.length < 60 ? { show: true } : {}) },
           value: (_plot, value) => show(value, data.unit),
         })),
       ],
