@@ -10,6 +10,8 @@ from launcher.errors import UsageError
 from launcher.report.status_report import RunStatus
 from launcher.run.directory import RunDir
 from launcher.run.page_writing import make_page, write_page
+from launcher.run.record import read_record
+from launcher.run.summary import find_controller
 
 
 def make(files: RunDir) -> str:
@@ -40,9 +42,9 @@ def show(path: Path) -> None:
 
 def _ask(files: RunDir) -> RunStatus | None:
     """What the controller says; None if the run is over, or its controller cannot be asked from here."""
+    if find_controller(files, read_record(files)) != "":
+        return None
     try:
-        if files.read_run()[1] is None:
-            return None
         return RunStatus.model_validate(ask_status(files))
     except (UsageError, ValueError):
         return None

@@ -119,7 +119,12 @@ def _template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_omit_none
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_omit_none,
+        keep_trailing_newline=True,
     )
     environment.filters |= {
         "duration": render_duration,
