@@ -174,7 +174,7 @@ class TestCurves:
 
     def test_attempts_are_not_connected(self) -> None:
         series = make_series("worker:0", [[(1.0, 5.0), (2.0, 4.0)], [], [(9.0, 4.5)]])
-        assert series.points == [(1.0, 5.0), (2.0, 4.0), (9.0, None), (9.0, 4.5)]
+        assert series.points == [(1.0, 5.0), (2.0, 4.0), (5.5, None), (9.0, 4.5)]
 
     def test_what_is_no_finite_number_is_left_out(self) -> None:
         assert make_series("x", [[(1.0, float("nan")), (2.0, None), (3.0, float("inf")), (4.0, 1.0)]]).points == [
@@ -281,6 +281,21 @@ class TestTimeline:
         assert [mark.kind for mark in row_of(material, "worker:1").marks] == ["failure"]
         assert row_of(material, "worker:0").spans[-1].state == "stopped"
         assert row_of(material, "worker:0").marks == []
+
+    def test_what_is_imported_before_the_first_task_starts_is_importing(self) -> None:
+        records = one_attempt(1, 0, 20, failed=False)
+        records[1:1] = [record(0.5, State("forming"))]
+        spans = row_of(make_material(records=records), "worker:0").spans
+        assert [(span.state, span.begin, span.end) for span in spans[:2]] == [
+            ("connecting", 0.0, 0.5),
+            ("importing", 0.5, 3.0),
+        ]
+
+    def test_marks_of_one_moment_stand_side_by_side(self) -> None:
+        records = one_attempt(1, 0, 100, failed=True)
+        records[7:7] = [record(98.5, reported(W1, 5, injected=("exit@step=20",)))]
+        marks = row_of(make_material(records=records), "worker:1").marks
+        assert [(mark.kind, mark.shift) for mark in marks] == [("chaos", 0), ("failure", 16)]
 
     def test_a_run_that_goes_on_is_drawn_up_to_now(self) -> None:
         records = one_attempt(1, 0, 50, failed=False)[:7]

@@ -49,7 +49,7 @@ def make_series(label: str, pieces: Iterable[Sequence[tuple[float, float | None]
     for piece in pieces:
         finite = [(time, value) for time, value in piece if value is not None and math.isfinite(value)]
         if finite and points:
-            points.append((finite[0][0], None))
+            points.append(((points[-1][0] + finite[0][0]) / 2, None))
         points += finite
     return Series(label, points)
 

@@ -57,7 +57,11 @@ def find_changes(
     stopping = False
     for record in records:
         event = record.event
-        if isinstance(event, State) and event.state == "stopping":
+        if isinstance(event, State) and event.state == "forming":
+            # The order to start; where tasks are forked, the node imports for all of them before the first one starts.
+            for name in rows:
+                changes.setdefault(name, []).append((record.time, "importing"))
+        elif isinstance(event, State) and event.state == "stopping":
             stopping = True
             for name, found in changes.items():
                 report = reports.get(name)

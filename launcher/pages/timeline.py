@@ -43,6 +43,9 @@ LEAST_SPANS = 40
 MARKED = 1500
 """Marks of the whole timeline; of more, those that stand next to one of the same kind are left out."""
 ROWS = 256
+NEAR = 0.012
+"""The share of the run's duration that a mark covers, on a wide screen."""
+MARK_WIDTH = 16
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Mark:
     at: float
     kind: MarkKind
     text: str
+    shift: int = 0
+    """How far to the right it stands, so that it does not hide another one; in the page's pixels."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def thin_marks(marks: Sequence[Mark], duration: float, count: int) -> list[Mark]
     """The marks in order; if the timeline has very many, those that would cover one of the same kind are left out."""
     ordered = sorted(marks, key=lambda mark: mark.at)
     if count <= MARKED:
-        return ordered
+        return _spread(ordered, duration)
     least_s, kept = duration / 200, []
     last: dict[MarkKind, float] = {}
     for mark in ordered:
@@ -180,6 +185,16 @@ def thin_marks(marks: Sequence[Mark], duration: float, count: int) -> list[Mark]
             kept.append(mark)
             last[mark.kind] = mark.at
     return kept
+
+
+def _spread(marks: Sequence[Mark], duration: float) -> list[Mark]:
+    """The marks, those of different kinds at nearly the same moment side by side."""
+    spread: list[Mark] = []
+    for mark in marks:
+        last = spread[-1] if spread else None
+        is_hidden = last is not None and mark.at - last.at < duration * NEAR and mark.kind != last.kind
+        spread.append(replace(mark, shift=last.shift + MARK_WIDTH) if last is not None and is_hidden else mark)
+    return spread
 
 
 @dataclass

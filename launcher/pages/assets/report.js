@@ -43,6 +43,18 @@
     return [series.x.map((step) => (now += step) / 1000), series.y];
   };
 
+  // A gap of a curve reaches from its last value to its next, however many moments of other curves lie between.
+  const widenGaps = (values) => {
+    let last = -1, isGap = false;
+    values.forEach((value, at) => {
+      if (value === null) isGap = true;
+      if (value == null) return;
+      if (isGap) values.fill(null, last + 1, at);
+      [last, isGap] = [at, false];
+    });
+    return values;
+  };
+
   // The value of a curve that is nearest to the pointer: the curves were not measured at the same moments.
   const nearest = (plot, index, at) => {
     const values = plot.data[index];
@@ -126,7 +138,7 @@
           if (key === "x" && charts.get(place) === drawn) zoom([drawn.scales.x.min, drawn.scales.x.max]);
         }],
       },
-    }, tables.length === 1 ? tables[0] : uPlot.join(tables), place);
+    }, uPlot.join(tables).map((values, at) => (at ? widenGaps(values) : values)), place);
     plot.setScale("x", { min: view[0], max: view[1] });
     charts.set(place, plot);
     place.dataset.drawn = "";
