@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.gang import events as gang
@@ -553,6 +553,27 @@ class TestPage:
 
     def test_a_moment_beyond_all_calendars_has_a_page(self) -> None:
         assert "</html>" in render_page(make_material(started=1e20, ended=1e20, now=1e20))
+
+
+@settings(max_examples=30)
+@given(*[st.floats()] * 4)
+def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: float, four: float) -> None:
+    """Files of a run may hold NaN, infinities, and times in any order."""
+    progress = [ProgressSample(one, 5, 1, two, three, four, {"loss": two, "x": four}), ProgressSample(two, 3, 1, one)]
+    use = [NodeUseSample(time, "gpu-a", NodeSample(two, 0, 5, 9)) for time in (one, three)]
+    material = make_material(
+        started=one,
+        ended=two,
+        now=three,
+        attempts=[make_attempt(1, three, four, failed=True)],
+        records=[Record(time, 1, State("forming")) for time in (one, two, three)]
+        + [Record(four, 1, gang.TaskStarted(W0, 1, two), "x"), Record(one, 2, gang.TaskExited(W0, TaskExit(1), four))],
+        tasks=[TaskSamples(attempt=1, task="worker:0", progress=progress)],
+        nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)],
+    )
+    page = render_page(material)
+    assert "</html>" in page
+    assert not re.search(r'\b(?:x|width)="(?:nan|inf|-)', page)
 
 
 def test_a_curve_without_a_value_is_no_curve() -> None:

@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
+from launcher.pages.cleaning import clean
 from launcher.pages.material import Material
 from launcher.pages.said import make_said
 from launcher.pages.series import pack, summarize
@@ -33,6 +34,7 @@ _NAMES = ("report.css", "uPlot.min.css", "report.js", "uPlot.iife.min.js")
 
 def render_page(material: Material) -> str:
     """The page of a run."""
+    material = clean(material)
     timeline = make_timeline(material)
     training, machines = make_training_charts(material), make_machine_charts(material)
     thinned = iter(thin([*training, *machines]))
@@ -54,6 +56,7 @@ def render_page(material: Material) -> str:
         machines=machines,
         summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
         workers=find_steps(material),
+        licence=_read("uPlot.LICENSE"),
         said=make_said(material),
         page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
         data={key: to_script(value) for key, value in data.items()},
@@ -133,10 +136,16 @@ def _template() -> Any:
         "rate": render_rate,
         "value": render_value,
         "percent": lambda share: f"{share:.1%}".replace("%", " %"),
-        "position": lambda seconds, duration: f"{100 * seconds / duration:.3f}%",
+        "position": _position,
     }
     environment.globals["describe"] = describe
     return environment.from_string(_read("report.html.j2"))
+
+
+def _position(part: float, whole: float) -> str:
+    """Where a part of the whole ends, as SVG takes it."""
+    share = part / whole if whole else 0.0
+    return f"{100 * min(max(share, 0.0), 1.0) + 0.0:.3f}%"  # -0.0 is no position
 
 
 def _omit_none(value: object) -> object:

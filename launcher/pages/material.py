@@ -81,6 +81,8 @@ class Material:
     """stacks.txt."""
     command: str = ""
     """What was typed, without secrets; empty if it was not recorded."""
+    cwd: str = ""
+    """Where it was typed."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """distlaunch, Python and TensorFlow, as far as they are known."""
 

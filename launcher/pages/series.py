@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+LARGEST = 1e300
+"""Beyond it, a value cannot be rounded."""
 
 Point = tuple[float, float | None]
 """Time and value; None is a gap in the curve."""
@@ -44,10 +46,10 @@ def summarize(series: Series) -> Summary | None:
 
 
 def make_series(label: str, pieces: Iterable[Sequence[tuple[float, float | None]]]) -> Series:
-    """A curve of several pieces with a gap between each two; what is no finite number is left out."""
+    """A curve of several pieces with a gap between each two; what is no number that can be shown is left out."""
     points: list[Point] = []
     for piece in pieces:
-        finite = [(time, value) for time, value in piece if value is not None and math.isfinite(value)]
+        finite = [(time, value) for time, value in piece if value is not None and abs(value) < LARGEST]
         if finite and points:
             points.append(((points[-1][0] + finite[0][0]) / 2, None))
         points += finite

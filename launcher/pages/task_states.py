@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -101,7 +102,8 @@ def make_spans(changes: Iterable[Change], begin: float, end: float, attempt: int
     """The spans between the changes; what a task does after its end is its interpreter's."""
     states: list[TaskStateName] = ["connecting"]
     since = begin
-    for time, state in sorted(changes, key=lambda change: change[0]):
+    finite = [change for change in changes if math.isfinite(change[0])]
+    for time, state in sorted(finite, key=lambda change: change[0]):
         if states[-1] in ("succeeded", "stopped", "failed") and state != "importing":
             continue
         at = min(max(time, since), end)

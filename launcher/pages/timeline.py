@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -253,4 +254,4 @@ def _shifted(span: Span, start: float, duration: float) -> Span:
 
 
 def _clip(time: float, duration: float) -> float:
-    return min(max(time, 0.0), duration)
+    return min(max(time, 0.0), duration) if math.isfinite(time) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -221,7 +222,7 @@ def _find_rates(material: Material) -> Iterable[tuple[str, float]]:
         for sample in task.progress[-1:]:
             for name, value in sample.metrics.items():
                 match = _RATE.fullmatch(name)
-                if match is not None and value is not None:
+                if match is not None and value is not None and math.isfinite(value):
                     found.setdefault(match["what"].lower(), value)
     return found.items()
 

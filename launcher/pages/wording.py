@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timezone
 
 from launcher.wording import render_age
@@ -23,6 +24,8 @@ def render_times(begin: float, end: float) -> str:
 
 def render_duration(seconds: float) -> str:
     """`0.32 s`, `10.4 s`, `3 min 20 s`."""
+    if not math.isfinite(seconds):
+        return "?"
     if seconds >= 60:
         return render_age(seconds)
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms" if seconds > 0 else "0 s"
@@ -30,6 +33,8 @@ def render_duration(seconds: float) -> str:
 
 def render_offset(seconds: float) -> str:
     """The time since the start: `0:05`, `1:02:03`, `2 d 1:02:03`."""
+    if not math.isfinite(seconds):
+        return "?"
     whole = max(round(seconds), 0)
     days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
     clock = f"{hours}:{minutes:02}:{whole % 60:02}" if whole >= 3600 else f"{minutes}:{whole % 60:02}"

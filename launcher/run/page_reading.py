@@ -90,6 +90,7 @@ def read_material(
         spec=_read_text(files.spec),
         stacks=_read_text(files.stacks),
         command=record.command,
+        cwd=record.cwd,
         versions=report.versions if report is not None else make_versions(met),
     )
 
@@ -212,7 +213,7 @@ def _read_logs(files: RunPaths, attempts: Sequence[AttemptReport]) -> list[LogEn
         for task, path in find_logs(files.attempt(attempt.attempt)).items():
             if str(task) == attempt.verdict.task:
                 ends.append(_read_end(files, attempt.attempt, str(task), path, LINES_OF_EARLIER))
-    agent = _read_end(files, 0, "the agent of this machine", files.agent_errors, LINES_OF_EARLIER)
+    agent = _read_end(files, 0, "agent", files.agent_errors, LINES_OF_EARLIER)
     return [*ends, *([agent] if agent.lines else [])]
 
 

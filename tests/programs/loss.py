@@ -1,6 +1,7 @@
-"""Trains nothing and reports it: STEPS [SECONDS] [what worker:1 does at half of the steps of attempt 1: fail, or hold].
+"""Trains nothing and reports it: STEPS SECONDS [fail].
 
-Prints hostile text, reports a loss and images per second, and saves a checkpoint now and then. Needs no TensorFlow.
+Prints hostile text, reports a loss and images per second, and saves a checkpoint; with `fail`, worker:1 fails in the
+middle of the first attempt. Needs no TensorFlow.
 """
 
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from worker_entry import progress
 
-steps, seconds, what = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""
+steps, seconds, fails = int(sys.argv[1]), float(sys.argv[2]), "fail" in sys.argv
 task, attempt = os.environ["DISTLAUNCH_TASK"], int(os.environ["DISTLAUNCH_ATTEMPT"])
 checkpoints = Path(os.environ["DISTLAUNCH_CHECKPOINT_DIR"])
 first = steps // 4 if attempt > 1 else 0
@@ -23,10 +24,6 @@ for step in range(first + 1, steps + 1):
         print(f"step {step}", flush=True)
     if step == steps // 4 and task == "worker:0":
         (checkpoints / f"ckpt-{step}").write_text("saved")
-    if attempt == 1 and task == "worker:1" and step == steps // 2:
-        if what == "fail":
-            raise ValueError("batch <b>20</b> has no label")
-        if what == "hold":
-            while True:
-                time.sleep(60)
+    if fails and attempt == 1 and task == "worker:1" and step == steps // 2:
+        raise ValueError("batch <b>20</b> has no label")
 print("done", flush=True)
