@@ -18,7 +18,7 @@ import pytest
 from launcher.commands import page
 from launcher.commands.requests import ask_to_end
 from launcher.errors import UsageError
-from launcher.report.samples import ProgressSample, TaskUseSample, render_sample
+from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
 from launcher.run.directory import RunDir
 from launcher.run.page_reading import LINES_OF_KIND, read_material
 from launcher.run.page_writing import write_at_end, write_page
@@ -27,7 +27,7 @@ from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.run_folders import RunFolder
 from tests.runs_on_disk import GONE, append_events, write_run
 from tests.test_pages import T0, make_attempt, make_report
-from worker_entry.protocol.samples import TaskSample
+from worker_entry.protocol.samples import NodeSample, TaskSample
 
 LOSS = str(PROGRAMS / "loss.py")
 
@@ -220,7 +220,13 @@ def test_of_very_many_samples_enough_are_read(tmp_path: Path) -> None:
             file.write(render_sample(ProgressSample(T0 + number, number)))
             if number % 10 == 0:
                 file.write(render_sample(TaskUseSample(T0 + number, TaskSample("worker:0", float(number), 1))))
-    [samples] = read_material(files, now=T0).tasks
+    with files.node_samples(1).open("wb") as file:
+        for number in range(60_000):
+            node = f"gpu-{number % 2}"
+            file.write(render_sample(NodeUseSample(T0 + number, node, NodeSample(1.0, 8, 5, 9))))
+    material = read_material(files, now=T0)
+    assert [(each.node, len(each.use)) for each in material.nodes] == [("gpu-0", 15_000), ("gpu-1", 15_000)]
+    [samples] = material.tasks
     assert LINES_OF_KIND / 2 < len(samples.progress) <= LINES_OF_KIND
     assert len(samples.use) == 5000
 

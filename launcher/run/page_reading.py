@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ JOURNAL_HEAD, JOURNAL_TAIL = 8 << 20, 40 << 20
 """Bytes of a very long journal that are read."""
 SAMPLES_LIMIT = 256 << 20
 """Bytes of all files of samples that are read, the latest attempts first."""
-SAMPLES_OF_FILE = 16 << 20
+SAMPLES_OF_FILE = 24 << 20
 LINES_OF_KIND = 20_000
-"""Samples of each kind that are read of one file; of more, every second or third."""
+"""Samples of each kind, and of each node, that are read of one file; of more, every second or third."""
+NODE_WITHIN = 400
+"""Bytes of a line within which it names its node."""
 
 LOGS = 64
 LINES = 40
@@ -40,6 +43,7 @@ LINES_OF_EARLIER = 15
 EARLIER = 20
 """Earlier attempts whose failed task's log is shown."""
 
+_NODE = re.compile(rb'"node":("(?:[^"\\]|\\.)*")')
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -175,16 +179,20 @@ def _task_of(path: Path) -> TaskId | None:
 
 
 def _spread(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines; of a kind that has too many, every second or third one."""
-    counts: dict[str, int] = {}
-    kinds = [kind_of(line) for line in lines]
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
-    seen: dict[str, int] = {}
-    for kind, line in zip(kinds, lines, strict=True):
-        number = seen[kind] = seen.get(kind, -1) + 1
-        if number % (counts[kind] // LINES_OF_KIND + 1) == 0:
+    """The lines; of a kind or a node that has too many, every second or third one."""
+    keys = [_key_of(line) for line in lines]
+    counts = Counter(keys)
+    seen: Counter[bytes] = Counter()
+    for key, line in zip(keys, lines, strict=True):
+        if seen[key] % (counts[key] // LINES_OF_KIND + 1) == 0:
             yield line
+        seen[key] += 1
+
+
+def _key_of(line: bytes) -> bytes:
+    """What a line is a sample of: its kind, and its node if it has one."""
+    node = _NODE.search(line, 0, NODE_WITHIN)
+    return kind_of(line).encode() + (node[1] if node is not None else b"")
 
 
 def _make_task(attempt: int, task: TaskId, samples: Sequence[Sample]) -> TaskSamples:
