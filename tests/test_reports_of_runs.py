@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands import page
-from launcher.commands.requests import ask_to_end
+from launcher.commands.requests import ask_status, ask_to_end
 from launcher.errors import UsageError
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample, render_sample
 from launcher.run.directory import RunDir
@@ -24,6 +24,7 @@ from launcher.run.page_reading import LINES_OF_KIND, read_material
 from launcher.run.page_writing import write_at_end, write_page
 from launcher.run.selection import select_run
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
+from tests.polling import eventually
 from tests.run_folders import RunFolder
 from tests.runs_on_disk import GONE, append_events, write_run
 from tests.test_pages import T0, make_attempt, make_report
@@ -137,8 +138,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDir]:
     folder = tmp_path_factory.mktemp("running")
     command = distlaunch_command("local", "-d", "-n", "1", "--run-dir", "run", LOSS, "100000", "0.02")
     subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, check=True, capture_output=True, timeout=90)
-    yield RunDir(folder / "run")
-    ask_to_end(RunDir(folder / "run"), now=True)
+    files = RunDir(folder / "run")
+
+    def check() -> None:
+        assert ask_status(files)["tasks"][0]["state"] == "is training"
+
+    eventually(check, 60)
+    yield files
+    ask_to_end(files, now=True)
 
 
 class TestRunning:
