@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ pytestmark = [
 
 SIZE_LIMIT = 6_000_000
 RENDER_S = 1.0
+TRIES = 10
+"""How often it may take longer: what it takes depends on what else runs."""
 
 
 @dataclass(frozen=True)
@@ -339,8 +341,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_eight_workers_with_ten_thousand_points_stay_small_and_are_there_at_once(browser: Browser, large: Path) -> None:
     assert large.stat().st_size < SIZE_LIMIT
-    taken = []
-    for _ in range(3):
+    taken = [math.inf]
+    while min(taken) >= RENDER_S and len(taken) <= TRIES:
         browser.open(Path("/dev/null"))
         browser.open(large)
         browser.run("document.getElementById('training').scrollIntoView({behavior: 'instant'})")
@@ -351,8 +353,7 @@ def test_eight_workers_with_ten_thousand_points_stay_small_and_are_there_at_once
                 "() => told(performance.now() / 1000))))"
             )
         )
-    print(f"drawn after {sorted(taken)} s, {large.stat().st_size:,} bytes", file=sys.stderr)
-    assert min(taken) < RENDER_S
+    assert min(taken) < RENDER_S, taken
     open_all(browser, large)
     check_clean(browser, large)
 
