@@ -127,6 +127,7 @@ class AttemptLoop:
             self._context.journal.write(Straggler(event.task, slow))
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
+            self._context.goodput.note_progress(event.task, event.progress)
         if patches := render_patches(event):
             console.note_once(patches)
 
