@@ -50,6 +50,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
     "jinja2": {"launcher.pages.html"},
+    "plotly": set(),
     "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},

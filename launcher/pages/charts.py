@@ -19,8 +19,8 @@ from launcher.report.samples import (
 )
 from worker_entry.protocol.samples import GpuSample
 
-POINTS = 120_000
-"""Points of all curves of a page together: about 2 MB."""
+POINTS = 60_000
+"""Points of all curves of a page together: about 0.8 MB."""
 MOST_POINTS = 2000
 """Points of one curve: more than a screen has columns."""
 LEAST_POINTS = 100

@@ -2,7 +2,7 @@
 
 Three things see to that, each by itself: the template escapes every value, and a visible character replaces every
 control character of the page; data for the script is JSON in which no character ends its element; and the page's
-content security policy admits only the scripts and the style with these hashes, and fetches nothing.
+content security policy admits only the scripts with these hashes, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import importlib.util
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
@@ -29,7 +32,9 @@ from launcher.printable import printable
 
 _ASSETS = resources.files("launcher.pages") / "assets"
 _IN_SCRIPT = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
-_NAMES = ("report.css", "uPlot.min.css", "report.js", "uPlot.iife.min.js")
+_SCRIPTS = ("values.js", "charts.js", "report.js")
+_ENDS_SCRIPT = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
+"""What would end an element `script`, or keep its end from being seen."""
 
 
 def render_page(material: Material) -> str:
@@ -39,14 +44,13 @@ def render_page(material: Material) -> str:
     training, machines = make_training_charts(material), make_machine_charts(material)
     thinned = iter(thin([*training, *machines]))
     start = material.started
-    files = {name: _read(name) for name in _NAMES}
-    style = f"{files['uPlot.min.css']}\n{files['report.css']}"
+    script = read_script()
+    plotly = read_plotly() if training or machines else ""
     data = {chart.key: _chart_data(next(thinned), start) for chart in (*training, *machines)}
     page: str = _template().render(
         material=material,
-        policy=_policy(styles=[style], scripts=[files["uPlot.iife.min.js"], files["report.js"]]),
-        style=style,
-        scripts=[files["uPlot.iife.min.js"], files["report.js"]],
+        policy=_policy([script, plotly]),
+        style=_read("report.css"),
         outcome=make_outcome(material),
         timeline=timeline,
         ticks=make_ticks(timeline.duration),
@@ -56,12 +60,34 @@ def render_page(material: Material) -> str:
         machines=machines,
         summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
         workers=find_steps(material),
-        licence=_read("uPlot.LICENSE"),
         said=make_said(material),
         page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
         data={key: to_script(value) for key, value in data.items()},
     )
-    return printable(page)
+    # plotly.js has control characters in its texts, so the scripts come after these have been replaced. It does not run
+    # as it is read: the page is there first.
+    inert = f'<script type="text/plain" id="plotly">{plotly}</script>\n' if plotly else ""
+    return f"{printable(page)}{inert}<script>{script}</script>\n</body>\n</html>\n"
+
+
+def read_script() -> str:
+    """The page's own script."""
+    return inline('"use strict";\n{\n' + "\n".join(map(_read, _SCRIPTS)) + "}\n")
+
+
+@functools.cache
+def read_plotly() -> str:
+    """plotly.js, as the package plotly has it."""
+    # The import would take a third of a second, and only a file beside it is wanted.
+    found = importlib.util.find_spec("plotly")
+    assert found is not None
+    assert found.origin is not None
+    return inline((Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def inline(script: str) -> str:
+    r"""The script for an element `script`, which nothing in it ends: in a text or a pattern, `\x3c` is `<`."""
+    return _ENDS_SCRIPT.sub(r"\\x3c", script)
 
 
 def to_script(value: object) -> str:
@@ -100,10 +126,13 @@ def _rounded(times: Sequence[float]) -> list[float]:
     return [round(time, 3) for time in times]
 
 
-def _policy(*, styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """Nothing is fetched, and only these scripts and styles count."""
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is fetched, and only these scripts count."""
+    hashes = " ".join(_hash(script) for script in scripts if script)
+    # plotly.js adds an element `style` that differs between its versions, so styles cannot be named by their hashes.
+    # None can fetch anything, and no style of others gets into the page.
     return (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {' '.join(map(_hash, styles))}; "
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
