@@ -207,6 +207,82 @@ def test_zooming_the_timeline_zooms_all_curves_and_a_double_click_shows_all(
     check_clean(browser, runs["restarted"].page)
 
 
+def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["restarted"].page)
+    to_curves(browser, "#metric-0")
+    mouse(browser, "#metric-0", "mousePressed", 0.25, clickCount=1)
+    mouse(browser, "#metric-0", "mouseMoved", 0.5)
+    mouse(browser, "#metric-0", "mouseMoved", 0.75)
+    mouse(browser, "#metric-0", "mouseReleased", 0.75, clickCount=1)
+    eventually(lambda: _check_width(browser, "200%"))
+    labels = "(id) => [...document.querySelectorAll(`#${id} .xtick`)].map((each) => each.textContent)"
+    zoomed = browser.run(f"['metric-0', 'metric-1'].map({labels})")
+    assert zoomed[0] == zoomed[1]
+    to_curves(browser, "#machines")  # which are drawn only now
+    eventually(lambda: _check_in_view(browser))
+    assert browser.run(f"({labels})('node-cpu')") == zoomed[0]
+    to_curves(browser, "#metric-0")
+    for count in (1, 2):
+        mouse(browser, "#metric-0", "mousePressed", 0.5, clickCount=count)
+        mouse(browser, "#metric-0", "mouseReleased", 0.5, clickCount=count)
+    eventually(lambda: _check_width(browser, "100%"))
+    assert browser.run(f"({labels})('metric-1')") != zoomed[0]
+    check_clean(browser, runs["restarted"].page)
+
+
+def test_what_is_under_the_pointer_is_told_in_numbers(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#steps")
+    mouse(browser, "#steps", "mouseMoved", 0.6)
+    eventually(lambda: _check_told(browser, "worker:0", "worker:1"))
+    assert float((browser.text("#tip .near") or "").split()[0]) > 1
+    mouse(browser, "#steps", "mouseMoved", 0.6, up=60)
+    eventually(lambda: _check_told(browser))
+
+
+def _check_told(browser: Browser, *labels: str) -> None:
+    assert browser.run("document.getElementById('tip').hidden") is not bool(labels)
+    rows = browser.run("[...document.querySelectorAll('#tip div')].map((each) => each.textContent)")
+    assert [row for row in rows if not row.endswith(labels or row)] == []
+    assert not labels or len(rows) == len(labels)
+
+
+def test_colours_follow_the_system(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#metric-0")
+    _check_stroke(browser, "rgb(0, 114, 178)")
+    browser.colours("dark")
+    eventually(lambda: _check_stroke(browser, "rgb(74, 168, 224)"))
+
+
+def _check_stroke(browser: Browser, colour: str) -> None:
+    assert browser.run("getComputedStyle(document.querySelector('#metric-0 .js-line')).stroke") == colour
+
+
+def test_a_curve_is_hidden_by_its_label(browser: Browser, runs: Mapping[str, Run]) -> None:
+    browser.open(runs["succeeded"].page)
+    to_curves(browser, "#metric-0")
+    count = "document.querySelectorAll('#metric-0 .js-line').length"
+    assert browser.run(count) == 2
+    label = "document.querySelector('#metric-0 .legend button')"
+    assert browser.run(f"{label}.click(), {count}") == 1
+    assert browser.run(f"{label}.click(), {count}") == 2
+
+
+def to_curves(browser: Browser, selector: str) -> None:
+    browser.run(f"document.querySelector('{selector}').scrollIntoView({{behavior: 'instant'}})")
+    eventually(lambda: _check_in_view(browser))
+
+
+def mouse(browser: Browser, chart: str, kind: str, share: float, *, up: float = -60, **more: Any) -> None:
+    """At this share of a chart's width, below its upper edge."""
+    found = browser.run(
+        f"(({{x, y, width}}) => [x, y, width])(document.querySelector('{chart} .nsewdrag').getBoundingClientRect())"
+    )
+    place = {"x": found[0] + share * found[2], "y": found[1] - up}
+    browser.call("Input.dispatchMouseEvent", type=kind, button="left", **place, **more)
+
+
 def _check_width(browser: Browser, width: str) -> None:
     found = str(browser.run("document.getElementById('zoom').getAttribute('width')"))
     assert round(float(found.rstrip("%"))) == float(width.rstrip("%"))
@@ -268,6 +344,9 @@ def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_pat
     path = tmp_path / "hostile.html"
     path.write_text(render_page(hostile_material()), encoding="utf-8")
     open_all(browser, path)
+    to_curves(browser, "#gpu-use")
+    mouse(browser, "#gpu-use", "mouseMoved", 0.2)
+    eventually(lambda: _check_hostile_tip(browser))
     check_clean(browser, path)
     assert browser.told("Page.javascriptDialogOpening") == []
     assert browser.run("document.images.length") == 0
@@ -277,6 +356,10 @@ def test_hostile_text_neither_runs_nor_breaks_the_page(browser: Browser, tmp_pat
         "[...document.querySelectorAll('.legend button')].some((each) => each.textContent.includes('<img'))"
     )
     assert browser.text("footer") is not None
+
+
+def _check_hostile_tip(browser: Browser) -> None:
+    assert "<img" in (browser.text("#tip") or "")
 
 
 def test_what_the_policy_does_not_know_neither_runs_nor_is_fetched(
@@ -342,6 +425,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("large") / "large.html"
     path.write_text(render_page(material), encoding="utf-8")
     return path
+
+
+def test_the_page_is_there_before_plotly_runs(browser: Browser, large: Path) -> None:
+    browser.size(1280, 600)
+    browser.open(large)
+    assert browser.run("[typeof Plotly, document.querySelectorAll('#axis text').length > 2]") == ["undefined", True]
+    to_curves(browser, "#training")
+    assert browser.run("typeof Plotly") == "object"
 
 
 def test_eight_workers_with_ten_thousand_points_stay_small_and_are_there_at_once(browser: Browser, large: Path) -> None:

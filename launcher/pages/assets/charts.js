@@ -112,7 +112,7 @@ const draw = (place) => {
   });
   drawing.on("plotly_doubleclick", () => zoom(full));
   drawing.on("plotly_hover", (told) => tell(chart, told));
-  drawing.on("plotly_unhover", () => { tip.hidden = true; point(null); });
+  drawing.on("plotly_unhover", untell);
 };
 
 // A curve that nobody sees is drawn again when somebody does.
@@ -158,6 +158,11 @@ const tell = (chart, { points, xvals, yvals, event }) => {
   tip.hidden = false;
   placeTip(event);
   point(time);
+};
+
+const untell = () => {
+  tip.hidden = true;
+  point(null);
 };
 
 const places = [...document.querySelectorAll("[data-chart]")];

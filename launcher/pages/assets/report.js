@@ -6,6 +6,7 @@ const zoom = (wanted) => {
   const least = Math.max(wanted[0], 0), most = Math.min(wanted[1], page.duration);
   if (!(most - least > page.duration * 1e-6) || (near(least, view[0]) && near(most, view[1]))) return;
   view = [least, most];
+  untell();
   redraw();
   if (!inner) return;
   const width = page.duration / (most - least);
