@@ -26,7 +26,7 @@ const dashes = ["solid", "dash", "dot", "dashdot"];
 const margin = { l: 68, r: 12, t: 6, b: 22 };
 const coarse = matchMedia("(pointer: coarse)");
 
-// The program that draws the curves is half a second's work: it begins with the first of them.
+// It takes plotly.js the greater part of a second to start, so it starts with the first curve that is looked at.
 const begin = () => {
   if (window.Plotly) return;
   const script = document.createElement("script");
