@@ -128,12 +128,12 @@ class TestMeter:
         assert (told["step"], told["first_step"], told["batches"]) == (2, 1, 3)
         assert (told["epoch"], told["first_epoch"]) == (3, 3)
         assert told["metrics"] == {"loss": 0.5}
-        meter.end_epoch({"loss": 0.25, "nan": float("nan")})
+        meter.end_epoch({"loss": 0.25, "nan": float("nan"), "diverged": 7.6e18})
         meter.end()
         told = self.read(file)
         assert told["phase"] == "has trained"
         assert told["progress"]["training"] is False
-        assert told["progress"]["metrics"] == {"loss": 0.25, "nan": None}
+        assert told["progress"]["metrics"] == {"loss": 0.25, "nan": None, "diverged": None}
 
     def test_leaves_a_descriptor_alone_that_is_another_files_by_now(self, tmp_path: Path) -> None:
         source = """
