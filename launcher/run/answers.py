@@ -66,7 +66,7 @@ class Answers:
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._start.started,
             now=clock.now(),
-            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks) if loop is not None else [],
+            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings) if loop is not None else [],
             nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
         )
 

@@ -16,6 +16,7 @@ from tests.benchmarks import (
     start_time,
     step_time,
     stop_time,
+    stragglers,
     verdicts,
 )
 
@@ -33,6 +34,7 @@ BENCHMARKS = {
     "start": start_time.measure,
     "step": step_time.measure,
     "stop": stop_time.measure,
+    "stragglers": stragglers.measure,
     "verdicts": verdicts.measure,
 }
 
