@@ -35,7 +35,7 @@ from tests.apart import linux
 from tests.witness import open_descriptors, wait_until
 from worker_entry.agent import ending, reattach
 from worker_entry.agent import reattachment as reattachments
-from worker_entry.agent.activity import ActivityWatch, _read_use
+from worker_entry.agent.activity import ActivityWatch
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.connection import Connection
@@ -526,13 +526,6 @@ def test_a_program_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
 
 
 @linux
-def test_of_a_process_that_is_gone_no_activity_is_known() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert _read_use(ended.pid) == (0.0, 0)
-    assert _read_use(os.getpid())[1] > 0
-
-
 def test_without_proc_no_activity_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LINUX", False)
     assert ActivityWatch().report(dict.fromkeys(["worker:0"], cast("StartedTask", None))) == {"worker:0": Activity()}

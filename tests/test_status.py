@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
-from launcher.report.status_report import RunStatus, TaskState
-from launcher.report.status_text import COLUMNS, make_rows, render_header, render_size
+from launcher.commands.status import render_status
+from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
+from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header, render_size
 from launcher.run.directory import RunDir
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
@@ -52,6 +53,18 @@ def test_cpu_and_memory_are_those_of_all_processes_of_a_task(busy: RunDir) -> No
         [task] = ask_status(busy)["tasks"]
         assert (task["memory"] or 0) > 300 << 20
         assert (task["cpu"] or 0) > 0.1
+        assert (task["threads"], task["swapped"] is not None) == (3, True)
+
+    eventually(check, 60)
+
+
+def test_its_node_is_measured_as_well(busy: RunDir) -> None:
+    def check() -> None:
+        [node] = ask_status(busy)["nodes"]
+        assert (node["node"], node["cores"] > 0) == ("local", True)
+        assert 300 << 20 < node["memory"] < node["memory_total"]
+        assert (node["cpu"] or 0) > 0.1
+        assert node["received_s"] is not None
 
     eventually(check, 60)
 
@@ -191,6 +204,67 @@ def test_a_row_has_what_is_known() -> None:
     empty = TASK.model_copy(update=dict.fromkeys(("address", "epoch", "step", "step_s", "own_s", "cpu", "memory")))
     [row] = make_rows(status.model_copy(update={"tasks": [empty]}))
     assert row[3:7] == ["-"] * 4
+
+
+GPUS = [
+    GpuState(gpu="0", use=0.5, memory=12 << 30, memory_total=80 << 30, power_w=250.6, celsius=64.0),
+    GpuState(gpu="1", use=1.0, memory=13 << 30, memory_total=80 << 30),
+    GpuState(gpu="GPU-7f", memory=0, memory_total=0),
+]
+NODE = NodeState(
+    node="gpu-a", cores=8, cpu=5.05, memory=10 << 30, memory_total=40 << 30, received_s=1 << 20, sent_s=512, gpus=GPUS
+)
+STATUS = RunStatus(
+    run_id="r",
+    name="n",
+    directory="/",
+    state="running",
+    attempt=1,
+    restarts=0,
+    started=0.0,
+    now=200.0,
+    tasks=[TASK, TASK.model_copy(update={"task": "worker:1"}), TASK.model_copy(update={"node": "gpu-b"})],
+    nodes=[NODE],
+)
+
+
+def test_a_task_has_the_use_and_memory_of_its_gpus_where_they_are_known() -> None:
+    status = STATUS.model_copy(
+        update={"tasks": [TASK, *(TASK.model_copy(update={"gpus": names}) for names in (["1"], ["GPU-7f"], ["5"], []))]}
+    )
+    assert [row[COLUMNS.index("GPU")] for row in make_rows(status)] == [
+        "0,1 75% 25 GiB",
+        "1 100% 13 GiB",
+        "GPU-7f",
+        "5",
+        "-",
+    ]
+    assert make_rows(STATUS)[2][COLUMNS.index("GPU")] == "0,1"  # the GPUs of another node have the same names
+
+
+def test_a_node_has_the_runs_share_of_its_memory_and_a_line_for_each_gpu() -> None:
+    assert make_node_rows(STATUS) == [
+        [
+            "gpu-a",
+            "5.0 of 8",
+            "10 GiB of 40 GiB, run 15%",
+            "1 MiB/s in, 512 B/s out",
+            "0: 50% 12 GiB of 80 GiB 251 W 64 °C",
+        ],
+        ["", "", "", "", "1: 100% 13 GiB of 80 GiB"],
+        ["", "", "", "", "GPU-7f:"],
+    ]
+    first = NODE.model_copy(update={"cpu": None, "received_s": None, "sent_s": None, "gpus": [], "memory_total": 0})
+    assert make_node_rows(STATUS.model_copy(update={"nodes": [first]})) == [
+        ["gpu-a", "-", "10 GiB of 0 B", "-", "-"],
+    ]
+
+
+def test_nodes_have_a_table_when_they_were_measured() -> None:
+    text = "\n".join(render_status(STATUS, []))
+    assert [line.split()[0] for line in text.split("\n\n")[2].splitlines()][:2] == ["NODE", "gpu-a"]
+    assert "NODE  CPU" not in "\n".join(render_status(STATUS.model_copy(update={"nodes": []}), []))
+    assert max(map(len, text.splitlines())) < 140
 
 
 @pytest.mark.parametrize(

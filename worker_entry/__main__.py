@@ -1,8 +1,8 @@
-"""`python …/worker_entry (agent | node | attach | clean | profile | forkserver | task FILE | run …)`: a path, or by -m.
+"""`python …/worker_entry (agent | node | attach | clean | profile | gpus | forkserver | task FILE | run …)`, or by -m.
 
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
-`profile` captures a profile of a cluster's workers.
+`profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do.
 """
 
 import os
@@ -34,6 +34,11 @@ def main() -> None:
         from worker_entry.task import profiling
 
         profiling.main()
+        return
+    if verb == "gpus":
+        from worker_entry.agent import gpu_reader
+
+        gpu_reader.main(float(rest[0]))
         return
     # Imported while the parent is on sys.path; the user's program gets a path without it.
     from worker_entry.task import runner

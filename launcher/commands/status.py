@@ -11,7 +11,7 @@ from launcher.printable import printable
 from launcher.report.models import RunReport, TaskReport
 from launcher.report.run_text import render_end
 from launcher.report.status_report import RunStatus, TaskState
-from launcher.report.status_text import COLUMNS, make_rows, render_header
+from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry, read_last_entries, said_text
 from launcher.wording import render_age
@@ -55,10 +55,12 @@ def read_status(files: RunDir) -> RunStatus:
 
 
 def render_status(status: RunStatus, said: Sequence[Entry]) -> list[str]:
-    """The lines: the run, a table of its tasks, and the last messages, each with its age."""
+    """The lines: the run, tables of its tasks and nodes, and the last messages, each with its age."""
     lines = [render_header(status)]
     if status.tasks:
         lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
+    if status.nodes:
+        lines += ["", *render_table(NODE_COLUMNS, make_node_rows(status)).splitlines()]
     if said:
         lines.append("")
     for entry in said:

@@ -2,14 +2,13 @@
 
 A task has a file in each attempt, `worker-1.samples.jsonl`; the nodes have one together, `nodes.samples.jsonl`. Each
 line is an object whose `sample` is `progress` (how far a task was), `use` (what it had used by then) or `node` (what a
-node had used). Times are Unix seconds by the controller's clock. A file that has grown too long is thinned: of what is
-older, every second line of each kind goes.
+node had used). Times are Unix seconds by the controller's clock. In a file that has grown too long,
+older lines are further apart; see `sample_thinning`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,8 +76,8 @@ def sample_progress(progress: Progress) -> ProgressSample:
 def render_sample(sample: Sample) -> bytes:
     """The line, with its line break; what has its default value is left out."""
     cls: Any = type(sample)
-    values = _adapter(cls).dump_python(sample, mode="json", exclude_defaults=True)
-    return json.dumps({"sample": _NAMES[cls], **values}, separators=(",", ":")).encode() + b"\n"
+    values: bytes = _adapter(cls).dump_json(sample, exclude_defaults=True)
+    return b'{"sample":"%s",%s\n' % (_NAMES[cls].encode(), values[1:])
 
 
 def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:

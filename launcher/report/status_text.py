@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.report.status_report import RunStatus, TaskState
+from collections.abc import Iterable, Sequence
+
+from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
 from launcher.wording import count_of, render_age
 
 COLUMNS = ("TASK", "NODE", "STATE", "ADDRESS", "EPOCH", "STEP", "STEPS/S", "LOSS", "CPU", "MEMORY", "GPU", "OWN TIME")
+NODE_COLUMNS = ("NODE", "CPU", "MEMORY", "NETWORK", "GPU")
 EMPTY = "-"
 
 
@@ -18,10 +21,19 @@ def render_header(status: RunStatus) -> str:
 
 def make_rows(status: RunStatus) -> list[list[str]]:
     """A row for each task, as wide as COLUMNS; columns in which no task has anything are kept."""
-    return [_make_row(task) for task in status.tasks]
+    gpus = {(node.node, gpu.gpu): gpu for node in status.nodes for gpu in node.gpus}
+    return [
+        _make_row(task, [gpus[task.node, name] for name in task.gpus if (task.node, name) in gpus])
+        for task in status.tasks
+    ]
 
 
-def _make_row(task: TaskState) -> list[str]:
+def make_node_rows(status: RunStatus) -> list[list[str]]:
+    """Rows for the nodes that were measured, as wide as NODE_COLUMNS; each GPU after a node's first has its own."""
+    return [row for node in status.nodes for row in _make_node_rows(node, status.tasks)]
+
+
+def _make_row(task: TaskState, gpus: Sequence[GpuState]) -> list[str]:
     step_s, own_s = task.step_s, task.own_s
     return [
         task.task,
@@ -34,9 +46,41 @@ def _make_row(task: TaskState) -> list[str]:
         _render_number(task.metrics.get("loss")),
         EMPTY if task.cpu is None else f"{task.cpu:.0%}",
         EMPTY if task.memory is None else render_size(task.memory),
-        ",".join(task.gpus) or EMPTY,
+        " ".join((",".join(task.gpus) or EMPTY, *_render_gpus(gpus))),
         EMPTY if own_s is None else f"{own_s:.3g} s" if own_s >= 1 else f"{own_s * 1000:.3g} ms",
     ]
+
+
+def _make_node_rows(node: NodeState, tasks: Iterable[TaskState]) -> list[list[str]]:
+    run = sum(task.memory or 0 for task in tasks if task.node == node.node)
+    share = f", run {run / node.memory_total:.0%}" if node.memory_total else ""
+    moved = [(node.received_s, "in"), (node.sent_s, "out")]
+    first, *others = [_render_gpu(gpu) for gpu in node.gpus] or [EMPTY]
+    row = [
+        node.node,
+        EMPTY if node.cpu is None else f"{node.cpu:.1f} of {node.cores}",
+        f"{render_size(node.memory)} of {render_size(node.memory_total)}{share}",
+        ", ".join(f"{render_size(rate)}/s {way}" for rate, way in moved if rate is not None) or EMPTY,
+        first,
+    ]
+    return [row, *(["", "", "", "", other] for other in others)]
+
+
+def _render_gpu(gpu: GpuState) -> str:
+    """`0: 87% 12 GiB of 80 GiB 251 W 64 °C`."""
+    of_all = [f"{render_size(gpu.memory)} of {render_size(gpu.memory_total)}"] if gpu.memory_total else []
+    power = [f"{gpu.power_w:.0f} W"] if gpu.power_w is not None else []
+    celsius = [f"{gpu.celsius:.0f} °C"] if gpu.celsius is not None else []
+    use = [f"{gpu.use:.0%}"] if gpu.use is not None else []
+    return " ".join([f"{gpu.gpu}:", *use, *of_all, *power, *celsius])
+
+
+def _render_gpus(gpus: Sequence[GpuState]) -> list[str]:
+    """`87%`, the average use, and `24 GiB`, all memory in use; what is not known is left out."""
+    uses = [gpu.use for gpu in gpus if gpu.use is not None]
+    use = [f"{sum(uses) / len(uses):.0%}"] if uses else []
+    memory = [render_size(sum(gpu.memory for gpu in gpus))] if any(gpu.memory_total for gpu in gpus) else []
+    return use + memory
 
 
 def _render_number(value: float | None) -> str:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 from launcher.plan.paths import RunPaths
-from launcher.report.samples import NodeUseSample, ProgressSample, Sample, TaskUseSample, kind_of, render_sample
+from launcher.report.sample_thinning import thin_lines
+from launcher.report.samples import NodeUseSample, ProgressSample, Sample, TaskUseSample, render_sample
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 
 LIMIT = 12 << 20
-"""Bytes at which a file is thinned. A step a second for a week is 60 MB otherwise."""
-RECENT = 0.25
-"""The share of a file, at its end, that is not thinned."""
+"""Bytes at which a file is thinned. A step a second for a week is 180 MB otherwise."""
+HARD_LIMIT = 1.5
+"""A file that cannot be thinned, as on a full disk, grows to so many times the limit and no further."""
+AGAIN = 0.1
+"""After so much of the limit, thinning that has failed is tried again."""
 PROGRESS_S = 1.0
 """How often a task's progress is written down."""
 
@@ -27,7 +31,7 @@ class SampleFiles:
         self._files = files
         self._attempt = attempt
         self._limit = limit
-        self._sizes: dict[Path, int] = {}
+        self._open: dict[Path, SampleFile] = {}
         self._written: dict[TaskId, ProgressSample] = {}
 
     def write_progress(self, task: TaskId, sample: ProgressSample) -> None:
@@ -43,46 +47,95 @@ class SampleFiles:
     def write_node(self, sample: NodeUseSample) -> None:
         self._append(self._files.node_samples(self._attempt), sample)
 
+    def wait(self) -> None:
+        """Waits until no file is being thinned."""
+        for file in self._open.values():
+            file.wait()
+
     def _append(self, path: Path, sample: Sample) -> None:
-        line = render_sample(sample)
-        with contextlib.suppress(OSError):
-            if path not in self._sizes:  # of other machines, nothing may have been written here yet
-                make_private_directory(str(path.parent))
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if path not in self._sizes:
-                    self._sizes[path] = os.fstat(descriptor).st_size
-                self._sizes[path] += os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
-            if self._sizes[path] > self._limit:
-                thin(path)
-                self._sizes[path] = path.stat().st_size
+        if path not in self._open:
+            self._open[path] = SampleFile(path, self._limit)
+        self._open[path].append(render_sample(sample))
 
 
-def thin(path: Path) -> None:
-    """Removes every second line of each kind from the older part of a file of samples.
+class SampleFile:
+    """A file of samples, which a thread of its own thins when it has grown beyond `limit` bytes.
 
-    Raises:
-        OSError: the file cannot be replaced; it stays as it is.
+    Thinning takes a fifth of a second, for which the run cannot wait.
     """
-    data = path.read_bytes()
-    end = data.rfind(b"\n", 0, int(len(data) * (1 - RECENT))) + 1
-    counts: Counter[str] = Counter()
-    kept = []
-    for line in data[:end].splitlines(keepends=True):
-        kind = kind_of(line)
-        counts[kind] += 1
-        if counts[kind] % 2:
-            kept.append(line)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.writelines(kept)
-            stream.write(data[end:])
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path = path
+        self._limit = self._thin_at = limit
+        self._size: int | None = None
+        self._torn = False
+        """Whether the file does not end with a line break: a disk was full, or a controller was killed."""
+        self._lock = threading.Lock()
+        """Held while a line is written, and while a thinned file takes the file's place."""
+        self._thread: threading.Thread | None = None
+
+    def append(self, line: bytes) -> None:
+        """Writes a line, unless that is impossible."""
+        with contextlib.suppress(OSError), self._lock:
+            if self._size is None:
+                self._begin()
+            if self._size is not None and self._size < self._limit * HARD_LIMIT:
+                self._write(line)
+        if (self._size or 0) > self._thin_at and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._thin, name="thin-samples")
+            with contextlib.suppress(RuntimeError):  # no more threads can be started; later perhaps
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until the file is not being thinned."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def _temporary(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.thinned")
+
+    def _begin(self) -> None:
+        """Looks at what an earlier controller has left."""
+        make_private_directory(str(self._path.parent))  # of other machines, nothing may have been written here yet
+        self._temporary.unlink(missing_ok=True)
+        self._size = 0
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
+            self._size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(self._size - 1, 0))
+            self._torn = stream.read(1) not in (b"", b"\n")
+
+    def _write(self, line: bytes) -> None:
+        assert self._size is not None
+        if self._torn:
+            line = b"\n" + line
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+        self._size += written
+        self._torn = written < len(line) and (written > 0 or self._torn)
+
+    def _thin(self) -> None:
+        """Runs in the thread: writes a thinned file beside the file, and then puts it in its place."""
+        assert self._size is not None
+        try:
+            with self._path.open("rb") as source, self._open_temporary() as target:
+                target.write(thin_lines(source.read(self._size), self._limit // 2))
+                target.flush()
+                os.fsync(target.fileno())  # or a machine that crashes now may have neither of the two
+                with self._lock:
+                    target.write(source.read())
+                    target.flush()
+                    self._temporary.replace(self._path)
+                    self._size = target.tell()
+            self._thin_at = max(self._limit, int(self._size + AGAIN * self._limit))
+        except (OSError, MemoryError):
+            with contextlib.suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+            self._thin_at = int(self._size + AGAIN * self._limit)
+
+    def _open_temporary(self) -> BinaryIO:
+        descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        return os.fdopen(descriptor, "wb")

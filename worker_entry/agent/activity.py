@@ -6,7 +6,6 @@ evaluates takes no step for a while either, but it is at work.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from worker_entry.agent.task_process import StartedTask
 from worker_entry.protocol.values import Activity
 from worker_entry.system import kernel
+from worker_entry.system.process_use import read_use
 
 SAMPLE_S = 5.0
 """How often samples are taken."""
@@ -24,7 +24,6 @@ BUSY_BYTES_S = 16 << 10
 SHORTEST_S = 0.25
 """CPU time is counted in hundredths of a second: over a shorter interval it means nothing."""
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WAITS = (
     *(
         "futex",
@@ -107,20 +106,8 @@ def _sample_trees(tasks: Mapping[str, StartedTask]) -> dict[str, _Sample]:
 
 
 def _sample(task: StartedTask, pids: Iterable[int], now: float) -> _Sample:
-    used = [_read_use(pid) for pid in pids]
-    return _Sample(now, sum(cpu_s for cpu_s, _ in used), sum(size for _, size in used), task.log.size())
-
-
-def _read_use(pid: int) -> tuple[float, int]:
-    """Seconds of CPU time, including children that have ended, and bytes read and written; 0 if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            fields = stream.read().rpartition(b")")[2].split()
-        with open(f"/proc/{pid}/io", "rb") as stream:
-            io = dict(line.split(b": ") for line in stream.read().splitlines())
-        return sum(map(int, fields[11:15])) * _TICK_S, int(io[b"rchar"]) + int(io[b"wchar"])
-    except (OSError, ValueError, KeyError):
-        return 0.0, 0
+    uses = [read_use(pid) for pid in pids]
+    return _Sample(now, sum(use.cpu_s for use in uses), sum(use.read + use.written for use in uses), task.log.size())
 
 
 def _waits(pid: int) -> bool:

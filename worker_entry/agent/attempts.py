@@ -12,6 +12,7 @@ from worker_entry.agent.checkpoint_watch import CheckpointWatch
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
+from worker_entry.agent.gpu_watch import GpuWatch
 from worker_entry.agent.log_stream import stream_logs
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
@@ -40,7 +41,9 @@ class Attempts:
         self.checks = NodeChecks(selector, send)
         self._forkserver = ForkserverClient(selector)
         self._owned.callback(self._forkserver.end)
-        self._tree = processes.Tree(self._forkserver.pids)
+        self._gpus = GpuWatch(selector)
+        self._owned.callback(self._gpus.end)
+        self._tree = self._make_tree()
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
         self._tasks = RunningTasks(send, self._ports)
@@ -50,7 +53,7 @@ class Attempts:
         """The tree of an attempt whose Empty was sent, but may not have arrived; `_tasks` still belong to it."""
         self._number = 0
         self._prepared: set[str] = set()
-        self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler()
+        self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler(self._gpus)
         self._checkpoints = CheckpointWatch()
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
@@ -170,7 +173,7 @@ class Attempts:
             return
         self._tasks.observe_logs(last=True)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
-        self._finished, self._tree = self._tree, processes.Tree(self._forkserver.pids)
+        self._finished, self._tree = self._tree, self._make_tree()
         self._prepared = set()
         self._release_ports()
 
@@ -198,7 +201,7 @@ class Attempts:
 
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:
-            self._tree = processes.Tree(self._forkserver.pids)
+            self._tree = self._make_tree()
             self._checkpoints.begin(_find_checkpoints(order, hello.cwd))
         try:
             files = AttemptFiles(hello.directory, order.attempt)
@@ -206,6 +209,9 @@ class Attempts:
         except TaskStartError as error:
             return error.problem
         return None
+
+    def _make_tree(self) -> processes.Tree:
+        return processes.Tree(self._forkserver.pids, self._gpus.pids)
 
     def _release_ports(self) -> None:
         self.checks.close()

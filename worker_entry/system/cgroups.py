@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from dataclasses import dataclass
 from typing import Optional
 
 ROOT = "/sys/fs/cgroup"
@@ -38,8 +39,53 @@ def cores_limit(*, root: str = ROOT, own: str = OWN) -> float:
             allowed, period = _read(quota).split()
             return int(allowed) / int(period)  # "max" raises ValueError
         if quota is not None and int(_read(quota)) > 0:
-            return int(_read(quota)) / int(_read(quota.replace("quota", "period")))
+            return int(_read(quota)) / int(_read(f"{os.path.dirname(quota)}/cpu.cfs_period_us"))
     return math.inf
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A group whose memory is limited: its own folder, and how many bytes it may have."""
+
+    folder: str
+    size: int
+
+    def used(self) -> int:
+        """Bytes that the group uses, without what the kernel would give back at once: files that were read long ago.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        old = os.path.exists(f"{self.folder}/memory.usage_in_bytes")
+        used = int(_read(f"{self.folder}/{'memory.usage_in_bytes' if old else 'memory.current'}"))
+        for line in _read(f"{self.folder}/memory.stat").splitlines():
+            name, _, size = line.partition(" ")
+            if name == ("total_inactive_file" if old else "inactive_file"):
+                used -= int(size)
+        return max(used, 0)
+
+
+def memory_limit(*, root: str = ROOT, own: str = OWN) -> Optional[MemoryLimit]:
+    """The narrowest limit of our group and those around it; None if there is none."""
+    file = find_file("memory", "memory.limit_in_bytes", "memory.max", root=root, own=own)
+    limits = []
+    while file is not None and file.startswith(f"{root}/"):
+        with contextlib.suppress(OSError, ValueError):  # "max" raises ValueError
+            limits.append(MemoryLimit(os.path.dirname(file), int(_read(file))))
+        folder, name = os.path.split(file)
+        file = os.path.join(os.path.dirname(folder), name)
+    return min(limits, key=lambda limit: limit.size, default=None)
+
+
+def cpu_seconds(*, root: str = ROOT, own: str = OWN) -> Optional[float]:
+    """Seconds on a core that our group has used; None if that is not counted."""
+    file = find_file("cpuacct", "cpuacct.usage", "cpu.stat", root=root, own=own)
+    with contextlib.suppress(OSError, ValueError):
+        if file is not None and file.endswith("cpu.stat"):
+            return int(_read(file).partition("usage_usec ")[2].split("\n", 1)[0]) / 1e6
+        if file is not None:
+            return int(_read(file)) / 1e9
+    return None
 
 
 def _read(path: str) -> str:

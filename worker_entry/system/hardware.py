@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from typing import Optional
 
 from worker_entry.system.cgroups import cores_limit
 
@@ -17,12 +18,10 @@ def cores() -> int:
 
 def gpus() -> list[str]:
     """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_gpus()
     if visible is not None:
-        chosen = [name.strip() for name in visible.split(",")]
-        # CUDA ignores everything after the first invalid entry; people write "-1" for none.
-        return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
-    if not any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path()):
+        return visible
+    if not has_nvidia_smi():
         return []
     import subprocess
 
@@ -37,6 +36,21 @@ def gpus() -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return listing.stdout.split()
+
+
+def visible_gpus() -> Optional[list[str]]:
+    """What CUDA_VISIBLE_DEVICES names; None if it is not set, so that all GPUs are visible."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    chosen = [name.strip() for name in visible.split(",")]
+    # CUDA ignores everything after the first invalid entry; people write "-1" for none.
+    return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
+
+
+def has_nvidia_smi() -> bool:
+    """Whether the program is installed."""
+    return any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path())
 
 
 def hostname() -> str:

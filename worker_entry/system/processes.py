@@ -53,8 +53,8 @@ class Tree:
     Children in `spare` do not belong to it; one that has ended is removed from `spare`.
     """
 
-    def __init__(self, spare: Optional[set[int]] = None) -> None:
-        self._spare = set[int]() if spare is None else spare
+    def __init__(self, *spare: set[int]) -> None:
+        self._spares = spare
         self.killed: set[int] = set()
         self.left_behind: set[int] = set()
         self.halts: list[tuple[int, int]] = []
@@ -81,10 +81,15 @@ class Tree:
                 if pid in self._leaders:
                     self.halts.append((pid, os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0))
             elif pid in self._spare:
-                self._spare.discard(pid)
+                for pids in self._spares:
+                    pids.discard(pid)
             elif pid in self._leaders and pid not in self._reaped:
                 self._reaped.add(pid)
                 dead.append((pid, status))
+
+    @property
+    def _spare(self) -> set[int]:
+        return set().union(*self._spares)
 
     def living(self) -> list[kernel.Process]:
         return kernel.descendants(os.getpid(), self._leaders, spare=self._spare)

@@ -1,0 +1,74 @@
+"""The process that reads the GPUs for an agent: what it calls may hang with the driver, or crash with it.
+
+It prints a line of JSON for each reading: `gpus`, and `next_s`, the seconds until the next line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Optional
+
+from worker_entry.protocol.samples import GpuSample
+from worker_entry.system import hardware, nvidia_smi
+from worker_entry.system.nvml import GpuReading, Nvml
+
+SHARE = 0.001
+"""Share of a core that NVML may cost."""
+PROGRAM_SHARE = 0.01
+"""The same for nvidia-smi, which starts anew each time."""
+PROGRAM_S = 10.0
+"""How often nvidia-smi is started at most."""
+LONGEST_S = 60.0
+
+
+def main(sample_s: float) -> None:
+    """Prints readings until nobody reads them; returns at once if there is nothing to read."""
+    try:
+        read, share = Nvml().read, SHARE
+    except OSError:
+        if not hardware.has_nvidia_smi():
+            return
+        read, share, sample_s = nvidia_smi.read_gpus, PROGRAM_SHARE, max(sample_s, PROGRAM_S)
+    visible = hardware.visible_gpus()
+    try:
+        _print_readings(read, visible, sample_s, share)
+    except BrokenPipeError:
+        os._exit(0)  # an interpreter's shutdown would complain that it cannot flush
+
+
+def _print_readings(
+    read: Callable[[], list[GpuReading]], visible: Optional[Sequence[str]], sample_s: float, share: float
+) -> None:
+    while True:
+        before = os.times()
+        gpus = [asdict(sample) for sample in choose_visible(read(), visible)]
+        cost_s = sum(os.times()[:4]) - sum(before[:4])
+        next_s = max(sample_s, min(cost_s / share, LONGEST_S))
+        print(json.dumps({"gpus": gpus, "next_s": next_s}), flush=True)
+        time.sleep(next_s)
+
+
+def choose_visible(readings: Sequence[GpuReading], visible: Optional[Sequence[str]]) -> list[GpuSample]:
+    """Samples of the GPUs that CUDA_VISIBLE_DEVICES names, under the names that it uses; of all if it is not set."""
+    chosen = []
+    for reading in readings:
+        name = _name_in(reading, visible)
+        if name is not None:
+            sizes = reading.memory or 0, reading.memory_total or 0
+            chosen.append(GpuSample(name, reading.use, *sizes, reading.power_w, reading.celsius))
+    return chosen
+
+
+def _name_in(reading: GpuReading, visible: Optional[Sequence[str]]) -> Optional[str]:
+    if visible is None:
+        return str(reading.index)
+    for name in visible:
+        # CUDA takes the beginning of a UUID as well.
+        if name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name)):
+            return name
+    # The name of a part of a GPU does not say whose part it is.
+    return str(reading.index) if any(name.startswith("MIG-") for name in visible) else None

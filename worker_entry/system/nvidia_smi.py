@@ -1,0 +1,50 @@
+"""Asks the program nvidia-smi what the GPUs do."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Optional
+
+from worker_entry.system.nvml import GpuReading
+
+FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "power.draw", "temperature.gpu")
+TIMEOUT_S = 20.0
+
+
+def read_gpus() -> list[GpuReading]:
+    """All GPUs; empty if the program is missing, fails or hangs."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        listing = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [*parse_listing(listing.decode("utf-8", "replace"))]
+
+
+def parse_listing(listing: str) -> Iterator[GpuReading]:
+    """The GPUs of a listing of FIELDS; lines that name no GPU are ignored."""
+    for line in listing.splitlines():
+        index, *fields = [field.strip() for field in line.split(",")]
+        if not index.isdecimal() or len(fields) != len(FIELDS) - 1:
+            continue
+        uuid, *values = fields
+        use, memory, memory_total, power_w, celsius = map(_parse_number, values)
+        yield GpuReading(
+            int(index),
+            uuid=uuid,
+            use=use / 100 if use is not None else None,
+            memory=int(memory) << 20 if memory is not None else None,
+            memory_total=int(memory_total) << 20 if memory_total is not None else None,
+            power_w=power_w,
+            celsius=celsius,
+        )
+
+
+def _parse_number(text: str) -> Optional[float]:
+    """None for `[N/A]`, `[Not Supported]` and the like."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < 1e9 else None

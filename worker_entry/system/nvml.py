@@ -1,0 +1,98 @@
+"""Asks NVIDIA's management library (NVML) what the GPUs do, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+LIBRARY = "libnvidia-ml.so.1"
+
+_SUCCESS = 0
+_FUNCTION_NOT_FOUND = 13
+_GPU_IS_LOST = 15
+_TEMPERATURE_OF_GPU = 0
+_UUID_SIZE = 96
+
+
+class _Use(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU now; None for what it does not tell. `use` is a share, `memory` and `memory_total` are bytes."""
+
+    index: int
+    uuid: str = ""
+    use: Optional[float] = None
+    memory: Optional[int] = None
+    memory_total: Optional[int] = None
+    power_w: Optional[float] = None
+    celsius: Optional[float] = None
+
+
+class Nvml:
+    """The library, loaded and initialised. Its calls may block for as long as the driver hangs.
+
+    Raises:
+        OSError: the library cannot be loaded, or the driver does not answer it.
+    """
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = ctypes.CDLL(library)
+        status = self._call("nvmlInit_v2")
+        if status != _SUCCESS:
+            raise OSError(f"nvmlInit_v2 returned {status}")
+
+    def read(self) -> list[GpuReading]:
+        """All GPUs but those that do not answer; empty if even their number is not known."""
+        count = ctypes.c_uint()
+        if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) != _SUCCESS:
+            return []
+        return [*self._read_all(count.value)]
+
+    def _read_all(self, count: int) -> Iterator[GpuReading]:
+        for index in range(count):
+            device = ctypes.c_void_p()
+            if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)) == _SUCCESS:
+                reading = self._read_one(index, device)
+                if reading is not None:
+                    yield reading
+
+    def _read_one(self, index: int, device: ctypes.c_void_p) -> Optional[GpuReading]:
+        """None if the GPU has fallen off the bus."""
+        use, memory, uuid = _Use(), _Memory(), ctypes.create_string_buffer(_UUID_SIZE)
+        milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
+        answers = [
+            self._call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(use)),
+            self._call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)),
+            self._call("nvmlDeviceGetPowerUsage", device, ctypes.byref(milliwatts)),
+            self._call("nvmlDeviceGetTemperature", device, ctypes.c_uint(_TEMPERATURE_OF_GPU), ctypes.byref(celsius)),
+            self._call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(_UUID_SIZE)),
+        ]
+        if _GPU_IS_LOST in answers:
+            return None
+        has_use, has_memory, has_power, has_celsius, has_uuid = (answer == _SUCCESS for answer in answers)
+        return GpuReading(
+            index,
+            uuid=uuid.value.decode("ascii", "replace") if has_uuid else "",
+            use=use.gpu / 100 if has_use else None,
+            memory=memory.used if has_memory else None,
+            memory_total=memory.total if has_memory else None,
+            power_w=milliwatts.value / 1000 if has_power else None,
+            celsius=float(celsius.value) if has_celsius else None,
+        )
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        """The status that a function returns; drivers of other ages may not have all functions."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            return _FUNCTION_NOT_FOUND
+        return int(function(*arguments))
