@@ -80,7 +80,7 @@ def make_cases(program: Path) -> list[Case]:
         Case("clean", (str(program), "nobody", "free"), "", lambda _: contextlib.nullcontext()),
         Case("demo, two loaded cores", train, "", lambda _: busy(0, 1)),
         Case("sleep in the data", (str(program), SLOW, "free"), SLOW, lambda _: contextlib.nullcontext()),
-        Case("busy neighbour", (str(program), "nobody", "pinned"), SLOW, lambda _: busy(1)),
+        Case("three busy neighbours", (str(program), "nobody", "pinned"), SLOW, lambda _: busy(1, 1, 1)),
         Case("CPU quota", (str(program), "nobody", "free"), SLOW, lambda pid: quota(pid, 0.3)),
     ]
 
@@ -142,9 +142,12 @@ def events_of(folder: Path) -> Iterator[RunEvent]:
 
 @contextlib.contextmanager
 def busy(*cores: int) -> Iterator[None]:
-    """A program that does nothing but compute, on each of these cores."""
+    """A program that does nothing but compute, on each of these cores.
+
+    Each has a session of its own: the kernel may share out a core by sessions.
+    """
     source = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-    neighbours = [subprocess.Popen([sys.executable, "-c", source, str(core)]) for core in cores]
+    neighbours = [subprocess.Popen([sys.executable, "-c", source, str(core)], start_new_session=True) for core in cores]
     try:
         yield
     finally:
