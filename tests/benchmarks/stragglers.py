@@ -96,8 +96,10 @@ def run_case(case: Case, keep: Path | None = None) -> dict[str, str]:
     """The tasks that were named in one run, each with its reason; `keep`: the run's folder, if it is to stay."""
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
-        command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--run-dir", str(folder), *case.argv]
-        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--stop-grace", "1", "--run-dir", str(folder)]
+        process = stack.enter_context(
+            subprocess.Popen([*command, *case.argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        )
         try:
             wait_for(lambda: steps_of(folder) > 0, process, 60)
             stack.enter_context(case.disturb(pid_of(folder, SLOW)))
