@@ -40,6 +40,11 @@ class Ran:
         loaded: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
         return loaded
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind in events.jsonl."""
+        entries = map(json.loads, (self.directory / "events.jsonl").read_text().splitlines())
+        return [entry for entry in entries if entry["event"] == kind]
+
     def log(self, task: str = "worker-0") -> bytes:
         return (self.directory / "attempt-1" / f"{task}.log").read_bytes()
 

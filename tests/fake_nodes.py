@@ -22,10 +22,12 @@ from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import SERVER_MODULE
 from launcher.plan.planner import Planner, place
+from launcher.report.goodput import KINDS
 from launcher.report.models import RunReport
 from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -588,13 +590,16 @@ class FakeRun:
         self._sink = RecordingSink(broken=broken)
         self.console = Console(self._sink)
         self.planner = Planner(self.spec, str(folder), {}, sys.executable)
+        journal = Journal(self.files.events, self.timing.now)
         self.context = RunContext(
             run_id="run",
             spec=self.spec,
             files=self.files,
             links=NodeLinks(transports, "run", self.files, self.spec.timeouts.lease_s, self.timing),
             console=self.console,
-            journal=Journal(self.files.events, self.timing.now),
+            journal=journal,
+            started=self.timing.now(),
+            goodput=watch_goodput(self.files, journal, self.timing.now(), self.spec),
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )
@@ -603,8 +608,12 @@ class FakeRun:
         self._interrupts = Interrupts()
 
     def run(self) -> RunReport:
-        """All attempts."""
-        return self._within_signals(self.supervisor().run)
+        """All attempts; each second of them is counted once."""
+        report = self._within_signals(self.supervisor().run)
+        goodput = report.goodput
+        assert goodput is not None
+        assert abs(sum(getattr(goodput, kind) for kind in KINDS) - (report.ended - report.started)) < 1e-6
+        return report
 
     def check(self) -> tuple[AttemptState, Preflight]:
         return self._within_signals(self.supervisor().check)

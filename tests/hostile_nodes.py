@@ -19,6 +19,7 @@ from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -231,13 +232,16 @@ def run_once(
     }
     console = Console(NowhereSink(), [task for _, task in spec.placements()])
     planner = LimitedPlanner(spec, str(folder), os.environ, sys.executable, tally=tally, left=[attempts])
+    journal, began = Journal(files.events, time.time), time.time()
     context = RunContext(
         run_id="run",
         spec=spec,
         files=files,
         links=NodeLinks(targets, "run", files, spec.timeouts.lease_s),
         console=console,
-        journal=Journal(files.events, time.time),
+        journal=journal,
+        started=began,
+        goodput=watch_goodput(files, journal, began, spec),
     )
     checks = chance.random() < 0.5
     try:

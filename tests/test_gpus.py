@@ -343,16 +343,18 @@ def test_a_run_shows_its_gpus_and_leaves_no_reader_behind(
     wait = "until [ -e go ]; do sleep 0.1; done"
     command = distlaunch_command("local", "-n", "1", "--sample-every", "0.2", "--run-dir", str(run.root))
     with subprocess.Popen([*command, "--", "sh", "-c", wait], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: bool(readers(process.pid)), "the GPUs are read")
 
         def check() -> None:
-            [node] = ask_status(run)["nodes"]
+            nodes = ask_status(run)["nodes"]
             expected = [{**vars(SAMPLE), "gpu": "0"}] if kind == "a" else []
-            assert node["gpus"] == expected
+            assert [node["gpus"] for node in nodes] == [expected]
 
-        eventually(check, 60)
-        (tmp_path / "go").touch()
-        mine = readers(process.pid)
+        try:
+            wait_until(lambda: bool(readers(process.pid)), "the GPUs are read")
+            eventually(check, 60)
+            mine = readers(process.pid)
+        finally:
+            (tmp_path / "go").touch()
         assert process.wait(60) == 0
     [attempt] = json.loads((run.root / "report.json").read_text())["attempts"]
     assert attempt["processes_left"] == 0

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,50 @@ import pytest
 from tests.conftest import Distlaunch
 from tests.polling import eventually
 from worker_entry.task import meter as meters
+from worker_entry.task.fit_length import FitLength, read_iterations
 from worker_entry.task.meter import Meter
 from worker_entry.task.status_file import StatusFile
+
+
+class TestFitLength:
+    """What Keras tells its callbacks: the epochs, and the steps of each if it knows them."""
+
+    def fit(self, meter: Meter, steps: int | None, epochs: int, first: int = 0) -> list[tuple[int | None, int | None]]:
+        """Trains in epochs of 20 steps; returns the totals during each epoch."""
+        length, told = FitLength(meter), []
+        length.begin_train()
+        for epoch in range(first, epochs):
+            length.begin_epoch(SimpleNamespace(params={"epochs": epochs, "steps": steps}), epoch)
+            meter.count_step(meter.step + 20)
+            told.append((meter._progress().total_steps, meter._progress().total_epochs))
+            length.end_epoch()
+        return told
+
+    def test_is_known_at_once_and_counts_on_in_a_second_fit(self, tmp_path: Path) -> None:
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        assert self.fit(meter, 20, 3) == [(60, 3)] * 3
+        assert self.fit(meter, 20, 5, first=3) == [(100, 5)] * 2
+
+    def test_is_known_after_the_first_epoch_of_data_without_a_length(self, tmp_path: Path) -> None:
+        meter = Meter(StatusFile(str(tmp_path / "status.json")), lambda: 0.0)
+        assert self.fit(meter, None, 3) == [(None, 3), (60, 3), (60, 3)]
+
+    def test_an_optimizer_that_is_none_or_raises_or_hangs_tells_nothing_and_costs_little(self) -> None:
+        def hang() -> int:
+            time.sleep(60)
+            return 7
+
+        def read(numpy: Callable[[], int]) -> int | None:
+            optimizer = SimpleNamespace(_iterations=SimpleNamespace(numpy=numpy))
+            return read_iterations(SimpleNamespace(model=SimpleNamespace(optimizer=optimizer)))
+
+        began = time.monotonic()
+        assert read(lambda: 7) == 7
+        assert read(lambda: int("no number")) is None
+        assert read(hang) is None
+        assert read_iterations(SimpleNamespace(model=SimpleNamespace(optimizer=None))) is None
+        assert read_iterations(None) is None
+        assert time.monotonic() - began < 10
 
 
 class TestMeter:
@@ -99,6 +144,17 @@ class TestMeter:
         assert told["progress"]["training"] is False
         assert told["progress"]["metrics"] == {"loss": 0.25, "nan": None, "diverged": None}
 
+    def test_tells_how_many_steps_and_epochs_there_will_be(self, tmp_path: Path) -> None:
+        file = tmp_path / "status.json"
+        meter = Meter(StatusFile(str(file)), lambda: 0.0)
+        meter.resume(500)
+        meter.expect(900, 9)
+        meter.count_step(1)
+        meter.resume(700)  # of a second `fit`: the first step has been done
+        meter.report()
+        told = self.read(file)["progress"]
+        assert (told["total_steps"], told["total_epochs"], told["resumed"]) == (900, 9, 500)
+
     def test_leaves_a_descriptor_alone_that_is_another_files_by_now(self, tmp_path: Path) -> None:
         source = """
 import os, sys
@@ -175,9 +231,10 @@ def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_progr
 
     def told() -> dict[str, Any]:
         try:
-            progress: dict[str, Any] = json.loads(file.read_text())["progress"]
+            progress: dict[str, Any] | None = json.loads(file.read_text())["progress"]
         except (OSError, ValueError):
             raise AssertionError from None
+        assert progress is not None
         return progress
 
     def check(step: int, metrics: dict[str, float]) -> None:
@@ -229,6 +286,8 @@ def test_fit_is_counted_by_itself(distlaunch: Distlaunch, tmp_path: Path, which:
     told = ran.report["attempts"][0]["tasks"][0]["progress"]
     assert (told["step"], told["epoch"], told["first_epoch"]) == (60, 3, 1)
     assert {"loss", "val_loss"} <= told["metrics"].keys()
+    *_, last = (entry["progress"] for entry in ran.events("task-reported") if entry["progress"])
+    assert (last["total_steps"], last["total_epochs"], last["resumed"]) == (60, 3, 0)
     silent = distlaunch("local", "-n", "1", "--no-progress", "--run-dir", str(tmp_path / "2"), "fit.py", which, env=env)
     assert silent.status == 0
     report = json.loads((tmp_path / "2" / "report.json").read_text())

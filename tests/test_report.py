@@ -383,5 +383,6 @@ def test_schema_describes_every_field() -> None:
         "ProgressReport",
         "LeftOutAttempts",
         "FaultReport",
+        "Goodput",
     }
     assert silent == []

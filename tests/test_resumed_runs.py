@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
+from launcher.report.goodput import KINDS
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import read_history
 from tests.conftest import PROGRAMS, Distlaunch, distlaunch_command
@@ -48,6 +49,14 @@ def check_log(log: bytes) -> None:
     assert end == f"end after {len(lines)}"
 
 
+def read_goodput(folder: Path) -> dict[str, float]:
+    """What the run's time went into; each second of all of its controllers is counted once."""
+    report = json.loads((folder / "report.json").read_text())
+    goodput: dict[str, float] = report["goodput"]
+    assert sum(goodput[kind] for kind in KINDS) == pytest.approx(report["ended"] - report["started"], abs=1e-5)
+    return goodput
+
+
 class TestAfterItsEnd:
     def test_the_attempts_are_counted_on_and_the_report_has_all(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "2", "--", "sh", "-c", "echo tried; test -e ok")
@@ -63,6 +72,8 @@ class TestAfterItsEnd:
         assert (first.directory / "attempt-2" / "worker-1.log").read_bytes() == b"tried\n"
         assert report["started"] == first.report["started"]
         assert run_json(first.directory)["generation"] == 1
+        between_s = report["attempts"][1]["started"] - report["attempts"][0]["ended"]
+        assert read_goodput(first.directory)["restarting_s"] >= between_s > 0
 
     def test_another_spec_can_be_named(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         first = distlaunch("local", "-n", "1", "--", "false")
@@ -141,6 +152,7 @@ class TestAfterItsEnd:
         assert "Stopping what is left of the last attempt" in again.stderr
         wait_until(lambda: marked(mark) == [], "nothing is left")
         assert (started.directory / "attempt-2").is_dir()
+        assert read_goodput(started.directory)["restarting_s"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +248,10 @@ class TestTakeover:
         pids = {task["pid"] for task in report["attempts"][0]["tasks"]}
         assert len(pids) == 2
         assert (report["outcome"], run_json(run.folder)["generation"]) == ("succeeded", 10)
+        goodput = read_goodput(run.folder)
+        up, ended = (report["attempts"][0][key] for key in ("cluster_up", "ended"))
+        assert goodput["restarting_s"] == 0
+        assert goodput["training_s"] == pytest.approx(ended - up, rel=0.1)
         wait_until(lambda: marked(run.mark) == [], "nothing is left")
 
     @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])

@@ -213,6 +213,8 @@ class TestState:
         append_events(files, {"attempt": 2, "event": "state", "state": "restarting"})
         again = summarize(files)
         assert (again.shown_state, again.tasks_up, again.step, again.restarts) == ("restarting", 0, None, 1)
+        append_events(files, {"attempt": 2, "event": "state", "state": "waiting"})
+        assert summarize(files).shown_state == "waiting"
 
     def test_ignores_a_last_line_that_is_not_whole(self, runs: Path) -> None:
         files = write_run(runs / "a")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,19 @@ import pytest
 
 from launcher.commands.requests import ask_status, ask_to_end
 from launcher.commands.status import render_status
-from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState
+from launcher.gang.decide import new_attempt
+from launcher.gang.events import TaskExited, TaskReported
+from launcher.gang.state import AttemptState, Phase
+from launcher.report.goodput import KINDS
+from launcher.report.status_report import GpuState, NodeState, RunStatus, TaskState, estimate_eta_s
 from launcher.report.status_text import COLUMNS, make_node_rows, make_rows, render_header, render_size
 from launcher.run.directory import RunDir
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
+from tests.test_gang import W0, W1, make_policy
 from tests.witness import wait_until
+from worker_entry.protocol.values import Progress, TaskExit
 from worker_entry.system import kernel
 
 BUSY = """
@@ -73,8 +81,9 @@ def test_it_is_a_table_with_the_last_messages(busy: RunDir) -> None:
     done = subprocess.run(
         distlaunch_command("status", str(busy.root)), capture_output=True, text=True, check=True, timeout=60
     )
-    header, empty, columns, row, *rest = done.stdout.splitlines()
+    header, goodput, empty, columns, row, *rest = done.stdout.splitlines()
     assert header.startswith(f"{json.loads(busy.run.read_text())['run_id']}: running, attempt 1, ")
+    assert re.match(r"Goodput \d+ %: \d+\.\d s of \d+\.\d s trained", goodput)
     assert empty == ""
     assert columns.split() == " ".join(COLUMNS).split()
     assert row.split()[:3] == ["worker:0", "local", "runs"]
@@ -115,6 +124,8 @@ def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:
     done = distlaunch("status", str(ran.directory), "--json", run_dir=False)
     status: dict[str, Any] = json.loads(done.stdout)
     assert (status["state"], [task["state"] for task in status["tasks"]]) == ("failed", ["exit status 3"] * 2)
+    assert status["goodput"] == ran.report["goodput"]
+    assert sum(status["goodput"][kind] for kind in KINDS) == pytest.approx(status["now"] - status["started"])
     shown = distlaunch("status", str(ran.directory), run_dir=False)
     assert "Error: worker:0 on local exited with status 3" in shown.stdout
 
@@ -201,9 +212,38 @@ def test_a_row_has_what_is_known() -> None:
         ]
     ]
     assert render_header(status) == "r: running, attempt 2 (1 restart), 3 min 20 s"
+    sure = status.model_copy(update={"eta_s": 725.0})
+    assert render_header(sure) == "r: running, attempt 2 (1 restart), 3 min 20 s, about 12 min 5 s left"
     empty = TASK.model_copy(update=dict.fromkeys(("address", "epoch", "step", "step_s", "own_s", "cpu", "memory")))
     [row] = make_rows(status.model_copy(update={"tasks": [empty]}))
     assert row[3:7] == ["-"] * 4
+
+
+def training(*progresses: Progress) -> AttemptState:
+    """A running attempt whose tasks are so far."""
+    state = replace(new_attempt(make_policy({"a": [W0], "b": [W1]}), 0.0), phase=Phase.RUNNING)
+    reported = [TaskReported(task, "is training", 0.0, each) for task, each in zip((W0, W1), progresses, strict=False)]
+    return replace(state, status={event.task: event for event in reported})
+
+
+class TestTimeLeft:
+    FAST = Progress(40, 1, 40, 100.0, 200.0, step_s=0.5, total_steps=100)
+    SLOW = replace(FAST, step_s=2.0)
+
+    def test_is_that_of_the_slowest_task_from_its_last_step_on(self) -> None:
+        assert estimate_eta_s(training(self.FAST, self.SLOW), 205.0) == 60 * 2.0 - 5.0
+        assert estimate_eta_s(training(self.FAST), 1e6) == 0.0
+
+    @pytest.mark.parametrize(
+        "change", [{"total_steps": None}, {"step_s": None}, {"training": False}, {"first_step": None}], ids=str
+    )
+    def test_is_unknown_without_steps_their_time_or_their_number(self, change: dict[str, Any]) -> None:
+        assert estimate_eta_s(training(replace(self.FAST, **change)), 205.0) is None
+
+    def test_is_unknown_once_training_has_ended_or_is_being_stopped(self) -> None:
+        state = training(self.FAST)
+        assert estimate_eta_s(replace(state, exits={W0: TaskExited(W0, TaskExit(0), 201.0)}), 205.0) is None
+        assert estimate_eta_s(replace(state, phase=Phase.STOPPING), 205.0) is None
 
 
 GPUS = [

@@ -6,6 +6,8 @@
         loss = train_step(batch)
         progress.report(step=step, loss=loss)
 
+With `total_steps`, distlaunch also shows how long training will take.
+
 A program that calls `model.fit` does not need this module: distlaunch counts its steps.
 """
 

@@ -8,6 +8,7 @@ from launcher.commands.requests import ask_status
 from launcher.console.terminal import render_table
 from launcher.errors import RunDirectoryError
 from launcher.printable import printable
+from launcher.report.goodput import render_goodput
 from launcher.report.models import RunReport, TaskReport
 from launcher.report.run_text import render_end
 from launcher.report.status_report import RunStatus, TaskState
@@ -57,6 +58,8 @@ def read_status(files: RunDir) -> RunStatus:
 def render_status(status: RunStatus, said: Sequence[Entry]) -> list[str]:
     """The lines: the run, tables of its tasks and nodes, and the last messages, each with its age."""
     lines = [render_header(status)]
+    if status.goodput is not None:
+        lines.append(render_goodput(status.goodput))
     if status.tasks:
         lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
     if status.nodes:

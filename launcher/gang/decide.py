@@ -70,7 +70,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase is Phase.FINISHED or not is_news(state, event):
         return state, ()
     state = record(state, event)
-    if is_progress(state, event):
+    if state.phase is not Phase.STOPPING and is_progress(state, event):
         state = replace(state, last_progress=now, busy={}, excused=None)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.result import Result
+from launcher.wording import render_age
 
 
 class Goodput(Result):
@@ -11,18 +12,48 @@ class Goodput(Result):
     connecting_s: float = 0.0
     """Connecting to the nodes, sending the program, checking; before the first start of the tasks."""
     forming_s: float = 0.0
-    """From the start of the tasks to the first step: imports, the cluster's formation, the first trace."""
+    """From each start of the tasks to the first step: imports, the cluster's formation, the first trace."""
     training_s: float = 0.0
     """Training that counts; of a program that reports no steps, all the time in which the cluster is up."""
     lost_s: float = 0.0
-    """Training since the last checkpoint before a restart, which was done again."""
+    """Training since the last checkpoint before a restart, which is done again. A failure that no step follows loses
+    nothing; a program that reports no steps does not either, as far as is known."""
     restarting_s: float = 0.0
-    """From a failure to the next start of the tasks."""
+    """From a failure to the next start of the tasks, and between two controllers while nothing trains."""
     stalled_s: float = 0.0
-    """Without a step, until the cluster was found to be stalled."""
+    """Since the last step, until the cluster was found to be stalled."""
     waiting_s: float = 0.0
-    """Waiting for a lost node, to come back or to have ended for certain."""
+    """Since the last step, until a node was found to be lost; then for the node to come back, or to have ended its
+    tasks for certain."""
     ending_s: float = 0.0
     """From the end of the program, or the failure after which nothing starts again, to the end of the run."""
     share: float = 0.0
     """Of all this, the share of `training_s`."""
+
+
+SHOWN = 4
+LEAST_SHARE = 0.01
+"""Kinds that the text names beside training: so many, each at least this share of the time."""
+EXACT_S = 100.0
+"""Below this, tenths of seconds are shown."""
+KINDS = tuple(name for name in Goodput.model_fields if name != "share")
+
+
+def make_goodput(seconds: dict[str, float]) -> Goodput:
+    """The goodput from the seconds of each of KINDS."""
+    whole_s = sum(seconds.values())
+    return Goodput(**seconds, share=seconds["training_s"] / whole_s if whole_s else 0.0)
+
+
+def render_goodput(goodput: Goodput) -> str:
+    """`Goodput 83 %: 41.2 s of 49.6 s trained; 3.1 s forming, 2.0 s restarting`, with the largest of the rest."""
+    spent = {kind.removesuffix("_s"): seconds for kind in KINDS if (seconds := getattr(goodput, kind)) > 0}
+    whole_s = sum(spent.values())
+    rest = sorted((kind for kind in spent if kind != "training"), key=lambda kind: -spent[kind])
+    shown = [f"{_render_s(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]
+    trained = f"{_render_s(goodput.training_s)} of {_render_s(whole_s)} trained"
+    return f"Goodput {100 * goodput.share:.0f} %: {'; '.join([trained, ', '.join(shown)] if shown else [trained])}"
+
+
+def _render_s(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < EXACT_S else render_age(seconds)

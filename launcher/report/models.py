@@ -98,6 +98,8 @@ class AttemptReport(Result):
     """When none of its processes was left."""
     cluster_up: float | None = None
     """When every task had opened its port."""
+    last_progress: float | None = None
+    """When it last made progress while it ran: a step, or output if the program reports none; null if it never ran."""
     tasks: list[TaskReport]
     """Every task, in the order of the plan."""
     verdict: Verdict

@@ -22,7 +22,9 @@ from launcher.tasks import TaskId
 from launcher.verdict.models import OutcomeName
 from worker_entry.protocol.messages import Ready
 
-StateName = Literal["connecting", "forming", "running", "restarting", "stopping", "succeeded", "failed", "interrupted"]
+StateName = Literal[
+    "connecting", "forming", "running", "restarting", "waiting", "stopping", "succeeded", "failed", "interrupted"
+]
 
 
 @dataclass(frozen=True)

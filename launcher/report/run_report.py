@@ -20,6 +20,7 @@ from launcher.gang.events import TaskExited, TaskReported
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
+from launcher.report.goodput import Goodput
 from launcher.report.models import (
     AttemptReport,
     CrashReport,
@@ -47,7 +48,7 @@ REFERENCES_KEPT = 50
 class Attempt:
     """One start of the cluster that is over.
 
-    `started` and `ended` are Unix seconds; `logs` are relative to the run's directory.
+    `started`, `ended` and `last_progress` are Unix seconds; `logs` are relative to the run's directory.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Attempt:
     started: float
     ended: float
     logs: Mapping[TaskId, str]
+    last_progress: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def make_run_report(
     versions: Mapping[str, str],
     end: RunEnd | None = None,
     chaos: Sequence[FaultReport] = (),
+    goodput: Goodput | None = None,
 ) -> RunReport:
     """The report of a run that is over.
 
@@ -159,6 +162,7 @@ def make_run_report(
         attempts=reports,
         left_out=earlier.left_out,
         chaos=list(chaos),
+        goodput=goodput,
     )
 
 
@@ -180,6 +184,7 @@ def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> Attempt
         started=attempt.started,
         ended=attempt.ended,
         cluster_up=max(opened) if opened and state.listening.keys() >= state.policy.forming else None,
+        last_progress=attempt.last_progress,
         tasks=[_task_report(state, task, attempt.logs[task.task]) for task in attempt.plan.tasks],
         verdict=attempt.verdict,
         processes_left=None if None in left.values() else sum(filter(None, left.values())),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from launcher.errors import error_lines
+from launcher.report.goodput import Goodput, render_goodput
 from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of
@@ -14,6 +15,9 @@ from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
 """Attempts before the last that get a line of the summary each."""
+
+LONG_S, MOST = 120.0, 0.9
+"""A run without restarts gets a line about its goodput if it took this long, and did not train for most of it."""
 
 TAIL_LINES = 10
 """The last log lines of a failed task that its error shows."""
@@ -43,6 +47,8 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
         lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
         lines += _render_earlier(report)
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
+    if report.goodput is not None and _is_worth_a_line(report, report.goodput):
+        lines.append(f"  {render_goodput(report.goodput)}")
     took = f"{report.ended - report.started:.1f} s"
     if report.outcome == "succeeded":
         lines.append(f"Succeeded in {took}: {attempt.verdict.message}")
@@ -51,6 +57,12 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
     lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
     return "\n".join(lines)
+
+
+def _is_worth_a_line(report: RunReport, goodput: Goodput) -> bool:
+    """Whether training was interrupted, or was not most of a run that took minutes."""
+    interrupted_s = goodput.lost_s + goodput.restarting_s + goodput.stalled_s + goodput.waiting_s
+    return interrupted_s > 0 or (goodput.share < MOST and report.ended - report.started > LONG_S)
 
 
 def _render_earlier(report: RunReport) -> list[str]:

@@ -119,6 +119,25 @@ class RunStatus(Result):
     """The nodes that were measured."""
     goodput: Goodput | None = None
     """Where the time has gone so far."""
+    eta_s: float | None = None
+    """Seconds until training ends, by the recent time of a step; null if it is not known how many steps there are."""
+
+
+def estimate_eta_s(state: AttemptState, now: float) -> float | None:
+    """Seconds until all training tasks have done their last step, as far as they tell; `now`: Unix seconds.
+
+    What the program does between steps (validation, checkpoints) is left out.
+    """
+    if state.phase is not Phase.RUNNING:
+        return None
+    estimates = []
+    for task in state.policy.trainers - state.exits.keys():
+        status = state.status.get(task)
+        progress = status.stepping if status is not None else None
+        if progress is not None and progress.total_steps is not None and progress.step_s is not None:
+            left_s = max(progress.total_steps - progress.step, 0) * progress.step_s
+            estimates.append(max(left_s - max(now - progress.time, 0.0), 0.0))
+    return max(estimates, default=None)
 
 
 def make_task_states(

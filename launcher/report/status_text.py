@@ -13,10 +13,11 @@ EMPTY = "-"
 
 
 def render_header(status: RunStatus) -> str:
-    """`20261122-… two-nodes: running, attempt 2 (1 restart), 3 min 20 s`."""
+    """`20261122-… two-nodes: running, attempt 2 (1 restart), 3 min 20 s, about 12 min left`."""
     attempt = f", attempt {status.attempt}" if status.attempt else ""
     restarts = f" ({count_of(status.restarts, 'restart')})" if status.restarts else ""
-    return f"{status.run_id}: {status.state}{attempt}{restarts}, {render_age(status.now - status.started)}"
+    left = "" if status.eta_s is None else f", about {render_age(status.eta_s)} left"
+    return f"{status.run_id}: {status.state}{attempt}{restarts}, {render_age(status.now - status.started)}{left}"
 
 
 def make_rows(status: RunStatus) -> list[list[str]]:

@@ -7,9 +7,10 @@ import time
 
 from launcher.gang.events import StacksAsked
 from launcher.plan.paths import RunPaths
-from launcher.report.status_report import RunStatus, make_node_states, make_task_states
+from launcher.report.status_report import RunStatus, estimate_eta_s, make_node_states, make_task_states
 from launcher.run.control import AskStacks, AskStop, RefusedError, Request
 from launcher.run.directory import RunStart
+from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -27,11 +28,14 @@ class Answers:
     Until `attach`, the run has no tasks; it can be stopped nevertheless.
     """
 
-    def __init__(self, start: RunStart, files: RunPaths, journal: Journal, interrupts: Interrupts) -> None:
+    def __init__(
+        self, start: RunStart, files: RunPaths, journal: Journal, interrupts: Interrupts, goodput: GoodputWatch
+    ) -> None:
         self._start = start
         self._files = files
         self._journal = journal
         self._interrupts = interrupts
+        self._goodput = goodput
         self._run: tuple[Supervisor, NodeLinks] | None = None
 
     def attach(self, supervisor: Supervisor, links: NodeLinks) -> None:
@@ -56,7 +60,7 @@ class Answers:
     def make_status(self) -> RunStatus:
         """The run now; from any thread."""
         loop = self._run[0].loop if self._run is not None else None
-        again = max(self._journal.attempt - 1, 0)
+        again, now = max(self._journal.attempt - 1, 0), clock.now()
         return RunStatus(
             run_id=self._start.run_id,
             name=self._start.name,
@@ -65,9 +69,11 @@ class Answers:
             attempt=self._journal.attempt,
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._start.started,
-            now=clock.now(),
+            now=now,
             tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings) if loop is not None else [],
             nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
+            goodput=self._goodput.count(now),
+            eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,
         )
 
     def _collect_stacks(self) -> str:

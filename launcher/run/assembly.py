@@ -12,6 +12,7 @@ from launcher.console.writer import Console, open_console
 from launcher.plan.planner import Planner, place
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir, RunStart
+from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -61,6 +62,7 @@ def make_context(
     targets: Targets,
     console: Console,
     journal: Journal,
+    goodput: GoodputWatch,
     *,
     bundle: Bundle | None,
     only_checks: bool = False,
@@ -75,6 +77,8 @@ def make_context(
         links=links,
         console=console,
         journal=journal,
+        started=start.started,
+        goodput=goodput,
         bundle=bundle,
         only_checks=only_checks,
     )

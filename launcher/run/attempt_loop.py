@@ -130,6 +130,7 @@ class AttemptLoop:
             console.note(news)
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
+            self._context.goodput.note_progress(event.task, event.progress)
             for told in self._stragglers.note(event, now, lambda: self.uses.tasks):
                 console.note(told.message)
                 self._context.journal.write(Straggler(told.task, told.message, told.score, told.reason))

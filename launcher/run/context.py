@@ -9,6 +9,7 @@ from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
 from launcher.run.directory import RunDir
+from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.history import History
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -28,6 +29,9 @@ class RunContext:
     links: NodeLinks
     console: Console
     journal: Journal
+    started: float
+    """When the run began, in Unix seconds."""
+    goodput: GoodputWatch
     generation: int = 0
     """How many controllers the run has had before."""
     bundle: Bundle | None = None

@@ -31,8 +31,6 @@ class History:
     state: StateName = "connecting"
     ended: Ended | None = None
     """How the last controller ended the run, if it did."""
-    started: float | None = None
-    """When the run began, in Unix seconds."""
     began: float = 0.0
     """When the last attempt began, in Unix seconds."""
     records: tuple[Record, ...] = ()
@@ -76,7 +74,6 @@ def read_history(path: Path) -> History:
     state: StateName = "connecting"
     ended: Ended | None = None
     number, began = 0, 0.0
-    started: float | None = None
     for line in lines:
         try:
             record = parse_record(line)
@@ -84,7 +81,6 @@ def read_history(path: Path) -> History:
             continue
         if record is None:
             continue
-        started = record.time if started is None else started
         if record.attempt > number:
             number, began = record.attempt, record.time
             records.clear()
@@ -107,7 +103,6 @@ def read_history(path: Path) -> History:
         attempt=number,
         state=state,
         ended=ended,
-        started=started,
         began=began,
         records=tuple(records),
         ready=ready,

@@ -21,6 +21,7 @@ from launcher.run.context import AttemptSetup
 from launcher.run.control import ControlServer
 from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
@@ -112,7 +113,8 @@ def conduct(
             _reporting_failure(files, start, journal, history),
             opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
         ):
-            answers = Answers(start, files, journal, interrupts)
+            goodput = watch_goodput(files, journal, start.started, spec)
+            answers = Answers(start, files, journal, interrupts, goodput)
             control.serve(answers)
             planner = make_planner(spec, targets, files, start.cwd)
             files.write_text(files.spec, render_spec(planner.spec))
@@ -121,7 +123,7 @@ def conduct(
             taken_over = prepare(planner, console)
             make_folders(planner.spec, files)
             bundle = make_bundle_of(planner.spec, start.cwd, interrupts)
-            context = make_context(planner.spec, start, files, targets, console, journal, bundle=bundle)
+            context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
             if detachment is not None:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             relist = Relisting(context, Recovery(planner.spec, start.run_id))

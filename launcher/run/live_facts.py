@@ -11,7 +11,7 @@ from launcher.plan.paths import RunPaths
 from launcher.run.journal_reading import read_last_entries
 from launcher.run.record import RunRecord
 
-LiveState = Literal["connecting", "forming", "running", "restarting", "stopping"]
+LiveState = Literal["connecting", "forming", "running", "restarting", "waiting", "stopping"]
 Progress = tuple[int | None, int | None]
 """Epoch and step."""
 

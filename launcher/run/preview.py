@@ -13,6 +13,7 @@ from launcher.report.check_report import make_check_report
 from launcher.report.models import CheckReport
 from launcher.run.assembly import make_bundle_of, make_context, make_folders, make_planner, opened_console
 from launcher.run.directory import RunDir, RunStart
+from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import choose_folder, current_directory, make_run_id
@@ -45,8 +46,9 @@ def check(spec: ClusterSpec) -> CheckReport:
             with contextlib.closing(journal), opened_console([], interrupts, journal) as console:
                 start = RunStart(run_id=make_run_id(spec.name), name=spec.name, started=clock.now(), cwd=cwd)
                 bundle = make_bundle_of(planner.spec, cwd, interrupts)
+                goodput = watch_goodput(files, journal, start.started, planner.spec)
                 context = make_context(
-                    planner.spec, start, files, targets, console, journal, bundle=bundle, only_checks=True
+                    planner.spec, start, files, targets, console, journal, goodput, bundle=bundle, only_checks=True
                 )
                 recovery = Recovery(planner.spec, start.run_id)
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()

@@ -25,7 +25,7 @@ from launcher.report.run_report import (
     make_versions,
 )
 from launcher.report.run_text import TAIL_LINES, render_error, render_summary
-from launcher.run.attempt_loop import IDLE_S, AttemptLoop
+from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
 from launcher.run.history import NO_HISTORY, History
@@ -33,9 +33,9 @@ from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
 from launcher.run.node_choice import NodeChoice, Relist
-from launcher.run.recovery import Recover, ReturnWatch
+from launcher.run.pauses import Pauses
+from launcher.run.recovery import Recover
 from launcher.tasks import parse_task_id
-from launcher.transports.base import LinkClosed
 from launcher.verdict.judge import judge, outcome
 
 JUDGED_LINES = 60
@@ -73,7 +73,6 @@ class Supervisor:
         self.loop: AttemptLoop | None = None
         """The current attempt, or the last one; None before the first."""
         self._faults = faults
-        self._recover = recover
         self._interrupts = interrupts
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
@@ -85,9 +84,9 @@ class Supervisor:
         self._console = context.console
         self._restart = context.spec.restart
         self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
+        self._pauses = Pauses(context, self._nodes, recover, self._goes_on)
         self._last: Attempt | None = None
         """The last ended attempt; of earlier ones, only what is still needed is kept."""
-        self._began = history.started or self._timing.now()
         self._number = history.attempt
         """The number of the last attempt that began."""
         self._taken_over = taken_over
@@ -111,7 +110,7 @@ class Supervisor:
                 chosen = self._run_attempt(chosen)
                 chosen, restart = self._choose_next(chosen)
                 if restart is not None:
-                    self._pause(restart.pause_s)
+                    self._pauses.pause(restart.pause_s)
                     self._interrupted = self._asked
         except TakenOverError:
             self._links.abandon()
@@ -183,7 +182,9 @@ class Supervisor:
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
+        self._last = Attempt(
+            number, state, loop.plan, verdict, started, self._timing.now(), shown, self._time_at(state.last_progress)
+        )
         self._context.journal.write(AttemptEnded(make_attempt_report(self._last)))
         self._endings = remember([*self._endings, make_ending(self._last)])
         self._states = needed(self._faults, {**self._states, number: state})
@@ -198,15 +199,17 @@ class Supervisor:
         decision = decide_restart(self._restart, self._endings)
         again: AttemptSetup | None = None
         if self.loop is not None and self.loop.unmet and self._asked is None:
-            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last.state)
+            decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last)
         elif isinstance(decision, Restart) and self._asked is None:
-            again = self._nodes.choose_again(chosen, last.state, lambda: self._asked is None)
+            again = self._nodes.choose_again(chosen, last.state, self._goes_on)
             if again is None and self._restart.return_s:
-                again = self._await_return()
+                again = self._pauses.await_return(self._restart.return_s, last.verdict)
             if again is not None:
-                self._fence()
+                self._pauses.fence(last.verdict)
             elif self._asked is None:
                 decision = GiveUp("not started again: no spare node fits, and too few nodes are left")
+        if isinstance(decision, GiveUp) or self._asked is not None:
+            self._context.journal.note_state("stopping")  # no longer waiting for a node
         if isinstance(decision, GiveUp):
             if decision.reason:
                 self._console.note(decision.reason)
@@ -219,68 +222,37 @@ class Supervisor:
         self._console.note(render_restart(decision, last.number + 1, self._restart.max_restarts))
         return again, decision
 
-    def _start_after_takeover(self, chosen: AttemptSetup, state: AttemptState) -> AttemptSetup | None:
+    def _start_after_takeover(self, chosen: AttemptSetup, last: Attempt) -> AttemptSetup | None:
         """The setup after an attempt whose agents could not be taken over; the nodes can be used again."""
-        self._nodes.choose_again(chosen, state, lambda: self._asked is None)
-        self._fence()
-        self._nodes.take_back(state.lost)
+        self._nodes.choose_again(chosen, last.state, self._goes_on)
+        self._pauses.fence(last.verdict)
+        self._nodes.take_back(last.state.lost)
         return self._nodes.choose()
 
-    def _fence(self) -> None:
-        """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint."""
-        fences = self._nodes.find_fences()
-        wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
-        if wait_s > 0:
-            names = ", ".join(sorted(fences))
-            self._console.note(
-                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have certainly ended"
-            )
-            self._pause(wait_s)
+    def _goes_on(self) -> bool:
+        """Whether nobody has asked the run to stop."""
+        return self._asked is None
 
-    def _await_return(self) -> AttemptSetup | None:
-        """The setup with nodes that came back; None at the time limit, or after a signal."""
-        limit_s = self._restart.return_s
-        names = ", ".join(sorted(self._nodes.lost))
-        self._console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
-        started = self._timing.monotonic()
-        watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
-        while chosen is None and self._asked is None and self._timing.monotonic() < started + limit_s:
-            self._pause(IDLE_S)
-            self._nodes.take_back(watch.back)
-            chosen = self._nodes.choose()
-        watch.close()
-        if chosen is not None:
-            self._console.note(
-                f"{', '.join(sorted(watch.back))}: back after {self._timing.monotonic() - started:.1f} s"
-            )
-        return chosen
-
-    def _pause(self, seconds: float) -> None:
-        """Waits, until the user asks to stop."""
-        until = self._timing.monotonic() + seconds
-        closed = []
-        while self._asked is None and (left_s := until - self._timing.monotonic()) > 0:
-            incoming = self._links.next(min(left_s, IDLE_S))
-            if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
-                closed.append(incoming)
-        for incoming in closed:
-            self._links.put(incoming)  # the node is lost to the next attempt
+    def _time_at(self, monotonic: float | None) -> float | None:
+        """A moment of the monotonic clock in Unix seconds."""
+        return None if monotonic is None else self._timing.now() - (self._timing.monotonic() - monotonic)
 
     def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:
         assert self._last is not None
-        files = self._context.files
+        files, ended = self._context.files, self._timing.now()
         report = make_run_report(
             [self._last],
             earlier=self._earlier,
             run_id=self._context.run_id,
             name=self._last.plan.name,
             directory=str(files.root),
-            started=self._began,
-            ended=self._timing.now(),
+            started=self._context.started,
+            ended=ended,
             left=left,
             versions=make_versions(self._links.ready.values()),
             end=end,
             chaos=report_faults(self._faults, self._states),
+            goodput=self._context.goodput.count(ended),
         )
         written = True
         try:

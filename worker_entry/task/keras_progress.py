@@ -10,6 +10,7 @@ from typing import Any
 
 from worker_entry.hooks.import_hooks import after_import
 from worker_entry.hooks.remote_values import result_of
+from worker_entry.task.fit_length import FitLength, read_iterations
 from worker_entry.task.meter import Meter
 
 CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
@@ -30,16 +31,20 @@ def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> Non
 def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
     callbacks = getattr(module, "CallbackList", None)
     last = [-1]
+    length = FitLength(meter)
 
-    def begin_train(logs: Any = None) -> None:
+    def begin_train(callback_list: Any, logs: Any = None) -> None:
         begin()
+        meter.resume(read_iterations(callback_list))
+        length.begin_train()
         meter.begin()
 
-    def begin_epoch(epoch: Any, logs: Any = None) -> None:
+    def begin_epoch(callback_list: Any, epoch: Any, logs: Any = None) -> None:
         last[0] = -1
         meter.begin_epoch(int(epoch) + 1)
+        length.begin_epoch(callback_list, int(epoch))
 
-    def end_step(batch: Any, logs: Any = None) -> None:
+    def end_step(_: Any, batch: Any, logs: Any = None) -> None:
         done = max(int(batch) - last[0], 1)  # several, with steps_per_execution
         last[0] = int(batch)
         result = result_of(logs)
@@ -48,17 +53,18 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
         else:  # under ParameterServerStrategy, the step is only scheduled
             meter.schedule(done, result)
 
-    def end_batch(batch: Any, logs: Any = None) -> None:
+    def end_batch(_: Any, batch: Any, logs: Any = None) -> None:
         result = result_of(logs)
         if result is None:
             meter.count_batch()
         else:
             meter.schedule(0, result)
 
-    def end_epoch(epoch: Any, logs: Any = None) -> None:
+    def end_epoch(_: Any, epoch: Any, logs: Any = None) -> None:
         meter.end_epoch(logs)
+        length.end_epoch()
 
-    def end_train(logs: Any = None) -> None:
+    def end_train(_: Any, logs: Any = None) -> None:
         meter.end()
 
     after: dict[str, Callable[..., None]] = {
@@ -81,7 +87,7 @@ def _followed(original: Callable[..., Any], then: Callable[..., None]) -> Callab
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         with contextlib.suppress(Exception):  # a failure to count must not fail the training
-            then(*args, **kwargs)
+            then(self, *args, **kwargs)
         return result
 
     return call

@@ -54,6 +54,9 @@ class Meter:
         self._first_epoch: Optional[int] = None
         self._step = self._first_step = self._batches = 0
         self._began = self._time = 0.0
+        self._total_steps: Optional[int] = None
+        self._total_epochs: Optional[int] = None
+        self._resumed: Optional[int] = None
         self._step_s: Optional[float] = None
         self._own_s: Optional[float] = None
         self._data_s: Optional[float] = None
@@ -94,6 +97,15 @@ class Meter:
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch
+
+    def resume(self, steps: Optional[int]) -> None:
+        """Notes how many steps the optimizer has done, which may have been restored; only before the first step."""
+        if not self._began:
+            self._resumed = steps
+
+    def expect(self, total_steps: Optional[int], total_epochs: Optional[int]) -> None:
+        """Notes the step and the epoch with which training will end, as far as they are known."""
+        self._total_steps, self._total_epochs = total_steps, total_epochs
 
     def count_step(self, step: int, metrics: Any = None) -> None:
         """Notes that all steps up to this one are done."""
@@ -192,6 +204,9 @@ class Meter:
             training=self._training,
             epoch=self._epoch,
             first_epoch=self._first_epoch,
+            total_steps=self._total_steps,
+            total_epochs=self._total_epochs,
+            resumed=self._resumed,
             step_s=self._step_s,
             own_s=self._own_s,
             data_s=self._data_s,
@@ -208,12 +223,21 @@ def install(meter: Meter) -> None:
     _meter = meter
 
 
-def report(step: Optional[int] = None, epoch: Optional[int] = None, **metrics: Any) -> None:
+def report(
+    step: Optional[int] = None,
+    epoch: Optional[int] = None,
+    *,
+    total_steps: Optional[int] = None,
+    total_epochs: Optional[int] = None,
+    **metrics: Any,
+) -> None:
     """Reports training progress. A call costs about 2 µs, and nothing without a launcher.
 
     Args:
         step: how many steps are done, as the program counts them; by default one more than before.
         epoch: the current epoch, from 1.
+        total_steps: the step with which training will end, if that is known.
+        total_epochs: the epoch with which training will end, if that is known.
         metrics: values to show, by name: numbers, or tensors of one number, which are read once a second.
     """
     if _meter is None:
@@ -221,4 +245,6 @@ def report(step: Optional[int] = None, epoch: Optional[int] = None, **metrics: A
     _meter.begin()
     if epoch is not None:
         _meter.begin_epoch(int(epoch))
+    if total_steps is not None or total_epochs is not None:
+        _meter.expect(*(None if total is None else int(total) for total in (total_steps, total_epochs)))
     _meter.count_step(_meter.step + 1 if step is None else int(step), metrics)

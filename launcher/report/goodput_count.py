@@ -1,0 +1,268 @@
+"""Counts a run's goodput from its journal, record by record, and from how far its tasks report to be.
+
+A *cycle* is the time from one start of the tasks to the next. What it went into is often known only later: whether a
+failure is followed by a restart, whether it was a stall. So a cycle keeps its moments until the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher.gang.events import TaskExited, TaskReported, TaskStarted
+from launcher.report.goodput import KINDS, Goodput, make_goodput
+from launcher.report.run_events import AttemptEnded, Ended, Record, RunStarted, State, StateName
+from launcher.report.samples import ProgressSample
+from launcher.report.training_line import Place, TrainingLine
+from launcher.tasks import TaskId
+from worker_entry.protocol.values import Progress
+
+IDLE = {"stalled": "stalled_s", "node-lost": "waiting_s", "node-unreachable": "waiting_s"}
+"""Verdicts that tell what the time since the last step was spent with."""
+
+Afterwards = Literal["unknown", "restarting_s", "waiting_s"]
+
+
+@dataclass
+class _Cycle:
+    """Times are Unix seconds; None for what has not happened."""
+
+    start: float
+    formed: float | None = None
+    """When the tasks were started."""
+    attempt: int = 0
+    up: float | None = None
+    guide: TaskId | None = None
+    """The task whose steps are counted: the first that has reported one."""
+    began: float = 0.0
+    """When the guide had done its first step."""
+    resumed: int | None = None
+    line_s: float = 0.0
+    """The training that counts of the cycles before."""
+    announced: bool = False
+    """Whether a task has said that it trains: then it reports steps."""
+    last: float = 0.0
+    """When the last step was done."""
+    trainers: set[TaskId] = field(default_factory=set)
+    finished: dict[TaskId, float] = field(default_factory=dict)
+    failed: float | None = None
+    stopped: float | None = None
+    idle: str = ""
+    """The kind of the time between the last step and the end of training, if that was not training."""
+    idle_since: float | None = None
+    """When that began, for a program that reports no steps."""
+    afterwards: list[tuple[float, Afterwards]] = field(default_factory=list)
+    """What was done since the end of training, each from its time on."""
+    gap: tuple[float, float] | None = None
+    """Between which times the run had no controller, if no step shows that the tasks outlived that."""
+    orphaned: bool = False
+    """Whether the controller is gone, and no other one has taken the tasks over."""
+
+    def spend(self, until: float, *, has_stepped: bool) -> dict[str, float]:
+        """The seconds up to then, by kind.
+
+        Args:
+            until: when the cycle ends, or now.
+            has_stepped: whether the program is known to report steps.
+        """
+        spent = dict.fromkeys(KINDS, 0.0)
+        until = max(until, self.start)
+        end = self._find_end(until)
+        formed = self._within(self.formed if self.formed is not None else end, self.start, end)
+        began: float | None = self.began if self.guide is not None else None
+        if began is None and not self.announced and not has_stepped:
+            began = self.up
+        began = self._within(began if began is not None else end, formed, end)
+        idle = end
+        if self.idle and began < end:
+            idle = self._within(self.last if self.guide is not None else self.idle_since, began, end)
+        spent["connecting_s"] += formed - self.start
+        spent["forming_s"] += began - formed
+        spent["training_s"] += idle - began
+        if self.idle:
+            spent[self.idle] += end - idle
+        self._spend_afterwards(spent, end, until)
+        return spent
+
+    def _find_end(self, until: float) -> float:
+        """The end of training, be it a failure, the end of the program or a stop; `until` if there is none."""
+        moments = [until if self.stopped is None else self.stopped]
+        if self.failed is not None:
+            moments.append(self.failed)
+        if self.trainers and self.trainers <= self.finished.keys():
+            moments.append(max(self.finished.values()))
+        return self._within(min(moments), self.start, until)
+
+    def _spend_afterwards(self, spent: dict[str, float], end: float, until: float) -> None:
+        again = False
+        for since, kind in reversed([(end, "unknown"), *self.afterwards]):
+            since = self._within(since, end, until)
+            again = again or kind != "unknown"
+            spent[kind if kind != "unknown" else "restarting_s" if again else "ending_s"] += until - since
+            until = since
+
+    @staticmethod
+    def _within(time: float | None, first: float, last: float) -> float:
+        return last if time is None else min(max(time, first), last)
+
+
+class GoodputCount:
+    """The goodput of one run so far.
+
+    Args:
+        started: when the run began, in Unix seconds.
+        decides: the types of tasks whose steps and ends count.
+    """
+
+    def __init__(self, started: float, decides: Collection[str]) -> None:
+        self._started = started
+        self._decides = decides
+        self._spent = dict.fromkeys(KINDS, 0.0)
+        """Of all cycles that are over, without their training."""
+        self._line = TrainingLine()
+        self._unseen_s = 0.0
+        """Training of cycles without steps, as long as no step was ever reported."""
+        self._has_stepped = False
+        self._latest = started
+        self._cycle = _Cycle(started)
+
+    @property
+    def guide(self) -> tuple[int, TaskId] | None:
+        """The attempt that is under way, and the task whose progress matters; None before a step."""
+        cycle = self._cycle
+        return (cycle.attempt, cycle.guide) if cycle.guide is not None else None
+
+    def note(self, record: Record) -> None:
+        """Takes the next record of the journal."""
+        event, cycle = record.event, self._cycle
+        if cycle.orphaned and record.attempt == cycle.attempt:  # its tasks have been taken over
+            cycle.orphaned, cycle.stopped, cycle.afterwards = False, None, []
+        match event:
+            case RunStarted() if event.generation:
+                self._note_successor(record.time)
+            case State(state):
+                self._note_state(state, record)
+            case TaskStarted(task) if task.type in self._decides:
+                cycle.trainers.add(task)
+                cycle.finished.pop(task, None)
+            case TaskExited(task) if task in cycle.trainers:
+                cycle.finished[task] = event.finished if event.finished is not None else event.time
+                if event.failed:
+                    crash = event.crash
+                    moment = crash.time if crash is not None and crash.thread is None else event.time
+                    cycle.failed = moment if cycle.failed is None else min(cycle.failed, moment)
+            case TaskReported(task, progress=Progress() as progress):
+                self.note_progress(task, progress)
+            case AttemptEnded(report) if report.attempt == cycle.attempt:
+                reference = report.verdict.reference
+                cycle.idle = IDLE.get(reference, "")
+                # A program that reports no steps may train without output.
+                cycle.idle_since = report.last_progress if reference == "stalled" else None
+                if cycle.gap is not None and cycle.idle == "waiting_s":  # they were gone when it took them over
+                    cycle.idle = ""
+                    self._end_at(cycle.gap[0])
+            case Ended():
+                self._stop(record.time)
+        self._latest = max(self._latest, record.time)
+
+    def note_progress(self, task: TaskId, progress: Progress) -> None:
+        """Takes how far a task of the current attempt is."""
+        cycle = self._cycle
+        if task.type not in self._decides or cycle.formed is None or cycle.stopped is not None:
+            return
+        cycle.announced = True
+        if progress.first_step is None:
+            return
+        if cycle.guide is None:
+            self._begin_training(task, progress)
+        self._note_step(task, progress.time, progress.step, progress.epoch)
+
+    def note_sample(self, task: TaskId, sample: ProgressSample) -> None:
+        """Takes how far a task was, from its file of samples; of the guide alone."""
+        if task == self._cycle.guide:
+            self._note_step(task, sample.time, sample.step, sample.epoch)
+
+    def count(self, now: float) -> Goodput:
+        """The goodput up to now; `now`: Unix seconds, the end of a run that is over."""
+        spent = self._cycle.spend(now, has_stepped=self._has_stepped)
+        seconds = {kind: spent[kind] + self._spent[kind] for kind in KINDS}
+        seconds["training_s"] += self._unseen_s + self._trained_before
+        return make_goodput(seconds)
+
+    @property
+    def _trained_before(self) -> float:
+        return self._cycle.line_s if self._cycle.guide is not None else self._line.trained_s
+
+    def _note_state(self, state: StateName, record: Record) -> None:
+        cycle, time = self._cycle, record.time
+        match state:
+            case "forming" if cycle.formed is None and cycle.stopped is None:
+                cycle.formed, cycle.attempt = time, record.attempt
+            case "forming":
+                self._close(time)
+                self._cycle = _Cycle(time, formed=time, attempt=record.attempt)
+            case "running":
+                cycle.up = cycle.up if cycle.up is not None else time
+            case "stopping" | "succeeded" | "failed" | "interrupted":
+                self._stop(time)
+            case "waiting":
+                self._stop(time, "waiting_s")
+            case "restarting" | "connecting" if state == "restarting" or cycle.stopped is not None:
+                self._stop(time, "restarting_s")
+
+    def _note_successor(self, time: float) -> None:
+        """Notes that another controller begins to work at this time."""
+        cycle = self._cycle
+        gone = max(self._latest, cycle.last)
+        if cycle.stopped is None and cycle.formed is not None:
+            cycle.gap, cycle.orphaned = (gone, time), True
+        self._end_at(gone)
+
+    def _end_at(self, gone: float) -> None:
+        """Notes that the tasks have not outlived their controller."""
+        cycle = self._cycle
+        cycle.stopped = gone if cycle.stopped is None else min(cycle.stopped, gone)
+        cycle.afterwards.append((gone, "restarting_s"))
+
+    def _stop(self, time: float, kind: Afterwards = "unknown") -> None:
+        cycle = self._cycle
+        if cycle.stopped is None:
+            cycle.stopped = time
+        if (cycle.afterwards[-1][1] if cycle.afterwards else "unknown") != kind:
+            cycle.afterwards.append((time, kind))
+
+    def _begin_training(self, task: TaskId, progress: Progress) -> None:
+        cycle, first_step, epoch = self._cycle, progress.first_step or 0, progress.first_epoch or 0
+        if not self._has_stepped:  # what was taken for training was the way to the first step
+            self._has_stepped = True
+            self._spent["forming_s"] += self._unseen_s
+            self._unseen_s = 0.0
+        # An optimizer that was not restored says nothing of weights that were.
+        cycle.resumed = progress.resumed if progress.resumed or epoch <= 1 else None
+        cycle.guide, cycle.began = task, progress.began
+        # With `model.fit`, the step counts from the beginning of the attempt.
+        before = 0 if progress.resumed is not None else first_step - 1
+        self._spent["lost_s"] += self._line.go_on_from(Place(before, epoch, cycle.resumed))
+        cycle.line_s = self._line.trained_s
+        self._note_step(task, progress.began, first_step, epoch)
+
+    def _note_step(self, task: TaskId, time: float, step: int, epoch: int | None) -> None:
+        cycle = self._cycle
+        cycle.last = max(cycle.last, time)
+        if cycle.gap is not None and time > cycle.gap[1]:
+            cycle.gap = None
+        if task == cycle.guide:
+            total = cycle.resumed + step if cycle.resumed is not None else None
+            self._line.add(cycle.line_s + max(time - cycle.began, 0.0), Place(step, epoch or 0, total))
+
+    def _close(self, until: float) -> None:
+        """Adds the cycle to those that are over."""
+        spent = self._cycle.spend(until, has_stepped=self._has_stepped)
+        training_s = spent.pop("training_s")
+        for kind, seconds in spent.items():
+            self._spent[kind] += seconds
+        if self._cycle.guide is not None:
+            self._line.end(self._cycle.line_s + training_s)
+        else:
+            self._unseen_s += training_s

@@ -1,0 +1,78 @@
+"""The waits between two attempts: a pause, or for lost nodes. The links are read meanwhile, and a signal ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.run.attempt_loop import IDLE_S
+from launcher.run.context import AttemptSetup, RunContext
+from launcher.run.node_choice import NodeChoice
+from launcher.run.recovery import Recover, ReturnWatch
+from launcher.transports.base import LinkClosed
+from launcher.verdict.models import Verdict
+
+
+class Pauses:
+    """The waits of one run.
+
+    Args:
+        context: the run's.
+        nodes: which nodes are lost.
+        recover: cleans a lost node; returns whether the node can be used again.
+        is_wanted: whether the run goes on; if not, every wait ends.
+    """
+
+    def __init__(self, context: RunContext, nodes: NodeChoice, recover: Recover, is_wanted: Callable[[], bool]) -> None:
+        self._context = context
+        self._timing = context.timing
+        self._nodes = nodes
+        self._recover = recover
+        self._is_wanted = is_wanted
+
+    def fence(self, why: Verdict) -> None:
+        """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint.
+
+        Args:
+            why: the verdict on the last attempt.
+        """
+        fences = self._nodes.find_fences()
+        wait_s = max(fences.values(), default=0.0) - self._timing.monotonic()
+        if wait_s > 0:
+            names = ", ".join(sorted(fences))
+            self._note_state(why)
+            self._context.console.note(
+                f"{names} cannot be reached; waiting {wait_s:.0f} s until its tasks have certainly ended"
+            )
+            self.pause(wait_s)
+
+    def await_return(self, limit_s: float, why: Verdict) -> AttemptSetup | None:
+        """The setup with nodes that came back; None at the time limit, or after a signal."""
+        names = ", ".join(sorted(self._nodes.lost))
+        self._note_state(why)
+        self._context.console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
+        started = self._timing.monotonic()
+        watch, chosen = ReturnWatch(self._nodes.lost, self._recover, self._timing), None
+        while chosen is None and self._is_wanted() and self._timing.monotonic() < started + limit_s:
+            self.pause(IDLE_S)
+            self._nodes.take_back(watch.back)
+            chosen = self._nodes.choose()
+        watch.close()
+        if chosen is not None:
+            self._context.console.note(
+                f"{', '.join(sorted(watch.back))}: back after {self._timing.monotonic() - started:.1f} s"
+            )
+        return chosen
+
+    def pause(self, seconds: float) -> None:
+        """Waits so long."""
+        until = self._timing.monotonic() + seconds
+        closed = []
+        while self._is_wanted() and (left_s := until - self._timing.monotonic()) > 0:
+            incoming = self._context.links.next(min(left_s, IDLE_S))
+            if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
+                closed.append(incoming)
+        for incoming in closed:
+            self._context.links.put(incoming)  # the node is lost to the next attempt
+
+    def _note_state(self, why: Verdict) -> None:
+        self._context.journal.note_state("waiting", why.reference, why.message)
