@@ -18,11 +18,11 @@ from launcher.gang.slowness import Pace, Reason, Use, find_reason, format_durati
 from launcher.tasks import TaskId
 
 WINDOW_S = 3.0
-"""A window is at least so long, and has a new measurement of every task; a task measures a second or more."""
+"""A window is at least so long; a task measures a second or more."""
 WINDOWS = 4
 """So many windows in a row show that a task is slow, or no longer slow: a bad second shows nothing."""
-MEASUREMENTS = 20
-"""So many of each task's last measurements in a window count."""
+ENOUGH, MOST = 2, 20
+"""So many measurements of each task a window has at least, and so many of the last count."""
 SLOW_SCORE = 0.75
 SLOW_SHARE = 0.1
 """The share of a step's time by which a task has to be slower than the others to matter."""
@@ -62,7 +62,7 @@ class StragglerWatch:
         self._window: dict[TaskId, deque[Pace]] = {}
         """The measurements in it, of all tasks that were ever measured."""
         self._missing: set[TaskId] = set()
-        """Those without one."""
+        """Those with too few."""
         self._paces: deque[Mapping[TaskId, Pace]] = deque(maxlen=WINDOWS)
         """The last windows."""
         self._streaks: dict[TaskId, int] = {}
@@ -84,8 +84,9 @@ class StragglerWatch:
         self._last[task] = measured
         self._began = self._began or now
         pace = Pace(step_s=progress.step_s, own_s=progress.own_s, data_s=progress.data_s)
-        self._window.setdefault(task, deque(maxlen=MEASUREMENTS)).append(pace)
-        self._missing.discard(task)
+        paces = self._window.setdefault(task, deque(maxlen=MOST))
+        paces.append(pace)
+        (self._missing.add if len(paces) < ENOUGH else self._missing.discard)(task)
         if self._missing or now - self._began < WINDOW_S:
             return ()
         return self._end_window(now, uses())
