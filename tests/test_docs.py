@@ -43,6 +43,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "ssh": ("$defs", "SshSpec"),
     "sync": ("$defs", "SyncSpec"),
     "keras": ("$defs", "KerasSpec"),
+    "notify": ("$defs", "NotifySpec"),
 }
 """The sections of cluster_specs/README.md that have a table of fields, and where in the schema the fields are."""
 

@@ -43,6 +43,12 @@ ONLY_IN = {
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},
+    "prometheus_client": {
+        "launcher.report.metrics",
+        "launcher.run.companions",
+        "launcher.run.metrics_file",
+        "launcher.run.metrics_server",
+    },
 }
 """Third-party packages, and the folders and modules of `launcher` that may import them, even within a function."""
 

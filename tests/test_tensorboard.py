@@ -203,3 +203,26 @@ def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Pa
     answer = json.loads(done.stdout)
     assert (answer["silent"], answer["failed"]) == (["worker-1"], {})
     assert sorted(asked) == sorted([*tasks] * ATTEMPTS)
+
+
+def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(tmp_path: Path) -> None:
+    tasks = {"distlaunch/worker-0", "distlaunch/worker-1"}
+    shown = {*tasks, "distlaunch", "worker-0/train"}
+    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "2000") as run:
+        address = address_of(run)
+        wait_until(lambda: shown <= set(ask(f"{address}data/runs")), "it shows both", 90)
+
+        def curves() -> list[list[list[float]]]:
+            tag = "distlaunch%2Fstep_seconds"
+            return [ask(f"{address}data/plugin/scalars/scalars?tag={tag}&run={name}") for name in sorted(tasks)]
+
+        wait_until(lambda: all(len(curve) > 1 for curve in curves()), "the curves go on", 60)
+        for curve in curves():
+            assert [step for _, step, _ in curve] == sorted({step for _, step, _ in curve})
+            assert all(0 < seconds < 60 for *_, seconds in curve)
+        goodput = ask(f"{address}data/plugin/scalars/scalars?tag=goodput%2Ftraining_seconds&run=distlaunch")
+        assert 0 < goodput[-1][2] < 600
+        run.process.send_signal(signal.SIGINT)
+        run.end(60)
+    folder = run.directory / "tensorboard" / "distlaunch"
+    assert {path.parent.name for path in folder.rglob("*tfevents*")} >= {"worker-0", "worker-1"}

@@ -94,6 +94,19 @@ _RUN_OPTIONS = (
         default_text="2",
         help="Measure what tasks use every S seconds; 0: never.",
     ),
+    option(
+        "--metrics",
+        section="Output",
+        metavar="[ADDRESS:]PORT",
+        help="Serve metrics for Prometheus; without ADDRESS on 127.0.0.1.",
+    ),
+    option(
+        "--metrics-file",
+        section="Output",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Write metrics to FILE every few seconds, for node_exporter.",
+    ),
     option("--no-progress", section="Program", is_flag=True, help="Do not count the steps of `model.fit`."),
     option(
         "--keep-own-tf-config",

@@ -9,8 +9,10 @@ from typing import Any
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import ClusterSpec, Nodes
+from launcher.spec.parts import NotifySpec
 from launcher.spec.redaction import hide_env, hide_words
 from launcher.wording import count_of
+from worker_entry.protocol import environment
 
 
 def render_json(plan: LaunchPlan) -> dict[str, Any]:
@@ -42,14 +44,24 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def render_spec(spec: ClusterSpec) -> str:
-    """The spec for the run's files, without secrets; still a spec."""
+    """The spec for the run's files, without secrets; still a spec.
+
+    A webhook is replaced by the variable from which `resume` takes it.
+    """
     program = spec.program
     words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
+    notify = spec.notify
+    if notify.webhook is not None:
+        given = {name: getattr(notify, name) for name in notify.model_fields_set - {"webhook"}}
+        notify = NotifySpec(**given, webhook_from=environment.WEBHOOK)
+    if notify.command is not None:
+        notify = notify.changed(command=hide_words(notify.command))
     source = spec.source and spec.source.changed(command=hide_words(spec.source.command))
     shown = spec.changed(
         env=hide_env(spec.env),
         nodes=Nodes([node.changed(env=hide_env(node.env)) for node in spec.nodes], source),
         program=program.changed(**words),
+        **({"notify": notify} if notify.is_wanted else {}),
     )
     return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
 

@@ -30,6 +30,10 @@ class Goodput(Result):
     share: float = 0.0
     """Of all this, the share of `training_s`."""
 
+    def by_kind(self) -> dict[str, float]:
+        """The seconds of `connecting`, `forming`, …"""
+        return {kind.removesuffix("_s"): getattr(self, kind) for kind in KINDS}
+
 
 SHOWN = 4
 LEAST_SHARE = 0.01

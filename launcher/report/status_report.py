@@ -68,6 +68,11 @@ class TaskState(Result):
     gpus: list[str]
     """The GPUs that it was given."""
 
+    @property
+    def waiting_s(self) -> float | None:
+        """Seconds of a recent step in which it waited for the others; None if that is not known."""
+        return None if self.step_s is None or self.own_s is None else max(self.step_s - self.own_s, 0.0)
+
 
 class GpuState(Result):
     """One GPU of a node now; null for what it does not tell."""

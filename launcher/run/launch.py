@@ -17,6 +17,7 @@ from launcher.report.models import RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
 from launcher.run.answers import Answers
 from launcher.run.assembly import make_bundle_of, make_context, make_folders, make_planner, opened_console
+from launcher.run.companions import opened_companions
 from launcher.run.context import AttemptSetup
 from launcher.run.control import ControlServer
 from launcher.run.detached import Detachment
@@ -105,16 +106,19 @@ def conduct(
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:
-        files = open_folder()
         tasks = [task for _, task in spec.placements()]
         with (
+            opened_companions(spec, start.cwd) as companions,
+            contextlib.nullcontext(open_folder()) as files,
             contextlib.closing(ControlServer()) as control,
             files.hold(replace(start, socket=control.path)) as journal,
             _reporting_failure(files, start, journal, history),
             opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
+            companions.warning_at(console),
         ):
             goodput = watch_goodput(files, journal, start.started, spec)
             answers = Answers(start, files, journal, interrupts, goodput)
+            companions.begin(answers, journal)
             control.serve(answers)
             planner = make_planner(spec, targets, files, start.cwd)
             files.write_text(files.spec, render_spec(planner.spec))
@@ -142,6 +146,7 @@ def conduct(
                 taken_over=taken_over,
             )
             answers.attach(supervisor, context.links)
+            companions.attach(planner.spec, context.links)
             return supervisor.run()
     finally:
         interrupts.mute()

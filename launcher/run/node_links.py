@@ -22,6 +22,8 @@ from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs."""
 CLOSING_AT_ONCE = 64
+SILENT_S = 10.0
+"""How long an agent is not heard that is silent: several beats."""
 HURRIED_SILENCE_S = 5.0
 """How long an agent may be silent while the run stops: more than two beats."""
 POLL_S = 0.25
@@ -166,8 +168,16 @@ class NodeLinks:
         return self._handling.frame if self._handling is not None else 0
 
     def send(self, node: str, message: Message, body: bytes = b"") -> None:
-        if node in self._links:
-            self._links[node].send(message, body)
+        """Sends it if the node is connected; from any thread."""
+        link = self._links.get(node)
+        if link is not None:
+            link.send(message, body)
+
+    def is_heard(self, node: str) -> bool:
+        """Whether the node's agent has answered Hello, and has not been silent since; from any thread."""
+        link = self._links.get(node)
+        silent_s = self.timing.monotonic() - link.last_heard if link is not None else 0.0
+        return link is not None and node in self.ready and silent_s < SILENT_S
 
     def hurry(self) -> None:
         """Stops waiting for agents that hang or cannot be reached; otherwise that lasts until their leases expire."""

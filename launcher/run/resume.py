@@ -98,9 +98,10 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
                 f"the run's files contain no secrets; not set in this environment: {', '.join(sorted(set(missing)))}",
                 hint="export them, or name the spec with --spec",
             )
-        if REDACTED in json.dumps([spec.get("program", {}), listed.get("from", {})]):
+        commands = [spec.get("program", {}), listed.get("from", {}), spec.get("notify", {})]
+        if REDACTED in json.dumps(commands):
             raise UsageError(
-                "arguments of the program or of `nodes.from` are secrets, which the run's files do not contain",
+                "arguments of `program`, `nodes.from` or `notify` are secrets, which the run's files do not contain",
                 hint="name the spec with --spec",
             )
         return ClusterSpec.model_validate_json(json.dumps(spec))

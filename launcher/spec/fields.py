@@ -121,6 +121,40 @@ Ports = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """An address of this machine and a TCP port, on which to listen; written `127.0.0.1:9400`."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(value: Any) -> Endpoint:
+    """`0.0.0.0:9400`, `[::1]:9400`, `gpu-a:9400`; `9400` and `:9400` are on the loopback address → Endpoint."""
+    if isinstance(value, Endpoint):
+        return value
+    match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([A-Za-z0-9_.-]+))?:)?([0-9]{1,5})", str(value), re.ASCII)
+    if match is None:
+        raise PydanticCustomError("endpoint", "expected ADDRESS:PORT; write it like 127.0.0.1:9400 or [::1]:9400")
+    if not 1 <= int(match[3]) <= 65535:
+        raise PydanticCustomError("endpoint", "ports go from 1 to 65535; write it like 127.0.0.1:9400")
+    return Endpoint(match[1] or match[2] or "127.0.0.1", int(match[3]))
+
+
+Listen = Annotated[
+    Endpoint,
+    PlainValidator(parse_endpoint),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "examples": ["127.0.0.1:9400"]}),
+]
+
+WebAddress = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=8192)]
+"""An URL of a web server, in ASCII."""
+
+
 def parse_keepable(value: Any) -> bool | str:
     """`true`, `false` or `keep`, as text or as a value."""
     known: dict[str, bool | str] = {"true": True, "false": False, "keep": "keep"}

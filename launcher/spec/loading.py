@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import ValidationError
 
 from launcher.errors import SpecError
+from launcher.spec.contradictions import Path
 from launcher.spec.mistakes import SHOWN_LIMIT, find_problems
 from launcher.spec.models import ClusterSpec
 from launcher.spec.yaml_positions import SIZE_LIMIT, Mark, Marks, Mistake, MistakesError, parse_yaml
@@ -60,17 +61,24 @@ def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> Cluster
     except ValidationError as error:
         mistakes += _mistakes(error, marks)
         mistakes += _find_other_contradictions(error, values, marks)
-    names = values.get("env_from")
-    if environ is not None and isinstance(names, list):
+    if environ is not None:
         reported = {mistake.path for mistake in mistakes}
         mistakes += [
             Mistake(marks.find(place), place, f"{name} is not set in this environment; export it first")
-            for place, name in ((("env_from", i), name) for i, name in enumerate(names))
+            for place, name in _find_variables(values)
             if place not in reported and isinstance(name, str) and name not in environ
         ]
     if mistakes:
         raise MistakesError(mistakes)
     return spec
+
+
+def _find_variables(values: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """The places of all variables that are taken from distlaunch's own environment, and what is there."""
+    names, notify = values.get("env_from"), values.get("notify")
+    yield from ((("env_from", index), name) for index, name in enumerate(names if isinstance(names, list) else ()))
+    if isinstance(notify, dict):
+        yield ("notify", "webhook_from"), notify.get("webhook_from")
 
 
 def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:

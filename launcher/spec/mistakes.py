@@ -120,13 +120,18 @@ _EXAMPLES = {
     "keras": "{patch: false}",
     "restart": "{max_restarts: 0}",
     "timeouts": "{start_s: 600}",
+    "notify": "{webhook_from: SLACK_WEBHOOK}",
 }
 """What to write for fields that are not single values."""
 
 
+_SECRET: tuple[Path, ...] = (("notify",), ("notify", "webhook"))
+"""Fields whose value may be the URL of a webhook, which is never shown."""
+
+
 def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
-    shown = _show(given)
+    shown = "text" if path in _SECRET and isinstance(given, str) else _show(given)
     if kind == "extra_forbidden":
         return f"unknown field{_suggest(str(path[-1]), _known_fields(path[:-1]))}"
     if kind == "literal_error" and is_key:
@@ -134,7 +139,8 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind == "literal_error":
         field = next(str(part) for part in reversed(path) if isinstance(part, str))
         choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
-        return f"unknown {'failure' if field == 'on' else field} {shown}{_suggest(str(given), choices)}"
+        what = {"restart": "failure", "notify": "happening"}[str(path[0])] if field == "on" else field
+        return f"unknown {what} {shown}{_suggest(str(given), choices)}"
     if kind == "string_pattern_mismatch":
         return _explain_pattern(path, given, is_key=is_key)
     if kind in ("greater_than_equal", "less_than_equal"):
@@ -159,8 +165,10 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     shown = _show(given)
     if "\0" in given:
         return "a null character cannot be passed to a program; remove it"
-    if is_key or path[0] == "env_from":
+    if is_key or path[0] == "env_from" or path[-1] == "webhook_from":
         return f"{shown} cannot name an environment variable; use letters, digits and _"
+    if path == ("notify", "webhook"):
+        return "is not the URL of a web server; write one like `https://host/path`, without spaces"
     if not given:
         return "is empty; fill it in" + ("" if path[-1] == "host" else ", or remove the field")
     if path == ("name",):

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from launcher.failures import RESTARTED, FailureName, render_failures
-from launcher.spec.fields import LIMITED_S, UNLESS_0, AtMost, FilledText, Port, Seconds, Text, Times
+from launcher.spec.fields import (
+    LIMITED_S,
+    UNLESS_0,
+    AtMost,
+    FilledText,
+    Port,
+    Seconds,
+    Text,
+    Times,
+    VariableName,
+    WebAddress,
+)
 
 
 def _omit_null(schema: dict[str, Any]) -> None:
@@ -148,3 +159,34 @@ class TimeoutsSpec(Model):
         Seconds, Field(ge=1), AtMost(604_800, "a week; the kernel counts in milliseconds, up to three weeks")
     ] = 60.0
     """How long a node continues without contact with distlaunch; a broken connection may come back until then."""
+
+
+HappeningName = Literal["failed", "restarted", "stalled", "succeeded"]
+
+
+class NotifySpec(Model):
+    """Who is notified of what happens to a run, and of what."""
+
+    webhook: Annotated[WebAddress | None, Field(repr=False)] = None
+    """The URL to which a JSON object is POSTed; a secret, which is never shown and not written to the run's files."""
+    webhook_from: VariableName | None = None
+    """The variable of distlaunch's own environment that has the URL."""
+    command: Annotated[list[Text], Field(min_length=1)] | None = None
+    """A program and its arguments, run here without a shell; reads the JSON object from stdin."""
+    on: Annotated[list[HappeningName], Field(min_length=1)] = ["failed", "stalled", "succeeded"]
+    """The happenings of which it is notified."""
+
+    @model_validator(mode="after")
+    def _has_recipients(self) -> NotifySpec:
+        if self.webhook is not None and self.webhook_from is not None:
+            raise PydanticCustomError("notify", "there is a `webhook:` and a `webhook_from:`; keep one of the two")
+        if self.model_fields_set and not self.is_wanted:
+            raise PydanticCustomError("notify", "names nobody to notify; add `webhook_from:` or `command:`")
+        if self.command is not None and not self.command[0]:
+            raise PydanticCustomError("notify", "the first word of `command:` is empty; write the program's name")
+        return self
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anybody to notify."""
+        return any(given is not None for given in (self.webhook, self.webhook_from, self.command))

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 REDACTED = "(redacted)"
 
-_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL", re.IGNORECASE)
+_NAME = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?:^|_)PASS$|API_?KEY|_KEY|^KEY|CREDENTIAL|WEBHOOK(?!_FROM)", re.IGNORECASE
+)
 _COUNT = re.compile(r"TOKENS", re.IGNORECASE)
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]*)?(e[0-9]+)?", re.IGNORECASE)
 

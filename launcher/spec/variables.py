@@ -55,7 +55,7 @@ def set_variables(spec: ClusterSpec, texts: Sequence[str], environ: Mapping[str,
 
 
 def check_variables(spec: ClusterSpec, environ: Mapping[str, str]) -> None:
-    """Checks that every variable of `env_from` is set, as a spec file is checked.
+    """Checks that every variable of `env_from` and `notify` is set, as a spec file is checked.
 
     Raises:
         UsageError: one is not.
@@ -63,6 +63,9 @@ def check_variables(spec: ClusterSpec, environ: Mapping[str, str]) -> None:
     missing = [name for name in spec.env_from if name not in environ]
     if missing:
         raise UsageError(f"env_from: {', '.join(missing)} is not set in this environment", hint="export it first")
+    name = spec.notify.webhook_from
+    if name is not None and name not in environ:
+        raise UsageError(f"notify.webhook_from: {name} is not set in this environment", hint="export it first")
 
 
 def _without(env: Mapping[str, str], names: Mapping[str, object]) -> dict[str, str]:

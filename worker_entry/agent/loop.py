@@ -25,12 +25,13 @@ from worker_entry.agent.reattach import ReattachFolder, Reattachment
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Broken, Message
+from worker_entry.protocol.messages import Broken, Message, Noted
 from worker_entry.protocol.values import Problem
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
+    from worker_entry.agent.event_files import EventFiles
     from worker_entry.agent.program_copy import ProgramCopy
 
 TICK_S = 0.05
@@ -60,6 +61,7 @@ class Agent:
         self._attempts = Attempts(self._selector, self._send)
         self._owned.callback(self._attempts.close)
         self._program_copy: Optional[ProgramCopy] = None
+        self._event_files: Optional[EventFiles] = None
         self._generation = 0
         """The controller's."""
         self._closing = self._garbled = self._controller_gone = self._failed = False
@@ -201,6 +203,8 @@ class Agent:
             self._attempts.accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
             self._attempts.show_stacks()
+        elif isinstance(message, orders.Scalars):
+            self._write_scalars(message)
         elif isinstance(message, orders.Stop):
             self._attempts.stop(message.grace_s, ordered=True)
         elif isinstance(message, orders.Goodbye):
@@ -209,6 +213,15 @@ class Agent:
                 self._attempts.stop(GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
+
+    def _write_scalars(self, order: orders.Scalars) -> None:
+        if self._event_files is None:
+            from worker_entry.agent.event_files import EventFiles
+
+            self._event_files = EventFiles()
+        problem = self._event_files.write(order)
+        if problem is not None:
+            self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
 
     def _greet(self, hello: orders.Hello) -> None:
         if hello.version != orders.VERSION:

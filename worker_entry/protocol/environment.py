@@ -18,6 +18,18 @@ CHECKPOINT_DIR = "DISTLAUNCH_CHECKPOINT_DIR"
 OF_TASKS = (RUN_ID, TASK, ATTEMPT, STRATEGY, DEVICES, COMMUNICATION, CROSS_DEVICE, LOG_DIR, CHECKPOINT_DIR)
 """Variables that users' programs may read."""
 
+WEBHOOK = "DISTLAUNCH_WEBHOOK"
+"""From it, `distlaunch resume` takes the URL of a webhook that the spec itself has: the run's files do not have it."""
+RUN = "DISTLAUNCH_RUN"
+RUN_NAME = "DISTLAUNCH_RUN_NAME"
+HAPPENING = "DISTLAUNCH_HAPPENING"
+REFERENCE = "DISTLAUNCH_REFERENCE"
+MESSAGE = "DISTLAUNCH_MESSAGE"
+DIRECTORY = "DISTLAUNCH_DIRECTORY"
+OF_NOTIFICATIONS = (HAPPENING, RUN, RUN_NAME, ATTEMPT, REFERENCE, MESSAGE, TASK, DIRECTORY)
+"""Variables that the command of `notify` may read. The run's id has another name than for tasks: what has that one is
+a process of the run."""
+
 CHILDREN = "DISTLAUNCH_CHILDREN"
 """The order for Python processes that a task starts; `children` reads it."""
 CLOCK = "DISTLAUNCH_CLOCK"

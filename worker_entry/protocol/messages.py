@@ -38,6 +38,7 @@ from worker_entry.protocol.orders import (
     Piece,
     Preload,
     Prepare,
+    Scalars,
     ShowStacks,
     Start,
     Stop,
@@ -264,7 +265,7 @@ class Broken:
 
 
 ToAgent = Union[
-    Hello, Attach, Offer, Piece, Preload, Prepare, Inspect, Dial, Start, ShowStacks, Stop, Beat, Goodbye, Clean
+    Hello, Attach, Offer, Piece, Preload, Prepare, Inspect, Dial, Start, ShowStacks, Scalars, Stop, Beat, Goodbye, Clean
 ]
 ToController = Union[
     Ready,

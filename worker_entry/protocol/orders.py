@@ -20,6 +20,7 @@ from worker_entry.protocol.field_limits import (
     TaskName,
     Within,
 )
+from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
 VERSION = 8
@@ -130,6 +131,14 @@ class Start:
 @dataclass(frozen=True)
 class ShowStacks:
     """Collect the Python stacks of all tasks."""
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """Append these points to the event files of TensorBoard in folders below `directory`."""
+
+    directory: Annotated[str, Path()]
+    points: Annotated[list[ScalarPoint], Items(1000)]
 
 
 @dataclass(frozen=True)

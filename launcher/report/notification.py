@@ -1,0 +1,105 @@
+"""What people are notified of: which events of a run's journal are happenings, and what is said of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.printable import printable
+from launcher.report.run_events import AttemptEnded, Ended, Record, State
+from launcher.spec.parts import HappeningName
+from launcher.spec.redaction import hide_text
+from worker_entry.protocol import environment
+
+MESSAGE_LIMIT = 2000
+"""Characters of a message: it may be that of a program's exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happening:
+    """Something that has happened to a run; `task` and `host` are those that caused it, if one did."""
+
+    name: HappeningName
+    time: float
+    attempt: int
+    reference: str
+    message: str
+    task: str | None = None
+    host: str | None = None
+
+
+class Happenings:
+    """Finds the happenings among the events of a run."""
+
+    def __init__(self) -> None:
+        self._cause: tuple[str | None, str | None] = (None, None)
+        """Task and node that have ended the last attempt."""
+
+    def note(self, record: Record) -> Happening | None:
+        """The happening that this event is; None for all other events."""
+        match record.event:
+            case AttemptEnded(report):
+                verdict = report.verdict
+                node = next((task.node for task in report.tasks if task.task == verdict.task), None)
+                self._cause = verdict.task, node
+                if verdict.reference == "stalled":
+                    return self._make("stalled", record, verdict.reference, verdict.message)
+            case State("restarting", reference, message):
+                return self._make("restarted", record, reference, message)
+            case Ended("failed", _, reference, message):
+                return self._make("failed", record, reference, message)
+            case Ended("succeeded", _, reference, message):
+                self._cause = None, None
+                return self._make("succeeded", record, reference, message)
+        return None
+
+    def _make(self, name: HappeningName, record: Record, reference: str, message: str) -> Happening:
+        text = hide_text(message)
+        task, host = self._cause
+        return Happening(
+            name=name,
+            time=record.time,
+            attempt=record.attempt,
+            reference=reference,
+            message=text if len(text) <= MESSAGE_LIMIT else f"{text[: MESSAGE_LIMIT - 1]}…",
+            task=task,
+            host=host,
+        )
+
+
+def make_payload(
+    happening: Happening, *, run_id: str, name: str, directory: str, started: float, goodput: float | None
+) -> dict[str, Any]:
+    """The JSON object; `goodput` is the share of training in the time so far, None if it is not known."""
+    return {
+        "happening": happening.name,
+        "run": run_id,
+        "name": name,
+        "reference": happening.reference,
+        "message": happening.message,
+        "task": happening.task,
+        "host": happening.host,
+        "attempt": happening.attempt,
+        "time": round(happening.time, 3),
+        "elapsed_s": round(max(happening.time - started, 0.0), 3),
+        "goodput": goodput,
+        "directory": directory,
+        # What Slack, Mattermost and others show.
+        "text": f"{name} {happening.name}: {happening.message} ({run_id}, attempt {happening.attempt})",
+    }
+
+
+def make_variables(payload: Mapping[str, Any]) -> dict[str, str]:
+    """The main facts as environment variables."""
+    facts = {
+        environment.HAPPENING: payload["happening"],
+        environment.RUN: payload["run"],
+        environment.RUN_NAME: payload["name"],
+        environment.ATTEMPT: payload["attempt"],
+        environment.REFERENCE: payload["reference"],
+        environment.MESSAGE: payload["message"],
+        environment.TASK: payload["task"] or "",
+        environment.DIRECTORY: payload["directory"],
+    }
+    return {name: printable(str(value)) for name, value in facts.items()}

@@ -1,0 +1,139 @@
+"""What goes on beside a run, as its spec asks for it: metrics, notifications, and curves for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.console.writer import Console
+from launcher.errors import UsageError
+from launcher.printable import printable
+from launcher.report.status_report import RunStatus
+from launcher.run.answers import Answers
+from launcher.run.journal import Journal
+from launcher.run.node_links import NodeLinks
+from launcher.run.scalars import ScalarSender
+from launcher.spec.models import ClusterSpec
+
+if TYPE_CHECKING:
+    from launcher.run.metrics_file import MetricsFile
+    from launcher.run.metrics_server import MetricsServer
+    from launcher.run.notifier import Notifier, Recipients
+
+
+@contextlib.contextmanager
+def opened_companions(spec: ClusterSpec, cwd: str) -> Iterator[Companions]:
+    """Opens what has to be there before the run begins, and closes everything in the end.
+
+    Raises:
+        UsageError: the spec asks for something impossible; nothing was started.
+    """
+    with contextlib.ExitStack() as owned:
+        yield Companions(spec, cwd, os.environ, owned)
+
+
+class Companions:
+    """None of them delays or fails the run. They begin with `begin` and `attach`, and are closed with `owned`.
+
+    Args:
+        spec: the user's.
+        cwd: where the run was started; paths and commands are relative to it.
+        environ: has the URL of the webhook, if the spec does not.
+        owned: closes what is opened.
+
+    Raises:
+        UsageError: the spec asks for something impossible.
+    """
+
+    def __init__(self, spec: ClusterSpec, cwd: str, environ: Mapping[str, str], owned: contextlib.ExitStack) -> None:
+        self._owned = owned
+        self._server: MetricsServer | None = None
+        self._file: MetricsFile | None = None
+        self._recipients = _find_recipients(spec, environ, cwd)
+        self._notifier: Notifier | None = None
+        self._make_status: Callable[[], RunStatus] | None = None
+        self._journal: Journal | None = None
+        self._console: Console | None = None
+        if spec.metrics is not None or spec.metrics_file is not None:
+            _check_client()
+        if spec.metrics is not None:
+            from launcher.run.metrics_server import MetricsServer
+
+            self._server = MetricsServer(spec.metrics)
+            owned.callback(self._server.close)
+        if spec.metrics_file is not None:
+            from launcher.run.metrics_file import MetricsFile
+
+            self._file = MetricsFile(Path(cwd, Path(spec.metrics_file).expanduser()))
+            owned.callback(self._file.close)
+
+    @contextlib.contextmanager
+    def warning_at(self, console: Console) -> Iterator[None]:
+        """Shows there what fails. At the end, waits for a moment for notifications, while that can still be shown."""
+        self._console = console
+        try:
+            yield
+        finally:
+            if self._notifier is not None:
+                self._notifier.settle()
+            self._console = None
+
+    def begin(self, answers: Answers, journal: Journal) -> None:
+        """Begins what needs no nodes."""
+        self._make_status, self._journal = answers.make_status, journal
+        if self._server is not None:
+            self._server.begin(answers.make_status)
+        if self._file is not None:
+            self._file.begin(answers.make_status, self._warn)
+        if self._recipients is not None:
+            from launcher.run.notifier import Notifier
+
+            self._notifier = Notifier(self._recipients, answers.make_status, self._warn)
+            self._owned.callback(self._notifier.close)
+            journal.listen(self._notifier.note)
+
+    def attach(self, spec: ClusterSpec, links: NodeLinks) -> None:
+        """Begins what needs the nodes; `spec`: with the log directory that its tasks have."""
+        if spec.tensorboard and spec.logs is not None and self._make_status is not None and self._journal is not None:
+            sender = ScalarSender(spec.logs, self._make_status, self._journal, links)
+            self._owned.callback(sender.close)
+            sender.begin()
+
+    def _warn(self, text: str) -> None:
+        if self._console is not None:
+            self._console.warn(text)
+        else:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"Warning: {printable(text)}\n")
+
+
+def _check_client() -> None:
+    try:
+        import prometheus_client  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise UsageError(
+            "metrics need the package prometheus_client, which is not installed",
+            hint="install it: pip install 'distlaunch[metrics]'",
+        ) from None
+
+
+def _find_recipients(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) -> Recipients | None:
+    notify = spec.notify
+    if not notify.is_wanted:
+        return None
+    from launcher.run.notifier import Recipients
+
+    url = notify.webhook
+    if notify.webhook_from is not None:
+        url = environ.get(notify.webhook_from, "").strip()
+        if not url.startswith(("http://", "https://")):
+            problem = "has no URL of a web server" if url else "is not set in this environment"
+            raise UsageError(
+                f"notify.webhook_from: {notify.webhook_from} {problem}",
+                hint="export the URL; the files of a run do not contain it",
+            )
+    return Recipients(url, notify.command, frozenset(notify.on), cwd)

@@ -1,0 +1,68 @@
+"""Sends step times and goodput to the node that runs TensorBoard, whose agent writes them beside the loss."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from launcher.report.run_events import AttemptEnded, Record
+from launcher.report.scalars import make_points
+from launcher.report.status_report import RunStatus
+from launcher.run.journal import Journal
+from launcher.run.node_links import NodeLinks
+from launcher.run.timing import SystemTiming
+from launcher.tasks import TENSORBOARD
+from worker_entry.protocol.orders import Scalars
+
+EVERY_S = 5.0
+OF_RUN = 1000
+"""In a long run, a point follows after this part of its time: a week has 6,000."""
+POINTS = 200
+"""Points of one order."""
+
+
+class ScalarSender:
+    """Sends the points of a run from `begin` to `close`: every few seconds, and at the end of each attempt."""
+
+    def __init__(
+        self, directory: str, make_status: Callable[[], RunStatus], journal: Journal, links: NodeLinks
+    ) -> None:
+        self._directory = directory
+        self._make_status = make_status
+        self._journal = journal
+        self._links = links
+        self._steps: dict[str, int] = {}
+        self._due = 0.0
+        self._lock = threading.Lock()
+        self._end: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """Sends from now on."""
+        self._journal.listen(self._note)
+        self._end = SystemTiming().repeat(self._send_due, EVERY_S, EVERY_S)
+
+    def close(self) -> None:
+        """Sends no more."""
+        self._end()
+
+    def _note(self, record: Record) -> None:
+        if isinstance(record.event, AttemptEnded):
+            self._send_points()
+
+    def _send_due(self) -> bool:
+        status = self._make_status()
+        if status.now >= self._due:
+            self._due = status.now + max(EVERY_S / 2, (status.now - status.started) / OF_RUN)
+            self._send_points()
+        return False
+
+    def _send_points(self) -> None:
+        with self._lock:
+            status = self._make_status()
+            node = next((task.node for task in status.tasks if task.task == str(TENSORBOARD)), None)
+            if node is None or not self._links.is_heard(node):  # what is sent to a silent node is kept in memory
+                return
+            points = [*make_points(status, self._steps)]
+            self._steps |= {task.task: task.step for task in status.tasks if task.step is not None}
+        for first in range(0, len(points), POINTS):
+            self._links.send(node, Scalars(self._directory, points[first : first + POINTS]))

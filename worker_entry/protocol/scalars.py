@@ -1,0 +1,21 @@
+"""Points of curves that TensorBoard shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from worker_entry.protocol.field_limits import Items, Matches, Name, Number
+
+
+@dataclass(frozen=True)
+class ScalarPoint:
+    """Values of one moment, by their tags; `folder`: where their event file is, below the log directory.
+
+    `time` is Unix seconds, by the controller's clock.
+    """
+
+    folder: Annotated[str, Matches(r"[a-z]+(?:/[a-z]+-[0-9]+)?", "folder of event files")]
+    step: Number
+    time: float
+    values: Annotated[dict[Name, float], Items(64)]
