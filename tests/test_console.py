@@ -510,7 +510,7 @@ class OnTerminal:
         unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
         self._process = subprocess.Popen(
             [
-                *distlaunch_command("local", "-n", "2", "--run-dir", str(directory / "run"), "--"),
+                *distlaunch_command("local", "-n", "2", "--no-live", "--run-dir", str(directory / "run"), "--"),
                 *(sys.executable, "-S", PUPPET, str(self._orders)),
             ],
             env={**{name: value for name, value in os.environ.items() if name not in unset}, "TERM": "xterm", **env},

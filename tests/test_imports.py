@@ -39,7 +39,7 @@ ONLY_IN = {
     "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
-    "rich": {"launcher.console.terminal"},
+    "rich": {"launcher.console"},
     "pydantic": {"launcher.spec", "launcher.result", "launcher.gang", "launcher.verdict", "launcher.report"},
     "pydantic_core": {"launcher.spec", "launcher.plan.placement", "launcher.plan.planner", "launcher.tasks"},
     "paramiko": {"launcher.transports.ssh"},

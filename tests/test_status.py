@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from launcher.run.directory import RunDir
 from launcher.wording import render_age
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.polling import eventually
+from tests.terminals import terminal
 from tests.test_gang import W0, W1, make_policy
 from tests.witness import wait_until
 from worker_entry.protocol.values import Progress, TaskExit
@@ -106,17 +105,12 @@ def test_in_a_pipe_watching_prints_changes_until_the_end(tmp_path: Path) -> None
 
 
 def test_on_a_terminal_watching_repaints_until_ctrl_c(busy: RunDir) -> None:
-    master, slave = pty.openpty()
-    command = distlaunch_command("status", "-w", str(busy.root))
-    env = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
-        os.close(slave)
-        shown = b""
-        while shown.count(b"running, attempt 1") < 3:
-            shown += os.read(master, 1 << 16)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    os.close(master)
+    with terminal(distlaunch_command("status", "-w", str(busy.root))) as watching:
+        watching.until(lambda: watching.raw.count(b"attempt 1") >= 3)
+        watching.shows("running · attempt 1", "worker:0", "runs", "ago  Starting 1 task on this machine")
+        watching.type(b"\x03")
+        assert watching.end() == 0
+        watching.shows("running · attempt 1")  # the last picture stays
 
 
 def test_a_run_that_has_ended_shows_how(distlaunch: Distlaunch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,9 @@ from launcher.cli.programs import (
     complete_first_spec,
     make_host_spec,
 )
+from launcher.cli.running import run_command, runs_attached
 
 if TYPE_CHECKING:
-    from launcher.report.models import RunReport
     from launcher.spec.models import ClusterSpec
     from launcher.spec.strategies import Framework
     from worker_entry.protocol.strategy_names import StrategyName
@@ -109,6 +109,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
 @run_options
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -- COMMAND] [ARGS]…")
 @click.pass_context
+@runs_attached
 def local(
     context: click.Context,
     /,
@@ -170,6 +171,7 @@ def local(
     shell_complete=complete_first_spec,
 )
 @click.pass_context
+@runs_attached
 def up(
     context: click.Context,
     /,
@@ -227,6 +229,7 @@ def _run(
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
+    no_live: bool,
     no_keras_patch: bool,
     max_restarts: int | None,
     start_s: float | None,
@@ -277,21 +280,4 @@ def _run(
         show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
-    return start().exit_status if not detach else run_in_background(start)
-
-
-def run_in_background(start: Callable[..., RunReport]) -> int:
-    """Runs in the background; says how to go on once the cluster is up. Returns the exit status."""
-    from launcher.run.detached import run_detached
-
-    status, directory = run_detached(lambda detachment: start(detachment=detachment).exit_status)
-    if directory is None:
-        assert status is not None
-        return status
-    from launcher.run.naming import name_run
-
-    name = name_run(directory)
-    click.echo(name)
-    for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
-        click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
-    return 0
+    return run_command(start, detach=detach, live=not no_live)

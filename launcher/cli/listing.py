@@ -76,7 +76,7 @@ def _watch(*, everything: bool, as_json: bool) -> None:
     from launcher.commands.listing import look, render_runs
 
     if can_repaint() and not as_json:
-        repaint(lambda: render_runs(look(ended=everything), time.time()))
+        repaint(lambda *_: render_runs(look(ended=everything), time.time()))
     else:
         _follow(everything=everything, as_json=as_json)
 

@@ -138,11 +138,12 @@ def _show(
 @click.command()
 @run_argument
 @click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
-def attach(run: str | None, verbose: bool) -> int:
+@click.option("--no-live", is_flag=True, help="Show only lines on the terminal, not the live view.")
+def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     """Follow a run as in its own terminal, from the last screenful on.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. Ctrl-C and `q`
-    only stop looking: the run goes on, and the exit status is 0. Otherwise the exit status is that of the run.
+    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. Ctrl-C, `q`
+    and `d` only stop looking: the run goes on, and the exit status is 0. Otherwise the exit status is that of the run.
     """
     import signal
 
@@ -152,7 +153,7 @@ def attach(run: str | None, verbose: bool) -> int:
     _allow_many_files()
     files = select_run(run)
     signal.signal(signal.SIGTERM, end_as_left)
-    attachment = Attachment(files, colour=_has_colour() and sys.stderr.isatty(), verbose=verbose)
+    attachment = Attachment(files, colour=_has_colour() and sys.stderr.isatty(), verbose=verbose, live=not no_live)
     try:
         attachment.show()
     except BrokenPipeError:

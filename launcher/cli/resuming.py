@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster import run_in_background
 from launcher.cli.options import option, run_argument
+from launcher.cli.running import run_command, runs_attached
 from launcher.cli.sections import SectionedCommand
 
 
@@ -18,7 +18,9 @@ from launcher.cli.sections import SectionedCommand
 @option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec from now on.")
 @option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
 @option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
-def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool) -> int:
+@option("--no-live", is_flag=True, help="Show only lines on the terminal, not the live view.")
+@runs_attached
+def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_live: bool) -> int:
     """Go on with a run that has ended, or whose controller is gone.
 
     RUN is a run's name, a part of it, or its folder; left out: the latest run, if no run is running. Takes over tasks
@@ -34,4 +36,4 @@ def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool) -> i
     files = select_run(run)
     changed = ask_first(load_spec(spec, os.environ)) if spec is not None else None
     start = functools.partial(resume, files, changed, environ=os.environ, verbose=verbose)
-    return start().exit_status if not detach else run_in_background(start)
+    return run_command(start, detach=detach, live=not no_live)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -40,10 +41,30 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
         lines = [found.model_dump_json(indent=2)] if as_json else render_status(found, read_said(files, MESSAGES))
         click.echo("\n".join(lines))
     elif can_repaint() and not as_json:
-        repaint(lambda: render_status(read_status(files), read_said(files, MESSAGES)))
+        repaint(_make_picture(files))
     else:
         _follow(files, as_json=as_json)
     return 0
+
+
+def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
+    """What draws the live view, and the last messages below it."""
+    from launcher.commands.status import read_said, read_status, render_said
+    from launcher.console.live_region import LiveRegion, Seen
+    from launcher.console.opening import has_colour
+    from launcher.console.painting import paint_plain
+    from launcher.console.terminal import Size
+
+    region = LiveRegion(colour=has_colour(), share=1.0)
+
+    def render(columns: int, rows: int) -> list[str]:
+        status = read_status(files)
+        region.look = lambda: Seen(status)
+        said = render_said(status, read_said(files, MESSAGES))[-max(rows - 3, 0) :]
+        said = [paint_plain(line, columns) for line in said]
+        return [*region.lines(Size(columns, rows - len(said) - 1), ()), "", *said]
+
+    return render
 
 
 def _follow(files: RunDir, *, as_json: bool) -> None:

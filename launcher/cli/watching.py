@@ -18,17 +18,23 @@ def can_repaint() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def repaint(render: Callable[[], Sequence[str]]) -> None:
-    """Shows the lines on the terminal, once a second, until Ctrl-C; the last ones stay."""
+def repaint(render: Callable[[int, int], Sequence[str]]) -> None:
+    """Shows the lines on the terminal, once a second, until Ctrl-C; the last ones stay.
+
+    `render` gets the terminal's columns and rows.
+    """
+    from launcher.console.keyboard import in_foreground, suspending
     from launcher.console.terminal import TerminalSink
 
-    sink = TerminalSink(sys.stdout.buffer, sys.stdout)
+    sink = TerminalSink(sys.stdout.fileno())
     lines: Sequence[str] = ()
     try:
-        while True:
-            lines = render()
-            sink.show_live(lines)
-            time.sleep(WATCH_S)
+        with suspending(sink.hide, lambda: None):
+            while True:
+                lines = render(*sink.size)
+                if in_foreground(sys.stdout.fileno()):
+                    sink.show_live(lines)
+                time.sleep(WATCH_S)
     except KeyboardInterrupt:  # how one stops looking
         pass
     finally:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from launcher.console.labels import Labels, prefix_lines, style_message
 from launcher.console.log_lines import LogLines
+from launcher.errors import DistlaunchError
 from launcher.plan.paths import RunPaths
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry, JournalReader, read_last_entries, said_level, said_text
@@ -26,6 +29,7 @@ from launcher.run.run_watch import RunWatch
 from launcher.tasks import TaskId, parse_task_id
 
 if TYPE_CHECKING:
+    from launcher.console.keyboard import Keyboard
     from launcher.console.writer import Console
 
 CHATTER = 4
@@ -45,13 +49,21 @@ class _Line(NamedTuple):
 
 
 class Attachment:
-    """Shows a run on stdout and stderr; `colour` is for a terminal, `verbose` shows all of TensorFlow's messages."""
+    """Shows a run on stdout and stderr.
 
-    def __init__(self, files: RunDir, *, colour: bool, verbose: bool) -> None:
+    Args:
+        files: the run's folder.
+        colour: whether the terminal gets colours.
+        verbose: whether all of TensorFlow's messages are shown.
+        live: whether a terminal gets the live view.
+    """
+
+    def __init__(self, files: RunDir, *, colour: bool, verbose: bool, live: bool) -> None:
         self.run = RunWatch(files)
         self._files = files
         self._colour = colour
         self._verbose = verbose
+        self._live = live
         self._rows = max(_count_rows() - 1, 5)
         self._reader = LogReader(files, LogChoice(tail=self._rows * CHATTER))
         self._tasks = read_tasks(files)
@@ -60,7 +72,7 @@ class Attachment:
         """Returns when the run is over, and everything is shown.
 
         Raises:
-            Left: the user has typed `q`.
+            Left: the user has typed `q` or `d`.
             KeyboardInterrupt: the user has typed Ctrl-C.
             OSError: the reader of our output has gone.
         """
@@ -91,28 +103,74 @@ class Attachment:
 
     def _follow(self, journal: JournalReader) -> None:
         # Imported after the first screenful is shown.
-        from launcher.console.keyboard import single_keys
-        from launcher.console.writer import open_console
+        from launcher.console.keyboard import single_keys, suspending
+        from launcher.console.opening import open_console
 
-        with single_keys() as keys:
-            live = _Live(
-                self._files,
-                open_console(self._tasks, verbose=self._verbose),
-                self._reader,
-            )
-            try:
-                for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keys):
-                    live.show(journal)
-                    if live.console.broken:
-                        _break_off()
-                    typed = os.read(keys[0], 64) if look.readable else None
-                    if typed is not None and (not typed or b"q" in typed.lower()):
-                        _leave()
-            except BaseException:
-                live.console.hurry()
-                raise
-            finally:
-                live.console.close()
+        console = open_console(self._tasks, verbose=self._verbose, live=self._live)
+        live = _Live(self._files, console, self._reader)
+        try:
+            with single_keys() as keyboard, _keys_of(console, self._files, keyboard) as press:
+
+                def pause() -> None:
+                    console.pause()
+                    keyboard.give_back()
+
+                def resume() -> None:
+                    keyboard.allow()
+                    console.resume()
+
+                with suspending(pause, resume):
+                    self._look(live, journal, keyboard, press)
+        except BaseException:
+            console.hurry()
+            raise
+        finally:
+            console.close()
+
+    def _look(self, live: _Live, journal: JournalReader, keyboard: Keyboard, press: Callable[[bytes], None]) -> None:
+        for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keyboard.readable):
+            keyboard.take()
+            live.show(journal)
+            if live.console.broken:
+                _break_off()
+            for descriptor in look.readable:
+                press(os.read(descriptor, 64))
+
+
+@contextlib.contextmanager
+def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Callable[[bytes], None]]:
+    """What takes the keys, while the console shows the run's status if it has the live view."""
+    if console.region is None:
+        yield lambda data: _leave() if not data or b"q" in data.lower() else None
+        return
+    from launcher.commands.requests import ask_stacks
+    from launcher.commands.status_watch import watched_status
+    from launcher.console.keys import KeyActions, Keys
+
+    def show_stacks() -> None:
+        try:
+            ask_stacks(files)  # the controller says them, too
+        except DistlaunchError as error:
+            console.warn(error.sentence)
+
+    actions = KeyActions(
+        stop=_leave,
+        stop_text="leave; the run goes on",
+        detach=_leave,
+        stacks=lambda: threading.Thread(target=show_stacks, name="stacks", daemon=True).start(),
+        show_only=lambda task: console.show_only(parse_task_id(task) if task else None),
+    )
+    keys = Keys(console.region, actions, has_keys=keyboard.exists)
+
+    def press(data: bytes) -> None:
+        if not data:
+            _leave()
+        keys.press(data)
+        console.redraw()
+
+    with watched_status(files) as watch:
+        console.region.look = watch.seen
+        yield press
 
 
 class _Live:

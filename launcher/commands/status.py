@@ -64,8 +64,12 @@ def render_status(status: RunStatus, said: Sequence[Entry]) -> list[str]:
         lines += ["", *render_table(COLUMNS, make_rows(status)).splitlines()]
     if status.nodes:
         lines += ["", *render_table(NODE_COLUMNS, make_node_rows(status)).splitlines()]
-    if said:
-        lines.append("")
+    return [*lines, *([""] if said else []), *render_said(status, said)]
+
+
+def render_said(status: RunStatus, said: Sequence[Entry]) -> list[str]:
+    """The messages, each with its age."""
+    lines = []
     for entry in said:
         first, *rest = printable(said_text(entry)).splitlines() or [""]
         lines += [f"{render_age(status.now - entry['time']):>12} ago  {first}", *(f"{'':18}{line}" for line in rest)]

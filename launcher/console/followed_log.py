@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.console.log_lines import LogLines
+from launcher.tasks import TaskId
 from worker_entry.system.file_holes import end_of_hole
 
 PIECE = 64 << 10
@@ -17,7 +18,8 @@ ZEROS = 512
 class FollowedLog:
     """One task's log from an offset on, and how much of it has been shown."""
 
-    def __init__(self, path: Path, label: bytes, lines: LogLines, offset: int = 0) -> None:
+    def __init__(self, task: TaskId, path: Path, label: bytes, lines: LogLines, offset: int = 0) -> None:
+        self.task = task
         self.label = label
         self.lines = lines
         self.shown = offset

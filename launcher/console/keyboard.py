@@ -1,34 +1,123 @@
-"""Single keys from the terminal."""
+"""Single keys from the terminal, and Ctrl-Z, for a process that shares its terminal with a shell."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import termios
+import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def in_foreground(descriptor: int) -> bool:
+    """Whether this process may use the terminal: it is not a background job of the shell."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:  # not our session's terminal: no shell takes it from us
+        return True
+
+
+class Keyboard:
+    """The terminal's keys, each of which can be read at once while they are taken. Ctrl-C still interrupts.
+
+    Without a terminal of our session, there are none. One thread takes them; a signal handler may give them back at any
+    moment.
+    """
+
+    def __init__(self) -> None:
+        self.readable: list[int] = []
+        """The descriptor to read keys from; empty while they are not taken."""
+        self._before: list[Any] | None = None
+        self._is_given_back = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether our input is a terminal of our session."""
+        try:
+            os.tcgetpgrp(sys.stdin.fileno())
+        except (OSError, ValueError, AttributeError):
+            return False
+        return True
+
+    def take(self) -> None:
+        """Takes the keys unless they are another program's, or were given back."""
+        if self.readable or self._is_given_back:
+            return
+        try:
+            descriptor = sys.stdin.fileno()
+            # In the background, changing the terminal would stop this process.
+            if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
+                return
+            with _unstopped():
+                self._before = termios.tcgetattr(descriptor)
+                tty.setcbreak(descriptor, termios.TCSANOW)
+        except (OSError, ValueError, AttributeError, termios.error):
+            return
+        self.readable.append(descriptor)
+        if self._is_given_back:  # meanwhile
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Restores the terminal, unless another program has it now, which has made it its own."""
+        self._is_given_back = True
+        if not self.readable:
+            return
+        descriptor = self.readable[0]
+        self.readable.clear()
+        with contextlib.suppress(OSError, termios.error):
+            if os.tcgetpgrp(descriptor) == os.getpgrp():
+                assert self._before is not None
+                with _unstopped():
+                    termios.tcsetattr(descriptor, termios.TCSANOW, self._before)
+
+    def allow(self) -> None:
+        """The keys may be taken again."""
+        self._is_given_back = False
 
 
 @contextlib.contextmanager
-def single_keys() -> Iterator[list[int]]:
-    """The descriptor that each key can be read from at once, in a list; an empty one without a terminal.
-
-    Ctrl-C still interrupts. The terminal is restored at the end.
-    """
+def single_keys() -> Iterator[Keyboard]:
+    """The keyboard, taken; the terminal is restored at the end."""
+    keyboard = Keyboard()
+    keyboard.take()
     try:
-        descriptor = sys.stdin.fileno()
-        # In the background, changing the terminal would stop this process.
-        is_ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
-        before = termios.tcgetattr(descriptor) if is_ours else None
-    except (OSError, ValueError, AttributeError, termios.error):
-        before = None
-    if before is None:
-        yield []
-        return
-    try:
-        tty.setcbreak(descriptor, termios.TCSANOW)
-        yield [descriptor]
+        yield keyboard
     finally:
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+        keyboard.give_back()
+
+
+@contextlib.contextmanager
+def suspending(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    """Calls `before` when Ctrl-Z is about to stop this process, and `after` whenever it continues. Main thread only."""
+    if signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:  # no shell that knows jobs
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        before()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        # To this thread: it must have happened when the next line runs.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, stop)
+
+    previous = signal.signal(signal.SIGCONT, lambda *_: after())
+    signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.signal(signal.SIGCONT, previous)
+
+
+@contextlib.contextmanager
+def _unstopped() -> Iterator[None]:
+    """The shell may take the terminal between a look and the change: then the change does not stop this process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -43,6 +43,11 @@ def prefix_lines(label: bytes, lines: Sequence[bytes]) -> bytes:
     return label + (b"\n" + label).join(lines) + b"\n"
 
 
+def style_remark(text: str, *, colour: bool) -> bytes:
+    """A remark of our own among a task's lines."""
+    return (click.style(text, dim=True) if colour else text).encode()
+
+
 def style_message(level: str, text: str, *, colour: bool) -> str:
     """A message of our own: a note, a warning or an error."""
     text = printable(text)

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import select
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from rich.live import Live
+FRAME_S = 0.25
+"""The shortest time between two pictures."""
+PENDING_LIMIT = 256 << 10
+"""Bytes that wait for the next picture; more are written without one."""
+SYNCHRONIZES = ("xterm", "tmux", "screen", "alacritty", "foot", "ghostty", "kitty", "wezterm")
+"""Beginnings of TERM of terminals that know synchronized output, or ignore its private mode as ECMA-48 has it."""
+
+_HIDE_CURSOR, _SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+_NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
+_BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"
+_ERASE_BELOW = b"\r\x1b[J"
+_ERASE_REST = b"\x1b[K"
+RESTORE = _END + _WRAP + _ERASE_BELOW + _SHOW_CURSOR
+"""What a terminal gets whose live lines nobody else can erase."""
+
+
+class Size(NamedTuple):
+    """Of a terminal, in characters."""
+
+    columns: int
+    rows: int
+
+
+_UNKNOWN = Size(0, 0)
 
 
 class Sink(Protocol):
@@ -15,14 +39,27 @@ class Sink(Protocol):
 
     has_live_lines: bool
 
+    @property
+    def size(self) -> Size:
+        """The size of the terminal."""
+
     def write(self, text: bytes) -> None:
         """Writes whole lines of task output."""
 
     def note(self, text: str) -> None:
         """Writes a message of our own."""
 
+    def is_due(self) -> bool:
+        """Whether `show_live` would write now."""
+
     def show_live(self, lines: Sequence[str]) -> None:
         """Shows lines that are rewritten in place, below everything else."""
+
+    def hide(self) -> None:
+        """Erases the live lines at once."""
+
+    def forget(self) -> None:
+        """Leaves the live lines as they are: the terminal belongs to another program now."""
 
     def close(self) -> None:
         """Restores the terminal."""
@@ -33,13 +70,26 @@ class NowhereSink:
 
     has_live_lines = False
 
+    @property
+    def size(self) -> Size:
+        return Size(80, 24)
+
     def write(self, text: bytes) -> None:
         pass
 
     def note(self, text: str) -> None:
         pass
 
+    def is_due(self) -> bool:
+        return False
+
     def show_live(self, lines: Sequence[str]) -> None:
+        pass
+
+    def hide(self) -> None:
+        pass
+
+    def forget(self) -> None:
         pass
 
     def close(self) -> None:
@@ -68,57 +118,90 @@ class PlainSink(NowhereSink):
         self._stderr.flush()
 
 
-class TerminalSink(PlainSink):
-    """stdout and stderr are one terminal: live lines are erased before anything else is written."""
+class TerminalSink(NowhereSink):
+    """One terminal. What is written waits for the next picture, and both are one write.
+
+    Between two pictures the cursor stands where the live lines begin. So they can be erased without knowing how many
+    rows they take, which a terminal that was resized has changed.
+    """
 
     has_live_lines = True
 
-    def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
-        # Imported here: a pipe needs no rich.
-        from rich.console import Console
+    def __init__(
+        self, descriptor: int, *, clock: Callable[[], float] = time.monotonic, term: str | None = None
+    ) -> None:
+        self._descriptor = descriptor
+        self._clock = clock
+        self._synchronizes = (os.environ.get("TERM", "") if term is None else term).startswith(SYNCHRONIZES)
+        self._pending: list[bytes] = []
+        self._waiting = 0
+        """Bytes in `_pending`."""
+        self._shown: tuple[str, ...] = ()
+        self._shown_size = _UNKNOWN
+        self._due = 0.0
 
-        super().__init__(stdout, stderr)
-        self._console = Console(file=stderr)
-        self._live: Live | None = None
-        self._lines: list[str] = []
+    @property
+    def size(self) -> Size:
+        try:
+            columns, rows = os.get_terminal_size(self._descriptor)
+        except OSError:
+            columns, rows = 0, 0
+        return Size(columns or 80, rows or 24)
 
     def write(self, text: bytes) -> None:
-        self._erase()
-        super().write(text)
+        self._pending.append(text)
+        self._waiting += len(text)
+        if self._waiting > PENDING_LIMIT:
+            self._draw((), cursor=b"")
 
     def note(self, text: str) -> None:
-        self._erase()
-        super().note(text)
+        self.write(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+    def is_due(self) -> bool:
+        return not self._shown or self._clock() >= self._due
 
     def show_live(self, lines: Sequence[str]) -> None:
-        from rich.live import Live
-        from rich.text import Text
+        size = self.size
+        new = tuple(lines[: size.rows])
+        if not self._pending and new == self._shown and (size == self._shown_size or not new):
+            return
+        if (new or self._shown) and self._clock() < self._due:
+            return
+        self._draw(new, cursor=_HIDE_CURSOR if new else _SHOW_CURSOR, size=size)
 
-        if not lines:
-            self._erase()
-            return
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        elif self._lines == lines:
-            return
-        self._lines = list(lines)
-        text = Text("\n", no_wrap=True, overflow="ellipsis").join(Text.from_ansi(line) for line in lines)
-        self._live.update(text, refresh=True)
+    def hide(self) -> None:
+        self._draw((), cursor=_SHOW_CURSOR)
+
+    def forget(self) -> None:
+        if self._shown:
+            self._shown = ()
+            self._put(_SHOW_CURSOR)
 
     def close(self) -> None:
-        self._erase()
+        self.hide()
 
-    def _erase(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _draw(self, lines: tuple[str, ...], *, cursor: bytes, size: Size = _UNKNOWN) -> None:
+        """One write: the old lines go, what waits is written, the new lines follow."""
+        before, self._shown, self._shown_size = self._shown, lines, size
+        text, self._pending, self._waiting = b"".join(self._pending), [], 0
+        parts = [_ERASE_BELOW if before and (text or not lines) else b"", text]
+        if lines:
+            rows = [line.encode("utf-8", "backslashreplace") + _ERASE_REST for line in lines]
+            up = b"\x1b[%dA" % (len(rows) - 1) if len(rows) > 1 else b""
+            parts = [cursor, *parts, _NO_WRAP, b"\r\n".join(rows), b"\x1b[J", _WRAP, up, b"\r"]
+            parts = [_BEGIN, *parts, _END] if self._synchronizes else parts
+            self._due = self._clock() + FRAME_S
+        elif before:
+            parts.append(cursor)
+        self._put(b"".join(parts))
+
+    def _put(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # another program made the terminal non-blocking
+                select.select([], [self._descriptor], [])
 
 
 def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,24 +7,25 @@ files, a slow terminal delays nothing else, and memory stays bounded however muc
 from __future__ import annotations
 
 import enum
-import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, Literal
-
-import click
+from typing import TYPE_CHECKING, Literal
 
 from launcher.console.followed_log import FollowedLog
-from launcher.console.labels import Labels, prefix_lines, style_message
+from launcher.console.labels import Labels, prefix_lines, style_message, style_remark
+from launcher.console.live_area import LiveArea
 from launcher.console.log_lines import LogLines
-from launcher.console.terminal import NowhereSink, PlainSink, Sink, TerminalSink
+from launcher.console.terminal import NowhereSink, Sink
 from launcher.tasks import TaskId
 from launcher.wording import count_of
 from worker_entry.system.file_holes import render_bytes
+
+if TYPE_CHECKING:
+    from launcher.console.live_region import LiveRegion
 
 POLL_S = 0.05
 BUSY_PAUSE_S = 0.01
@@ -36,7 +37,8 @@ PROGRESS_S = 10.0
 """In a pipe, how often the current text of an unfinished line (a progress bar, for example) is shown."""
 HURRY_S = 1.0
 """How long `close` waits for a stuck reader after `hurry`."""
-
+PAUSE_S = 0.5
+"""How long `pause` waits for a terminal that does not read."""
 
 Level = Literal["note", "warning", "error"]
 
@@ -45,6 +47,9 @@ class _Order(enum.Enum):
     END_LOGS = "end the logs"
     LEAVE = "leave"
     CLOSE = "close"
+    PAUSE = "pause"
+    RESUME = "resume"
+    DRAW = "draw"
 
 
 class Console:
@@ -58,6 +63,8 @@ class Console:
         clock: seconds, for the interval of unfinished lines.
         record: gets each message to the user as well, with its level.
         needed: whether a reader that has gone counts as `broken`.
+        region: the live view of a terminal; None without one.
+        is_ours: whether the terminal is ours to draw on, and not a shell's whose background job we are.
     """
 
     def __init__(
@@ -70,6 +77,8 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
         record: Callable[[Level, str], None] = lambda _level, _text: None,
         needed: bool = True,
+        region: LiveRegion | None = None,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self._sink = sink
         self._colour = colour
@@ -78,6 +87,9 @@ class Console:
         self._labels = Labels(tasks, colour=colour)
         self._record = record
         self._needed = needed
+        self._area = LiveArea(region, colour=colour, is_ours=is_ours)
+        self._only: TaskId | None = None
+        self._paused = threading.Event()
         self._left = threading.Event()
         self._logs: list[FollowedLog] = []
         self._noted_once: set[str] = set()
@@ -124,6 +136,29 @@ class Console:
         else:
             self._left_out += 1
 
+    @property
+    def region(self) -> LiveRegion | None:
+        """The live view, if there is one."""
+        return self._area.region
+
+    def show_only(self, task: TaskId | None) -> None:
+        """Shows the log of one task from now on, or of all; what is not shown is not caught up on."""
+        self._only = task
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draws the live view soon: it has changed."""
+        self._orders.put(_Order.DRAW)
+
+    def pause(self) -> None:
+        """Erases the live lines until `resume`: this process is about to be suspended. Waits for PAUSE_S at most."""
+        self._paused.clear()
+        self._orders.put(_Order.PAUSE)
+        self._paused.wait(PAUSE_S)
+
+    def resume(self) -> None:
+        self._orders.put(_Order.RESUME)
+
     def end_logs(self) -> None:
         """Writes the tasks' last lines before any later note; the tasks print nothing more."""
         self._orders.put(_Order.END_LOGS)
@@ -157,10 +192,14 @@ class Console:
     def _run(self) -> None:
         grown = False
         while True:
+            self._out(self._draw)
             try:
                 order = self._orders.get(timeout=None if self._left.is_set() else BUSY_PAUSE_S if grown else POLL_S)
             except queue.Empty:
                 grown = self._show_new()
+                continue
+            if order in (_Order.PAUSE, _Order.RESUME, _Order.DRAW):
+                self._pause(order)
                 continue
             if self._left.is_set() and order is not _Order.CLOSE:
                 continue
@@ -172,24 +211,33 @@ class Console:
             while any(log.shown < end for log, end in ends) and self._show_new():
                 pass
             if isinstance(order, str):
-                self._show_note(order)
+                self._out(methodcaller("note", order))
                 if self._left_out and self._orders.qsize() < NOTES_LIMIT // 2:
                     count, self._left_out = self._left_out, 0
-                    self._show_note(f"({count:,} lines left out: the terminal did not read them in time)")
+                    text = f"({count:,} lines left out: the terminal did not read them in time)"
+                    self._out(methodcaller("note", text))
                 continue
             for log in self._logs:
                 self._finish(log)
             self._logs.clear()
             if order is _Order.LEAVE:
-                self._out(lambda sink: sink.close())
+                self._out(methodcaller("close"))
                 self._sink = NowhereSink()
                 self._left.set()
             if order is _Order.CLOSE:
                 break
-        self._out(lambda sink: sink.close())
+        self._out(methodcaller("close"))
 
-    def _show_note(self, text: str) -> None:
-        self._out(lambda sink: sink.note(text))
+    def _pause(self, order: _Order) -> None:
+        if order is _Order.PAUSE:
+            self._area.is_hidden = True
+            self._out(methodcaller("hide"))
+            self._paused.set()
+        elif order is _Order.RESUME:
+            self._area.is_hidden = False
+
+    def _draw(self, sink: Sink) -> None:
+        self._area.draw(sink, filter(self._is_shown, self._logs))
 
     def _out(self, write: Callable[[Sink], None]) -> None:
         try:
@@ -200,7 +248,7 @@ class Console:
 
     def _open(self, task: TaskId, path: Path, offset: int) -> FollowedLog:
         lines = LogLines(keep_colours=self._colour, fold=not self._verbose)
-        return FollowedLog(path, self._labels.of(task), lines, offset)
+        return FollowedLog(task, path, self._labels.of(task), lines, offset)
 
     def _show_new(self) -> bool:
         """Shows one piece of every log that has grown; returns whether any log had."""
@@ -214,17 +262,19 @@ class Console:
             if data:
                 self._show_zeros(log)
                 self._write(log, log.lines.feed(data))
-        unfinished = [(log, text) for log in self._logs if (text := log.lines.unfinished)]
-        if self._sink.has_live_lines:
-            live = [(log.label + text).decode("utf-8", "replace") for log, text in unfinished]
-            self._out(lambda sink: sink.show_live(live))
-        else:
-            self._show_progress(unfinished)
+        if not self._sink.has_live_lines:
+            self._show_progress()
         return grown
 
-    def _show_progress(self, unfinished: Sequence[tuple[FollowedLog, bytes]]) -> None:
+    def _is_shown(self, log: FollowedLog) -> bool:
+        return self._only in (None, log.task)
+
+    def _show_progress(self) -> None:
         now = self._clock()
-        for log, text in unfinished:
+        for log in self._logs:
+            text = log.lines.unfinished
+            if not text:
+                continue
             if log.unfinished_since is None:  # most lines end a moment later
                 log.unfinished_since = now
             elif text != log.progress and now - log.unfinished_since >= PROGRESS_S:
@@ -232,44 +282,19 @@ class Console:
                 log.progress, log.unfinished_since = text, now
 
     def _write(self, log: FollowedLog, lines: Sequence[bytes]) -> None:
-        if lines:
+        if lines and self._is_shown(log):
             text = prefix_lines(log.label, lines)
-            self._out(lambda sink: sink.write(text))
+            self._out(methodcaller("write", text))
 
     def _show_zeros(self, log: FollowedLog) -> None:
         zeros = log.take_zeros()
         if zeros:
-            self._write(log, [self._style(f"({render_bytes(zeros)} of zeros left out)", dim=True).encode()])
+            self._write(log, [style_remark(f"({render_bytes(zeros)} of zeros left out)", colour=self._colour)])
 
     def _finish(self, log: FollowedLog) -> None:
         self._show_zeros(log)
         self._write(log, log.lines.close())
         if log.lines.folded:
             text = f"({count_of(log.lines.folded, 'line')} of TensorFlow's start-up messages only in the log)"
-            self._write(log, [self._style(text, dim=True).encode()])
+            self._write(log, [style_remark(text, colour=self._colour)])
         log.close()
-
-    def _style(self, text: str, **style: Any) -> str:
-        return click.style(text, **style) if self._colour else text
-
-
-def open_console(
-    tasks: Sequence[TaskId],
-    *,
-    verbose: bool,
-    record: Callable[[Level, str], None] = lambda _level, _text: None,
-    needed: bool = True,
-) -> Console:
-    """The console of this process: live and coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
-    make = TerminalSink if is_terminal() else PlainSink
-    colour = is_terminal() and not os.environ.get("NO_COLOR")
-    # Not sys.stdout and sys.stderr: Python flushes those at its exit, where it waits for a stuck reader and complains
-    # of one that has gone.
-    stdout = os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
-    stderr = os.fdopen(sys.stderr.fileno(), "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    return Console(make(stdout, stderr), tasks, colour=colour, verbose=verbose, record=record, needed=needed)
-
-
-def is_terminal() -> bool:
-    """Whether all of our output goes to a terminal that understands control sequences."""
-    return sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -44,11 +44,11 @@ def _make_row(task: TaskState, gpus: Sequence[GpuState]) -> list[str]:
         EMPTY if task.epoch is None else str(task.epoch),
         EMPTY if task.step is None else f"{task.step:,}",
         EMPTY if not step_s else f"{1 / step_s:.3g}",
-        _render_number(task.metrics.get("loss")),
+        render_number(task.metrics.get("loss")),
         EMPTY if task.cpu is None else f"{task.cpu:.0%}",
         EMPTY if task.memory is None else render_size(task.memory),
         " ".join((",".join(task.gpus) or EMPTY, *_render_gpus(gpus))),
-        EMPTY if own_s is None else f"{own_s:.3g} s" if own_s >= 1 else f"{own_s * 1000:.3g} ms",
+        EMPTY if own_s is None else render_seconds(own_s),
     ]
 
 
@@ -84,8 +84,14 @@ def _render_gpus(gpus: Sequence[GpuState]) -> list[str]:
     return use + memory
 
 
-def _render_number(value: float | None) -> str:
-    return EMPTY if value is None else f"{value:.4g}"
+def render_number(value: float | None, empty: str = EMPTY) -> str:
+    """`0.02314`."""
+    return empty if value is None else f"{value:.4g}"
+
+
+def render_seconds(seconds: float) -> str:
+    """`23.1 ms`, `1.2 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
 
 
 def render_size(size: float) -> str:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from launcher.console.writer import Console, open_console
+from launcher.console.opening import open_console
+from launcher.console.writer import Console
 from launcher.plan.planner import Planner, place
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir, RunStart
@@ -25,10 +26,16 @@ from launcher.transports.targets import Targets, find_addresses
 
 @contextlib.contextmanager
 def opened_console(
-    tasks: Sequence[TaskId], interrupts: Interrupts, journal: Journal, *, verbose: bool = False, needed: bool = True
+    tasks: Sequence[TaskId],
+    interrupts: Interrupts,
+    journal: Journal,
+    *,
+    verbose: bool = False,
+    needed: bool = True,
+    live: bool = False,
 ) -> Iterator[Console]:
     """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
-    console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed)
+    console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed, live=live)
     try:
         yield console
     finally:

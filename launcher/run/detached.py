@@ -1,7 +1,8 @@
-"""A run in the background: its controller is a process in a session of its own.
+"""A run that can leave its terminal: its controller is a child of the process that the user started.
 
-The process that the user started waits until the cluster is up, or the run has ended before that; until then the
-controller writes to the user's terminal as in the foreground.
+That process waits until the controller leaves, or the run has ended. A run in the background has a session of its own
+from the start, and leaves once the cluster is up; until then its controller writes to the user's terminal. A run in the
+foreground has the session and the process group of the waiting process, and leaves when the user asks for it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,34 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from launcher.console.terminal import RESTORE
 from launcher.console.writer import Console
 from launcher.errors import as_ours
 
+_LEFT = signal.SIGUSR2
+"""What a controller in the foreground sends when it has left."""
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1)
+_WAITED_FOR = {*_PASSED_ON, _LEFT, signal.SIGCHLD, signal.SIGCONT}
+
 
 class Detachment:
-    """The controller's side of a run in the background; `pipe` leads to the process that waits."""
+    """The controller's side.
 
-    def __init__(self, pipe: int) -> None:
+    Args:
+        pipe: leads to the process that waits.
+        parent: in the foreground, a pipe that ends with the waiting process; -1 in the background.
+        waiting: that process.
+    """
+
+    def __init__(self, pipe: int, parent: int = -1, waiting: int = -1) -> None:
         self._pipe = pipe
+        self.parent = parent
+        self._waiting = waiting
+
+    @property
+    def at_up(self) -> bool:
+        """Whether the run leaves once the cluster is up, and not when the user asks for it."""
+        return self.parent < 0
 
     def leave(self, console: Console, directory: Path) -> None:
         """Lets the waiting process end, and gives up its terminal."""
@@ -29,13 +49,17 @@ class Detachment:
             return
         console.leave()
         devnull = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (1, 2):
+        for descriptor in (1, 2) if self.at_up else (0, 1, 2):
             os.dup2(devnull, descriptor)
         os.close(devnull)
         with contextlib.suppress(OSError):  # it may have been killed
             os.write(self._pipe, os.fsencode(directory))
         os.close(self._pipe)
         self._pipe = -1
+        if not self.at_up:
+            os.setsid()
+            if os.getppid() == self._waiting:
+                os.kill(self._waiting, _LEFT)
 
 
 def run_detached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | None]:
@@ -85,3 +109,96 @@ def _passing_signals(child: int) -> Iterator[None]:
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+
+
+def can_run_attached() -> bool:
+    """Whether `run_attached` can be used: a terminal of our session has all of our input and output."""
+    try:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            os.tcgetpgrp(stream.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+    # Without them (macOS), a signal to this process cannot be told from one to its group.
+    return hasattr(signal, "sigwaitinfo")
+
+
+def run_attached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | None]:
+    """Runs in a child process, in the foreground, until the run has ended or the child leaves the terminal.
+
+    The terminal sends Ctrl-C, Ctrl-Z and its end to both processes. What is sent to this process alone is passed on,
+    this process is suspended and ends as the child is and does, and its death counts as the terminal's end.
+
+    Returns:
+        The exit status of a run that has ended, or the folder of one that has left.
+
+    Raises:
+        ProcessLimitError: no process can be started.
+    """
+    reading, writing = os.pipe()
+    parent_end, waiting_end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    waiting, restore = os.getpid(), _remember_terminal()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    try:
+        child = os.fork()
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise as_ours(error) from None
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(reading)
+        os.close(waiting_end)
+        return run(Detachment(writing, parent_end, waiting)), None
+    os.close(writing)
+    os.close(parent_end)
+    status = _wait(child)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with os.fdopen(reading, "rb") as pipe:
+        if status is None:
+            return None, Path(os.fsdecode(pipe.read()))
+    if os.WIFSIGNALED(status):
+        restore()
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    return os.waitstatus_to_exitcode(status), None
+
+
+def _wait(child: int) -> int | None:
+    """Waits for the end of the child; returns its wait status, or None if it has left."""
+    while True:
+        info = signal.sigwaitinfo(_WAITED_FOR)
+        if info.si_signo == _LEFT and info.si_pid == child:
+            return None
+        if info.si_signo == signal.SIGCONT:
+            os.kill(child, signal.SIGCONT)
+        # What the kernel has sent, the child has got as well; but of the terminal's end it tells only the leader of the
+        # session, which we are in a terminal without a shell.
+        elif info.si_signo in _PASSED_ON and (info.si_code <= 0 or info.si_signo == signal.SIGHUP):
+            os.kill(child, info.si_signo)
+        # Looked at after every signal: one SIGCHLD may stand for several.
+        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if found and not os.WIFSTOPPED(status):
+            return status
+        if found and os.WSTOPSIG(status) != signal.SIGSTOP:  # a job is suspended as a whole, the child first
+            os.kill(os.getpid(), os.WSTOPSIG(status))  # one with that of the terminal, if that still waits
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {os.WSTOPSIG(status)})
+            signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+            os.kill(child, signal.SIGCONT)
+
+
+def _remember_terminal() -> Callable[[], None]:
+    """A function that restores the terminal after a child that was killed."""
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    attributes = termios.tcgetattr(descriptor)
+
+    def restore() -> None:
+        with contextlib.suppress(OSError, termios.error):
+            if os.tcgetpgrp(descriptor) == os.getpgrp():
+                termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+                os.write(sys.stdout.fileno(), RESTORE)
+
+    return restore

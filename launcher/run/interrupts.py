@@ -32,6 +32,7 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
         self._early: list[int] = []
         self._raises = False
+        self._hangup_counts = True
         self._deliver: Callable[[int], None] | None = None
 
     def install(self) -> None:
@@ -56,8 +57,14 @@ class Interrupts:
         while self._early:
             deliver(self._early.pop(0))
 
+    def ignore_hangup(self) -> None:
+        """Ignores SIGHUP from now on: the run has left its terminal. From any thread, unlike `signal.signal`."""
+        self._hangup_counts = False
+
     def ask(self, signum: int) -> None:
         """Does what the signal would do; called from any thread."""
+        if not self._counts(signum):
+            return
         if self._deliver is not None:
             self._deliver(signum)
         elif self._raises and self._previous:
@@ -74,7 +81,14 @@ class Interrupts:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 
+    def _counts(self, signum: int) -> bool:
+        if signum != signal.SIGHUP:
+            return True
+        return self._hangup_counts and (signum in self._previous or not self._previous)
+
     def _handle(self, signum: int, _frame: object) -> None:
+        if not self._counts(signum):
+            return
         if self._deliver is not None:
             self._deliver(signum)
             return

@@ -26,6 +26,7 @@ from launcher.run.goodput_watch import watch_goodput
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
+from launcher.run.live import keys_taken, show_run
 from launcher.run.naming import choose_folder, current_directory, make_run_id
 from launcher.run.node_list import know_nodes
 from launcher.run.supervisor import Supervisor
@@ -42,6 +43,7 @@ def run(
     run_dir: Path | None,
     verbose: bool,
     checks: bool,
+    live: bool = False,
     faults: Sequence[Fault] = (),
     detachment: Detachment | None = None,
 ) -> RunReport:
@@ -52,8 +54,9 @@ def run(
         run_dir: the folder for the run's files; by default a new one in the user's state directory.
         verbose: whether the console shows TensorFlow's start-up messages.
         checks: whether the nodes are checked before the start.
+        live: whether the console has the live view, on a terminal.
         faults: what is injected into it.
-        detachment: leaves the terminal once the cluster is up; None in the foreground.
+        detachment: leaves the terminal, if the run can.
 
     Raises:
         DistlaunchError: the cluster could not be started; nothing is left running.
@@ -67,6 +70,7 @@ def run(
         start,
         lambda: RunDir.create(choose_folder(run_dir, start.run_id)),
         verbose=verbose,
+        live=live,
         faults=faults,
         detachment=detachment,
     )
@@ -85,6 +89,7 @@ def conduct(
     open_folder: Callable[[], RunDir],
     *,
     verbose: bool,
+    live: bool = False,
     faults: Sequence[Fault] = (),
     detachment: Detachment | None = None,
     history: History = NO_HISTORY,
@@ -97,12 +102,14 @@ def conduct(
         start: what is known of the run; its socket is opened here.
         open_folder: makes or finds the run's folder.
         verbose: as for `run`.
+        live: as for `run`.
         faults: as for `run`.
         detachment: as for `run`.
         history: what earlier controllers have done.
         prepare: called before the start; returns the attempt that is under way, if one is to be taken over.
     """
     targets = find_targets(spec)
+    leaves_at_up = detachment is not None and detachment.at_up
     interrupts = Interrupts()
     interrupts.install()  # before other processes can see the run and signal it
     try:
@@ -113,12 +120,14 @@ def conduct(
             contextlib.closing(ControlServer()) as control,
             files.hold(replace(start, socket=control.path)) as journal,
             _reporting_failure(files, start, journal, history),
-            opened_console(tasks, interrupts, journal, verbose=verbose, needed=detachment is None) as console,
+            opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves_at_up, live=live) as console,
+            keys_taken(console, interrupts, files.root, detachment),
             companions.warning_at(console),
         ):
             goodput = watch_goodput(files, journal, start.started, spec)
             answers = Answers(start, files, journal, interrupts, goodput)
             companions.begin(answers, journal)
+            show_run(console, answers.make_status)
             control.serve(answers)
             planner = make_planner(spec, targets, files, start.cwd)
             files.write_text(files.spec, render_spec(planner.spec))
@@ -128,7 +137,7 @@ def conduct(
             make_folders(planner.spec, files)
             bundle = make_bundle_of(planner.spec, start.cwd, interrupts)
             context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
-            if detachment is not None:
+            if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             relist = Relisting(context, Recovery(planner.spec, start.run_id))
             if start.generation and taken_over is None:

@@ -42,6 +42,7 @@ def resume(
     *,
     environ: Mapping[str, str],
     verbose: bool = False,
+    live: bool = False,
     detachment: Detachment | None = None,
 ) -> RunReport:
     """Goes on with a run: its attempts are counted on, and its checkpoints are where they were.
@@ -51,7 +52,8 @@ def resume(
         spec: what to run from now on; None: what the run was started with.
         environ: where the values of variables are that were not written down because they are secrets.
         verbose: whether the console shows TensorFlow's start-up messages.
-        detachment: leaves the terminal once the cluster is up; None in the foreground.
+        live: whether the console has the live view, on a terminal.
+        detachment: leaves the terminal, if the run can.
 
     Raises:
         DistlaunchError: the run is still running, or cannot be resumed; then nothing has changed.
@@ -76,6 +78,7 @@ def resume(
         start,
         lambda: files,
         verbose=verbose,
+        live=live,
         detachment=detachment,
         history=history,
         prepare=functools.partial(_prepare, files, history, start.run_id, changed=spec is not None),

@@ -1,0 +1,67 @@
+"""Runs a cluster in the foreground or the background, and says how to go on with one that has left the terminal."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launcher.report.models import RunReport
+
+_DETACHMENT = "distlaunch.detachment"
+
+
+def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
+    """Lets the run of a command leave the terminal when the user asks for it.
+
+    The process that the terminal waits for has to be another one than the controller. It is split off before the
+    command has imported anything: it needs little memory.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> int:
+        from launcher.console.opening import can_be_live
+
+        if options["detach"] or options["no_live"] or options.get("dry_run") or not can_be_live():
+            return command(*arguments, **options)
+        from launcher.run.detached import Detachment, can_run_attached, run_attached
+
+        if not can_run_attached():
+            return command(*arguments, **options)
+
+        def start(detachment: Detachment) -> int:
+            click.get_current_context().meta[_DETACHMENT] = detachment
+            return command(*arguments, **options)
+
+        return _finish(*run_attached(start))
+
+    return run
+
+
+def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) -> int:
+    """Runs in the background or the foreground, there with the live view if that is wanted. Returns the exit status."""
+    if not detach:
+        detachment = click.get_current_context().meta.get(_DETACHMENT)
+        return start(live=live, detachment=detachment).exit_status
+    from launcher.run.detached import run_detached
+
+    return _finish(*run_detached(lambda detachment: start(detachment=detachment).exit_status))
+
+
+def _finish(status: int | None, directory: Path | None) -> int:
+    """The exit status; of a run that has left the terminal, after saying how to go on with it."""
+    if directory is None:
+        assert status is not None
+        return status
+    from launcher.run.naming import name_run
+
+    name = name_run(directory)
+    click.echo(name)
+    for verb, what in (("attach", "follow it"), ("status", "see its tasks"), ("down", "stop it")):
+        click.echo(f"  distlaunch {verb} {name:<{len(name) + 7 - len(verb)}}  {what}", err=True)
+    return 0

@@ -1,0 +1,195 @@
+"""The lines of the live view for tasks: which ones are shown, and their columns. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from launcher.console.step_history import StepHistory, render_spark
+from launcher.printable import printable
+from launcher.report.status_report import NodeState, RunStatus, TaskState
+from launcher.report.status_text import render_number, render_seconds, render_size
+
+FAILED, HALTED, NOT_UP, AT_WORK, ENDED = range(5)
+"""What matters first."""
+_STYLES = {FAILED: "bold red", HALTED: "bold yellow", NOT_UP: "dim", AT_WORK: "green", ENDED: "dim"}
+TITLES_FROM = 6
+"""Lines from which on there is one for the columns' titles."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; `keep`: those with the lowest go first where there is no room. `least`, `most`: limits of its width.
+
+    `grows`: whether it takes room that is left.
+    """
+
+    title: str
+    keep: int
+    render: Callable[[_Shown], str]
+    is_right: bool = True
+    least: int = 0
+    most: int = 0
+    grows: bool = False
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the columns show of one task; `width` is that of a column that grows."""
+
+    number: int
+    task: TaskState
+    status: RunStatus
+    history: StepHistory | None
+    width: int = 0
+
+
+def render_tasks(
+    status: RunStatus, histories: Mapping[str, StepHistory], *, columns: int, rows: int, selected: str = ""
+) -> list[Text]:
+    """At most `rows` lines of `columns` characters: the tasks that matter first, and how many are left out."""
+    if rows < 1 or not status.tasks:
+        return []
+    titles = rows >= TITLES_FROM
+    room = rows - titles
+    chosen = choose_tasks(status.tasks, room if len(status.tasks) <= room else room - 1)
+    shown = [_Shown(number, task, status, histories.get(task.task)) for number, task in chosen]
+    lines = _render_table(shown, columns, titles=titles, selected=selected)
+    left = [task for task in status.tasks if task not in [each.task for each in shown]]
+    if left:
+        states = Counter(render_state(task) for task in left)
+        what = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        lines.append(Text(f"  +{len(left)} more: {what}", "dim"))
+    return lines[:rows]
+
+
+def choose_tasks(tasks: Sequence[TaskState], room: int) -> list[tuple[int, TaskState]]:
+    """The tasks that matter first, each with its number, from 1; the chief is always one of them."""
+    numbered = [*enumerate(tasks, 1)]
+    if len(numbered) <= room:
+        return numbered
+    chief = next((task.task for task in tasks if task.task.startswith("chief:")), "worker:0")
+
+    def urgency(item: tuple[int, TaskState]) -> tuple[bool, int, float]:
+        return item[1].task != chief, rank(item[1]), -(item[1].own_s or 0.0)
+
+    chosen = sorted(numbered, key=urgency)[: max(room, 0)]
+    return sorted(chosen, key=lambda item: (rank(item[1]), item[0]))
+
+
+def rank(task: TaskState) -> int:
+    """What matters first has the lowest."""
+    if task.state == "exit status 0":
+        return ENDED
+    if task.state.startswith(("exit status", "SIG", "signal", "unknown:")):
+        return FAILED
+    if task.state == "is stopped by a signal":
+        return HALTED
+    return NOT_UP if task.state.startswith(("waits ", "has not ", "is importing ")) else AT_WORK
+
+
+def render_state(task: TaskState) -> str:
+    return _clean(task.state.removeprefix("is "))
+
+
+def render_bar(share: float, width: int) -> str:
+    """`━━━╸──`."""
+    halves = round(max(0.0, min(share, 1.0)) * width * 2)
+    return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(width, "─")
+
+
+def _render_table(shown: Sequence[_Shown], columns: int, *, titles: bool, selected: str) -> list[Text]:
+    cells = {column: [column.render(each) for each in shown] for column in _COLUMNS}
+    used = [column for column in _COLUMNS if any(cells[column])]
+    widths = {column: _natural(column, cells[column], titles=titles) for column in used}
+    while len(used) > 1 and sum(widths[column] + 1 for column in used) - 1 > columns:
+        if _STATE in used and (over := sum(widths[column] + 1 for column in used) - 1 - columns) > 0:
+            shrunk = max(widths[_STATE] - over, min(widths[_STATE], _STATE.least))
+            if shrunk < widths[_STATE]:
+                widths[_STATE] = shrunk
+                continue
+        used.remove(min(used, key=lambda column: column.keep))
+    left = columns - sum(widths[column] + 1 for column in used) + 1
+    for column in used:
+        if column.grows:
+            more = max(min(left, column.most - widths[column]), 0)
+            widths[column] += more
+            left -= more
+    lines = [Text(" ".join(_fit(column.title, widths[column], column) for column in used), "dim")] if titles else []
+    for number, each in enumerate(shown):
+        line = Text(style="" if not selected or each.task.task == selected else "dim")
+        for place, column in enumerate(used):
+            text = cells[column][number]
+            if column.grows and text:
+                text = column.render(_Shown(each.number, each.task, each.status, each.history, widths[column]))
+            style = _STYLES[rank(each.task)] if column is _STATE else _CELL_STYLES.get(column.title, "")
+            line.append(" " * (place > 0)).append(_fit(text, widths[column], column), style)
+        lines.append(line)
+    return lines
+
+
+def _natural(column: Column, cells: Sequence[str], *, titles: bool) -> int:
+    widest = max(*map(cell_len, cells), cell_len(column.title) if titles else 0)
+    return min(max(widest, column.least), column.most) if column.most else widest
+
+
+def _fit(text: str, width: int, column: Column) -> str:
+    if cell_len(text) > width:
+        return set_cell_size(text, max(width - 1, 0)) + "…" * (width > 0)
+    return " " * (width - cell_len(text)) + text if column.is_right else set_cell_size(text, width)
+
+
+def _clean(text: str) -> str:
+    return " ".join(printable(text).split())
+
+
+def _of_total(now: int | None, total: int | None) -> str:
+    return "" if now is None else f"{now:,}" + (f"/{total:,}" if total is not None else "")
+
+
+def _render_step(shown: _Shown) -> str:
+    return _of_total(shown.task.step, shown.task.total_steps)
+
+
+def _render_progress(shown: _Shown) -> str:
+    step, total = shown.task.step, shown.task.total_steps
+    return render_bar(step / total, shown.width or 8) if step is not None and total else ""
+
+
+def _render_rate(shown: _Shown) -> str:
+    return f"{1 / shown.task.step_s:.3g}" if shown.task.step_s and rank(shown.task) == AT_WORK else ""
+
+
+def _render_gpu(shown: _Shown) -> str:
+    node: NodeState | None = next((node for node in shown.status.nodes if node.node == shown.task.node), None)
+    uses = [gpu.use for gpu in node.gpus if gpu.gpu in shown.task.gpus and gpu.use is not None] if node else []
+    return f"{sum(uses) / len(uses):.0%}" if uses else ",".join(map(_clean, shown.task.gpus))
+
+
+def _render_spark(shown: _Shown) -> str:
+    count = shown.width or 6
+    rates = shown.history.rates(shown.status.now, count) if shown.history is not None else []
+    return render_spark(rates, count) if rates else ""
+
+
+_STATE = Column("STATE", 100, lambda shown: render_state(shown.task), is_right=False, least=8, most=40)
+_COLUMNS = (
+    Column("", 95, lambda shown: str(shown.number)),
+    Column("TASK", 110, lambda shown: _clean(shown.task.task), is_right=False),
+    _STATE,
+    Column("EPOCH", 40, lambda shown: _of_total(shown.task.epoch, shown.task.total_epochs)),
+    Column("STEP", 90, _render_step),
+    Column("PROGRESS", 75, _render_progress, is_right=False, least=8, most=24, grows=True),
+    Column("STEPS/S", 85, _render_rate),
+    Column("LOSS", 80, lambda shown: render_number(shown.task.metrics.get("loss"), "")),
+    Column("CPU", 60, lambda shown: "" if shown.task.cpu is None else f"{shown.task.cpu:.0%}"),
+    Column("MEM", 45, lambda shown: "" if shown.task.memory is None else render_size(shown.task.memory)),
+    Column("GPU", 55, _render_gpu),
+    Column("OWN", 65, lambda shown: "" if shown.task.own_s is None else render_seconds(shown.task.own_s)),
+    Column("MINUTE", 50, _render_spark, is_right=False, least=6, most=30, grows=True),
+)
+_CELL_STYLES = {"": "dim", "TASK": "bold", "PROGRESS": "cyan", "MINUTE": "cyan"}

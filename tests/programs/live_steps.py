@@ -1,0 +1,23 @@
+"""Opens its port, prints a line for each step and reports it, until a file exists: `live_steps.py FILE [STEP_S]`."""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from worker_entry import progress
+
+config = json.loads(os.environ["TF_CONFIG"])
+port = config["cluster"][config["task"]["type"]][config["task"]["index"]].rpartition(":")[2]
+server = socket.create_server(("", int(port)), reuse_port=True)  # as TensorFlow does: distlaunch holds the port
+task = os.environ["DISTLAUNCH_TASK"]
+step_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
+step = 0
+while not Path(sys.argv[1]).exists():
+    step += 1
+    print(f"{task} does step {step}", flush=True)
+    progress.report(step=step, epoch=1, total_steps=10_000, loss=1 / step)
+    time.sleep(step_s)
+print(f"{task} ends after {step}", flush=True)
