@@ -72,10 +72,16 @@ class LinkResumed:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A task is slower than the others, as the message says."""
+    """A task is slower than the others, as the message says, or, without a reason, is no longer slower.
+
+    `score`: the others' median own time of a step, divided by the task's. `reason`: what is slow, as a phrase. Earlier
+    versions have recorded neither.
+    """
 
     task: TaskId
     message: str
+    score: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
