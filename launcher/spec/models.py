@@ -203,7 +203,7 @@ class ClusterSpec(Model):
     127.0.0.1. Default: not served."""
     metrics_file: FilledText | None = None
     """A file to which they are written every few seconds, for node_exporter: its name ends with `.prom`."""
-    notify: NotifySpec = NotifySpec()
+    notify: NotifySpec | None = None
     """Who is notified when the run fails, stalls, restarts or succeeds."""
     keep_own_tf_config: bool = False
     """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
