@@ -23,7 +23,7 @@ def _shares(module: str) -> bool:
 
 
 def _is_costly(module: str) -> bool:
-    return _reads(module, r"\bmark\.(tensorflow|ssh|docker|slow)\b")
+    return _reads(module, r"\bmark\.(tensorflow|ssh|docker|browser|slow)\b")
 
 
 class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types

@@ -378,7 +378,7 @@ def test_every_variable_of_a_task_is_explained() -> None:
 def test_every_marker_is_explained(request: pytest.FixtureRequest) -> None:
     table = rows(section(ROOT / "tests" / "README.md", "what-each-marker-needs"))
     known = {line.partition(":")[0].strip() for line in request.config.getini("markers")}
-    ours = {"tensorflow", "ssh", "docker"}
+    ours = {"tensorflow", "ssh", "docker", "browser"}
     assert ours <= known
     assert ours <= {code(cells[0])[0] for cells in table}
 

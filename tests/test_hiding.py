@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.spec.redaction import hide_env, hide_text, hide_words
+from launcher.spec.redaction import hide_command, hide_env, hide_text, hide_words
 
 S = "hunter2"
 HIDDEN = "(redacted)"
@@ -65,3 +65,23 @@ def test_passwords_of_urls_are_hidden(url: str, shown: str) -> None:
 def test_variables_are_hidden_as_a_whole() -> None:
     env = {"DATABASE": f"postgres://u:{S}@h/", "HF_TOKEN": S, "MAX_TOKENS": "512", "LEVEL": "3"}
     assert hide_env(env) == {"DATABASE": HIDDEN, "HF_TOKEN": HIDDEN, "MAX_TOKENS": "512", "LEVEL": "3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-e", f"PLAIN={S}"], ["-e", f"PLAIN={HIDDEN}"]),
+        ([f"-ePLAIN={S}"], [f"-ePLAIN={HIDDEN}"]),
+        (["-ve", f"PLAIN={S}"], ["-ve", f"PLAIN={HIDDEN}"]),
+        (["--env", f"PLAIN={S}={S}"], ["--env", f"PLAIN={HIDDEN}"]),
+        ([f"--env=PLAIN={S}"], [f"--env=PLAIN={HIDDEN}"]),
+        (["--set", f"env.PLAIN={S}"], ["--set", f"env.PLAIN={HIDDEN}"]),
+        (["--set", f"env={{PLAIN: {S}}}"], ["--set", f"env={HIDDEN}"]),
+        ([f"--set=nodes[0].env.PLAIN={S}"], [f"--set=nodes[0].env.PLAIN={HIDDEN}"]),
+        (["train.py", "--token", S], ["train.py", "--token", HIDDEN]),
+        (["-e", "PLAIN", "--set", "restart.max_restarts=3"], ["-e", "PLAIN", "--set", "restart.max_restarts=3"]),
+        (["up", "x.yaml", "--set", "preload=no", "-n", "2"], ["up", "x.yaml", "--set", "preload=no", "-n", "2"]),
+    ],
+)
+def test_a_command_is_recorded_without_the_values_of_variables(words: list[str], shown: list[str]) -> None:
+    assert hide_command(words) == shown

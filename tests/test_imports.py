@@ -12,7 +12,20 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LINE_LIMIT = 300
 
-LAUNCHER = ["spec", "plan", "gang", "verdict", "report", "console", "transports", "run", "commands", "python", "cli"]
+LAUNCHER = [
+    "spec",
+    "plan",
+    "gang",
+    "verdict",
+    "report",
+    "pages",
+    "console",
+    "transports",
+    "run",
+    "commands",
+    "python",
+    "cli",
+]
 """Folders in the order of a run. Each may import those before it, and the modules beside them."""
 WORKER_ENTRY: dict[str, set[str]] = {
     "protocol": set(),
@@ -31,11 +44,13 @@ WORKER_ENTRY: dict[str, set[str]] = {
 """Folders and modules, each with what it may import."""
 BASICS = {"errors", "tasks", "failures", "printable", "result", "wording"}
 """Modules of `launcher` that all folders may import."""
-PURE = {"spec", "plan", "gang", "verdict", "report"}
+PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """They know of the node's side what messages are made of, and nothing else."""
 
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
+    "jinja2": {"launcher.pages.html"},
+    "plotly": set(),
     "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},

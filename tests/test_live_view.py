@@ -91,13 +91,15 @@ class TestPicture:
         tasks[17] = task("worker:17", "exit status 1")
         tasks[5] = task("worker:5", "is stopped by a signal", step=3)
         tasks[9] = task("worker:9", "has not imported TensorFlow")
+        tasks[11] = training(11, own_s=0.011).model_copy(update={"slow": "input pipeline"})
         lines = Picture(status(*tasks)).lines(80, 24)
         assert len(lines) == 12
         names = [line.split()[1] for line in lines[2:-1]]
-        slowest = [f"worker:{number}" for number in range(25, 30)]
-        assert names == ["worker:17", "worker:5", "worker:9", "worker:0", *slowest]
+        slowest = [f"worker:{number}" for number in range(26, 30)]
+        assert names == ["worker:17", "worker:5", "worker:11", "worker:9", "worker:0", *slowest]
+        assert "slow: in" in lines[4]
         assert lines[-1] == "  +21 more: 21 training"
-        assert [line.split()[0] for line in lines[2:5]] == ["18", "6", "10"]  # the numbers that keys take
+        assert [line.split()[0] for line in lines[2:6]] == ["18", "6", "12", "10"]  # the numbers that keys take
 
     def test_always_shows_the_chief(self) -> None:
         tasks = [task("worker:0", "exit status 1"), training(1), task("chief:0", "is training", step=1)]

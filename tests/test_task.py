@@ -820,15 +820,16 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
 OTHER_TENSORFLOW = {
     "distribute.distribute_lib": "class Strategy: pass",
     "distribute.cross_device_utils": "class CollectiveReplicaLauncher:\n    def all_reduce(self, tensor): pass",
+    "data.ops.iterator_ops": "class OwnedIterator:\n    def get_next(self, name): pass",
     "eager.context": "class Context:\n    def configure_coordination_service(self, timeout): pass",
 }
 """Modules of a TensorFlow that has other names than those that are patched."""
 
 
 def test_a_tensorflow_that_is_not_like_those_that_are_known_is_left_as_it_is(tmp_path: Path) -> None:
-    lines = ["from worker_entry.hooks import built_strategy, collective_time, coordination_timeout"]
+    lines = ["from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, input_time"]
     lines += ["built_strategy.watch_strategies(print)", "coordination_timeout.lengthen(60.0)"]
-    lines += ["clock = collective_time.CollectiveClock()"]
+    lines += ["clocks = collective_time.CollectiveClock(), input_time.InputClock()"]
     for name, source in OTHER_TENSORFLOW.items():
         file = tmp_path / "tensorflow" / "python" / f"{name.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -836,13 +837,13 @@ def test_a_tensorflow_that_is_not_like_those_that_are_known_is_left_as_it_is(tmp
             (folder / "__init__.py").touch()
         file.write_text(source)
         lines += [f"from tensorflow.python.{name} import *"]
-    lines += ["for cls in Strategy, CollectiveReplicaLauncher, Context:"]
+    lines += ["for cls in Strategy, CollectiveReplicaLauncher, OwnedIterator, Context:"]
     lines += ["    print(*(name for name in vars(cls) if not name.startswith('__')))"]
     lines += ["    assert not any(hasattr(value, '__wrapped__') for value in vars(cls).values())"]
-    lines += ["print(clock.waited_s())"]
+    lines += ["print(*(clock.waited_s() for clock in clocks))"]
     (tmp_path / "program.py").write_text("\n".join(lines))
     ended = run(tmp_path, ["program.py"])
-    assert ended == Ended(0, "\nall_reduce\nconfigure_coordination_service\nNone\n", "")
+    assert ended == Ended(0, "\nall_reduce\nget_next\nconfigure_coordination_service\nNone None\n", "")
 
 
 LOADER = """import threading

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, completion, listing, logs, look, prepare, removal, resuming, runs, state
+from launcher.cli import cluster, completion, listing, logs, look, prepare, removal, reporting, resuming, runs, state
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -120,7 +120,17 @@ def cli() -> None:
 cli.add_section("Run", (cluster.local, cluster.up, resuming.resume))
 cli.add_section(
     "Look",
-    (look.check, look.plan, listing.ls, state.status, logs.logs, logs.attach, runs.stacks, runs.profile),
+    (
+        look.check,
+        look.plan,
+        listing.ls,
+        state.status,
+        logs.logs,
+        logs.attach,
+        reporting.report,
+        runs.stacks,
+        runs.profile,
+    ),
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
 cli.add_section("Prepare", (prepare.init, prepare.compose, prepare.schema, completion.completion))

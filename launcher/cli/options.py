@@ -157,6 +157,7 @@ _RUN_OPTIONS = (
         default_text="in the state directory",
         help="Write logs and the report to DIR, a new or empty folder.",
     ),
+    option("--report", section="Output", is_flag=True, help="Write report.html to the run's files at its end."),
     option("--verbose", "-v", section="Output", is_flag=True, help="Show TensorFlow's start-up messages too."),
     option("--no-live", section="Output", is_flag=True, help="Show only lines on the terminal, not the live view."),
     option("--tensorboard", section="Output", is_flag=True, help="Run TensorBoard on the chief's node during the run."),

@@ -14,9 +14,9 @@ from launcher.printable import printable
 from launcher.report.status_report import NodeState, RunStatus, TaskState
 from launcher.report.status_text import render_number, render_seconds, render_size
 
-FAILED, HALTED, NOT_UP, AT_WORK, ENDED = range(5)
+FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
 """What matters first."""
-_STYLES = {FAILED: "bold red", HALTED: "bold yellow", NOT_UP: "dim", AT_WORK: "green", ENDED: "dim"}
+_STYLES = {FAILED: "bold red", HALTED: "bold yellow", SLOW: "yellow", NOT_UP: "dim", AT_WORK: "green", ENDED: "dim"}
 TITLES_FROM = 6
 """Lines from which on there is one for the columns' titles."""
 
@@ -89,11 +89,13 @@ def rank(task: TaskState) -> int:
         return FAILED
     if task.state == "is stopped by a signal":
         return HALTED
+    if task.slow:
+        return SLOW
     return NOT_UP if task.state.startswith(("waits ", "has not ", "is importing ")) else AT_WORK
 
 
 def render_state(task: TaskState) -> str:
-    return _clean(task.state.removeprefix("is "))
+    return _clean(f"slow: {task.slow}" if rank(task) == SLOW else task.state.removeprefix("is "))
 
 
 def render_bar(share: float, width: int) -> str:
@@ -161,7 +163,7 @@ def _render_progress(shown: _Shown) -> str:
 
 
 def _render_rate(shown: _Shown) -> str:
-    return f"{1 / shown.task.step_s:.3g}" if shown.task.step_s and rank(shown.task) == AT_WORK else ""
+    return f"{1 / shown.task.step_s:.3g}" if shown.task.step_s and rank(shown.task) in (AT_WORK, SLOW) else ""
 
 
 def _render_gpu(shown: _Shown) -> str:

@@ -66,7 +66,7 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
         "networks": ["cluster"],
         "entrypoint": ["distlaunch"],
         "command": ["up", _literal(path), "--rehearsal", str(count)],
-        "environment": [*spec.env_from, *filter(None, [spec.notify.webhook_from])],
+        "environment": [*spec.env_from, *filter(None, [spec.notify and spec.notify.webhook_from])],
         "healthcheck": {"disable": True},
         "stop_grace_period": "30s",
         "volumes": ["keys:/keys:ro", project, f"runs:{HOME}/.local/state/distlaunch"],

@@ -38,6 +38,11 @@ class RunPaths:
         return self.root / "report.json"
 
     @property
+    def page(self) -> Path:
+        """The page that `distlaunch report` makes."""
+        return self.root / "report.html"
+
+    @property
     def events(self) -> Path:
         """The journal: what has happened, one JSON object a line."""
         return self.root / "events.jsonl"

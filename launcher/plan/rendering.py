@@ -51,17 +51,17 @@ def render_spec(spec: ClusterSpec) -> str:
     program = spec.program
     words = {name: hide_words(given) for name in ("command", "args") if (given := getattr(program, name))}
     notify = spec.notify
-    if notify.webhook is not None:
+    if notify is not None and notify.webhook is not None:
         given = {name: getattr(notify, name) for name in notify.model_fields_set - {"webhook"}}
         notify = NotifySpec(**given, webhook_from=environment.WEBHOOK)
-    if notify.command is not None:
+    if notify is not None and notify.command is not None:
         notify = notify.changed(command=hide_words(notify.command))
     source = spec.source and spec.source.changed(command=hide_words(spec.source.command))
     shown = spec.changed(
         env=hide_env(spec.env),
         nodes=Nodes([node.changed(env=hide_env(node.env)) for node in spec.nodes], source),
         program=program.changed(**words),
-        **({"notify": notify} if notify.is_wanted else {}),
+        notify=notify,
     )
     return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
 

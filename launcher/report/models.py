@@ -46,6 +46,8 @@ class ProgressReport(Result):
     """Seconds that a step took, as last measured; null if it was never measured."""
     own_s: float | None = None
     """The same without the time for which the task waited for the others; null if that is unknown."""
+    data_s: float | None = None
+    """The part of a step during which it waited for its input."""
     metrics: dict[str, float | None] = {}
     """The last values reported; null for a value that is not a finite number."""
 

@@ -72,10 +72,16 @@ class LinkResumed:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A task is slower than the others, as the message says."""
+    """A task is slower than the others, as the message says, or, without a reason, is no longer slower.
+
+    `score`: the others' median own time of a step, divided by the task's. `reason`: what is slow, as a phrase. Earlier
+    versions have recorded neither.
+    """
 
     task: TaskId
     message: str
+    score: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,11 @@ _ENVELOPE: dict[str, Any] = {
 }
 _OF_EVENT = {"time": "at"}
 """Fields of events whose names are taken: `time` is when the controller handled the event, `at` when it happened."""
+
+
+def kind_of(event: object) -> str:
+    """`task-started`: how the lines of the journal name an event like this."""
+    return _kind(type(event))
 
 
 def _kind(cls: type) -> str:

@@ -240,6 +240,7 @@ def _progress_report(status: TaskReported | None) -> ProgressReport | None:
         began=progress.began,
         step_s=progress.step_s,
         own_s=progress.own_s,
+        data_s=progress.data_s,
         metrics=progress.metrics,
     )
 

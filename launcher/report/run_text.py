@@ -30,12 +30,13 @@ def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def render_summary(report: RunReport, *, written: bool = True) -> str:
+def render_summary(report: RunReport, *, written: bool = True, page: str = "") -> str:
     """The last lines of a run: each task's end, the outcome, the time, the files.
 
     Args:
         report: the report of a run with at least one attempt.
         written: whether the report was written.
+        page: the file to look at, if one was written.
     """
     attempt = report.attempts[-1]
     lines = []
@@ -56,6 +57,7 @@ def render_summary(report: RunReport, *, written: bool = True) -> str:
     else:
         lines.append(f"{report.outcome.capitalize()} after {took}, exit status {report.exit_status}")
     lines.append(f"Logs{' and report' if written else ''}: {report.directory}")
+    lines += [f"Open in a browser: {page}"] if page else []
     return "\n".join(lines)
 
 

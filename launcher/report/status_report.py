@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.gang.state import AttemptState, Phase
+from launcher.gang.stragglers import Standing
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
 from launcher.report.goodput import Goodput
@@ -44,6 +45,10 @@ class TaskState(Result):
     """The same, without the time for which it waited for the others."""
     data_s: float | None = None
     """The part of a step during which it waited for its input."""
+    score: float | None = None
+    """The others' median own time of a step, divided by its own; null if it was not compared."""
+    slow: str = ""
+    """What has been slow for some time, as a phrase: `input pipeline`, `CPU starved`, `swapping`, `own computation`."""
     total_steps: int | None = None
     """The step with which training ends; null if that is not known."""
     total_epochs: int | None = None
@@ -142,9 +147,11 @@ def estimate_eta_s(state: AttemptState, now: float) -> float | None:
     return max(estimates, default=None)
 
 
-def make_task_states(state: AttemptState, plan: LaunchPlan, uses: Mapping[TaskId, TaskUse]) -> list[TaskState]:
+def make_task_states(
+    state: AttemptState, plan: LaunchPlan, uses: Mapping[TaskId, TaskUse], standings: Mapping[TaskId, Standing]
+) -> list[TaskState]:
     """All tasks of an attempt, in the plan's order."""
-    return [_make_task_state(state, task, uses.get(task.task)) for task in plan.tasks]
+    return [_make_task_state(state, task, uses.get(task.task), standings.get(task.task)) for task in plan.tasks]
 
 
 def make_node_states(uses: Mapping[str, NodeUse]) -> list[NodeState]:
@@ -164,11 +171,12 @@ def make_node_states(uses: Mapping[str, NodeUse]) -> list[NodeState]:
     ]
 
 
-def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None) -> TaskState:
+def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None, standing: Standing | None) -> TaskState:
     task = plan.task
     status, started = state.status.get(task), state.started.get(task)
     progress = status.progress if status is not None else None
-    use = use if task not in state.exits else None
+    if task in state.exits:
+        use = standing = None
     has_stepped = progress is not None and progress.first_step is not None
     port = state.ports.get(task)
     return TaskState(
@@ -183,6 +191,8 @@ def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None) -
         step_s=progress.step_s if progress is not None else None,
         own_s=progress.own_s if progress is not None else None,
         data_s=progress.data_s if progress is not None else None,
+        score=standing.score if standing is not None else None,
+        slow=standing.slow if standing is not None else "",
         total_steps=progress.total_steps if progress is not None else None,
         total_epochs=progress.total_epochs if progress is not None else None,
         metrics=progress.metrics if progress is not None else {},

@@ -70,7 +70,7 @@ class Answers:
             restarts=again + sum(map(len, loop.state.restarted.values())) if loop is not None else again,
             started=self._start.started,
             now=now,
-            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks) if loop is not None else [],
+            tasks=make_task_states(loop.state, loop.plan, loop.uses.tasks, loop.standings) if loop is not None else [],
             nodes=make_node_states(loop.uses.nodes) if loop is not None else [],
             goodput=self._goodput.count(now),
             eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,

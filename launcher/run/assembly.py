@@ -17,6 +17,7 @@ from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
+from launcher.run.page_writing import write_at_end
 from launcher.run.sync import Bundle, make_bundle
 from launcher.run.ways import make_transports
 from launcher.spec.models import ClusterSpec
@@ -95,4 +96,5 @@ def make_context(
         goodput=goodput,
         bundle=bundle,
         only_checks=only_checks,
+        write_page=lambda report: write_at_end(files, report, console.warn) if spec.report else "",
     )

@@ -6,7 +6,7 @@ out, asks `gang.decide`, and performs the actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
@@ -14,7 +14,7 @@ from launcher.gang.decide import decide, new_attempt
 from launcher.gang.events import Event, NodeLost, NodeReady, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
-from launcher.gang.stragglers import StragglerWatch
+from launcher.gang.stragglers import Standing, StragglerWatch
 from launcher.gang.strangers import render_news_of_guards
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.report.run_events import Straggler
@@ -25,6 +25,7 @@ from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
+from launcher.tasks import TaskId
 from launcher.transports.base import LinkClosed
 
 IDLE_S = 0.5
@@ -57,6 +58,11 @@ class AttemptLoop:
     def uses(self) -> Uses:
         """What tasks and nodes use, as last reported."""
         return self._observer.uses
+
+    @property
+    def standings(self) -> Mapping[TaskId, Standing]:
+        """How fast each task is against the others."""
+        return self._stragglers.standings
 
     @property
     def unmet(self) -> frozenset[str]:
@@ -123,12 +129,12 @@ class AttemptLoop:
         news = render_news(earlier, self.state, event) or self._reminder.remind(self.state, now, timing.now())
         if news:
             console.note(news)
-        elif isinstance(event, TaskReported) and (slow := self._stragglers.note(event, now)):
-            console.note(slow)
-            self._context.journal.write(Straggler(event.task, slow))
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
             self._context.goodput.note_progress(event.task, event.progress)
+            for told in self._stragglers.note(event, now, lambda: self.uses.tasks):
+                console.note(told.message)
+                self._context.journal.write(Straggler(told.task, told.message, told.score, told.reason))
         if self._number == 1 and self._context.spec.guard != "off":
             for line in render_news_of_guards(event):
                 console.warn(line)

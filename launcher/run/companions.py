@@ -123,7 +123,7 @@ def _check_client() -> None:
 
 def _find_recipients(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) -> Recipients | None:
     notify = spec.notify
-    if not notify.is_wanted:
+    if notify is None:
         return None
     from launcher.run.notifier import Recipients
 

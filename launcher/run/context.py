@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
+from launcher.report.models import RunReport
 from launcher.run.directory import RunDir
 from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.history import History
@@ -38,6 +39,8 @@ class RunContext:
     """The program's folder, if it is sent to the nodes."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
+    write_page: Callable[[RunReport], str] = lambda _: ""
+    """Writes the page of the run once it has ended, and returns its path; nothing if no page is wanted."""
     on_up: Callable[[], None] = lambda: None
     """Called when the cluster is up, in each attempt."""
 

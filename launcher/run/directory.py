@@ -34,13 +34,15 @@ class RunStart:
     """What run.json says of a run from its start.
 
     `started`: Unix seconds. `generation`: how many controllers the run has had before. `socket`: the path of the
-    controller's. `cwd`: where it was started. `checks`: whether its nodes are checked.
+    controller's. `cwd`: where it was started. `checks`: whether its nodes are checked. `command`: what was typed,
+    without secrets.
     """
 
     run_id: str
     name: str
     started: float
     cwd: str = ""
+    command: str = ""
     checks: bool = False
     generation: int = 0
     socket: str = ""

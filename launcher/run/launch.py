@@ -27,8 +27,9 @@ from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.live import keys_taken, show_run
-from launcher.run.naming import choose_folder, current_directory, make_run_id
+from launcher.run.naming import choose_folder, current_command, current_directory, make_run_id
 from launcher.run.node_list import know_nodes
+from launcher.run.page_writing import write_at_end
 from launcher.run.supervisor import Supervisor
 from launcher.run.ways import Recovery, Relisting
 from launcher.spec.models import ClusterSpec
@@ -64,7 +65,7 @@ def run(
     """
     clock.share()
     spec = know_nodes(spec)
-    start = new_start(spec, checks=checks)
+    start = new_start(spec, checks=checks, command=current_command())
     return conduct(
         spec,
         start,
@@ -76,11 +77,11 @@ def run(
     )
 
 
-def new_start(spec: ClusterSpec, *, checks: bool) -> RunStart:
+def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
     """What is known of a new run; fails before anything is written if this machine's tasks cannot run here."""
     cwd = current_directory()
     run_id = make_run_id(spec.name)
-    return RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks)
+    return RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command)
 
 
 def conduct(
@@ -119,7 +120,7 @@ def conduct(
             contextlib.nullcontext(open_folder()) as files,
             contextlib.closing(ControlServer()) as control,
             files.hold(replace(start, socket=control.path)) as journal,
-            _reporting_failure(files, start, journal, history),
+            _reporting_failure(files, start, journal, history, page=spec.report),
             opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves_at_up, live=live) as console,
             keys_taken(console, interrupts, files.root, detachment),
             companions.warning_at(console),
@@ -162,7 +163,9 @@ def conduct(
 
 
 @contextlib.contextmanager
-def _reporting_failure(files: RunDir, start: RunStart, journal: Journal, history: History) -> Iterator[None]:
+def _reporting_failure(
+    files: RunDir, start: RunStart, journal: Journal, history: History, *, page: bool
+) -> Iterator[None]:
     """Writes a report for a run that could not be started, if possible."""
     try:
         yield
@@ -185,6 +188,8 @@ def _reporting_failure(files: RunDir, start: RunStart, journal: Journal, history
         journal.end(report)
         with contextlib.suppress(RunDirectoryError):
             files.write_json(files.report, report.model_dump(mode="json"))
+        if page:
+            write_at_end(files, report, functools.partial(journal.say, "warning"))
         if error is caught:
             raise
         raise error from None

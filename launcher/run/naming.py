@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
+from launcher.printable import printable
+from launcher.spec.redaction import hide_command
 
 
 def make_run_id(name: str) -> str:
@@ -57,6 +61,11 @@ def current_directory() -> Path:
     if not is_utf_8(here):
         raise UsageError(f"the current directory {os.fsencode(here)!r} is not UTF-8", hint="change to another one")
     return here
+
+
+def current_command() -> str:
+    """The command line of this process as one types it, without secrets."""
+    return printable(shlex.join(["distlaunch", *hide_command(sys.argv[1:])]))
 
 
 def absolute(path: Path) -> Path:

@@ -41,7 +41,8 @@ class RunRecord:
     `directory`: where the controller writes; this is another folder if the run's was copied or moved. `started`: Unix
     seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
     whether an end is recorded; `end`: what is recorded of it. `cwd`: where the run was started, empty if that is not
-    recorded. `checks`: whether its nodes are checked.
+    recorded. `checks`: whether its nodes are checked. `command`: what was typed, without secrets; empty if that is not
+    recorded.
     """
 
     run_id: str
@@ -54,6 +55,7 @@ class RunRecord:
     end: RecordedEnd
     cwd: str
     checks: bool
+    command: str
 
 
 def read_record(files: RunPaths) -> RunRecord:
@@ -63,7 +65,7 @@ def read_record(files: RunPaths) -> RunRecord:
         RunDirectoryError: this is not a run's folder.
     """
     try:
-        content, written = _read_file(files.run, RECORD_LIMIT)
+        content, written = read_limited(files.run, RECORD_LIMIT)
         facts = json.loads(content)
         return RunRecord(
             run_id=str(facts["run_id"]),
@@ -76,6 +78,7 @@ def read_record(files: RunPaths) -> RunRecord:
             end=parse_end(facts, facts.get("ended_at")),
             cwd=str(facts.get("cwd") or ""),
             checks=bool(facts.get("checks", False)),
+            command=str(facts.get("command") or ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise RunDirectoryError(f"{files.root} is not a run's folder") from None
@@ -95,7 +98,7 @@ def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:
 def read_report(files: RunPaths) -> Mapping[str, Any]:
     """The content of report.json; empty if there is none that can be read."""
     try:
-        report = json.loads(_read_file(files.report, REPORT_LIMIT)[0])
+        report = json.loads(read_limited(files.report, REPORT_LIMIT)[0])
     except (OSError, ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}
@@ -110,7 +113,7 @@ def last_written(files: RunPaths) -> float:
     return written
 
 
-def _read_file(path: Path, limit: int) -> tuple[bytes, float]:
+def read_limited(path: Path, limit: int) -> tuple[bytes, float]:
     """The file's content, and when it was written.
 
     Raises:

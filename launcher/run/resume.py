@@ -71,6 +71,7 @@ def resume(
         started=record.started,
         cwd=_find_cwd(record),
         checks=record.checks,
+        command=record.command,
         generation=record.generation + 1,
     )
     return conduct(

@@ -261,6 +261,7 @@ class Supervisor:
             lines = error_lines(error.message, error.reference, (), "the run has ended; only its report is missing")
             self._console.error("\n".join(lines))
             written = False
-        self._console.note(render_summary(report, written=written))
+        page = self._context.write_page(report)
+        self._console.note(render_summary(report, written=written, page=page))
         self._context.journal.end(report)
         return report

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -209,6 +209,7 @@ def _known_fields(path: Path) -> tuple[str, ...]:
     elif path[:1] == ("nodes",):
         model = NodeSpec
     elif path:
-        field = ClusterSpec.model_fields[str(path[0])]
-        model = field.annotation if isinstance(field.annotation, type) else ProgramSpec
+        kind = ClusterSpec.model_fields[str(path[0])].annotation
+        kinds = [each for each in (kind, *get_args(kind)) if isinstance(each, type) and issubclass(each, BaseModel)]
+        model = kinds[0] if kinds else ProgramSpec
     return tuple(field.alias or name for name, field in model.model_fields.items())

@@ -203,12 +203,14 @@ class ClusterSpec(Model):
     """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
     sample_every_s: Annotated[float, Field(ge=0), AtMost(3600, "a run would have next to no samples")] = 2.0
     """How often each node measures what its tasks use, in seconds; 0: never."""
+    report: bool = False
+    """Writes `report.html` to the run's files at its end: one page to look at."""
     metrics: Listen | None = None
     """Serves metrics for Prometheus at this `ADDRESS:PORT` of the machine that runs distlaunch; a port alone is on
     127.0.0.1. Default: not served."""
     metrics_file: FilledText | None = None
     """A file to which they are written every few seconds, for node_exporter: its name ends with `.prom`."""
-    notify: NotifySpec = NotifySpec()
+    notify: NotifySpec | None = None
     """Who is notified when the run fails, stalls, restarts or succeeds."""
     keep_own_tf_config: bool = False
     """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""

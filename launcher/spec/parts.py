@@ -180,13 +180,8 @@ class NotifySpec(Model):
     def _has_recipients(self) -> NotifySpec:
         if self.webhook is not None and self.webhook_from is not None:
             raise PydanticCustomError("notify", "there is a `webhook:` and a `webhook_from:`; keep one of the two")
-        if self.model_fields_set and not self.is_wanted:
+        if all(given is None for given in (self.webhook, self.webhook_from, self.command)):
             raise PydanticCustomError("notify", "names nobody to notify; add `webhook_from:` or `command:`")
         if self.command is not None and not self.command[0]:
             raise PydanticCustomError("notify", "the first word of `command:` is empty; write the program's name")
         return self
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there is anybody to notify."""
-        return any(given is not None for given in (self.webhook, self.webhook_from, self.command))

@@ -19,6 +19,14 @@ _VALUE = r"([^\s&;\"']+|\"[^\"]*\"|'[^']*')"
 _SETTING_WITHIN = re.compile(rf"(?<![\w.-])(?:({_WORD})(=)|(-[\w.-]+)([ \t]+)(?!-)){_VALUE}", re.ASCII)
 """`NAME=value` or `--name value` in the words of a shell, or `name=value` in the query of a URL."""
 
+_ENV_FLAG = re.compile(r"--env|-[a-zA-Z]*e")
+_VARIABLE = re.compile(r"([^=]*)=.*", re.DOTALL)
+_ENV_WORD = re.compile(
+    r"(--env=[^=]*|-[a-zA-Z]*?e[A-Za-z_][A-Za-z0-9_]*|--set=(?:[^=]*\.)?env(?:\.[^=]*)?)=.*", re.DOTALL
+)
+_SET_ENV = re.compile(r"((?:[^=]*\.)?env(?:\.[^=]*)?)=.*", re.DOTALL)
+"""How a command line sets variables of the tasks."""
+
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
 """Up to the last `@` before the path. A `/` in a password makes the URL invalid, but occurs; a port has no `@`."""
 _USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
@@ -35,6 +43,24 @@ def hide_text(text: str) -> str:
 def hide_words(words: Sequence[str]) -> list[str]:
     """The words of a command line without the values of secret options, variables and URLs."""
     return list(_hide_words(words))
+
+
+def hide_command(words: Sequence[str]) -> list[str]:
+    """The words of a `distlaunch` command without the values of variables, whatever their names, and other secrets."""
+    plain, before = [], ""
+    for word in words:
+        plain.append(_hide_variable(before, word))
+        before = word
+    return hide_words(plain)
+
+
+def _hide_variable(before: str, word: str) -> str:
+    """`word` after `before`; of `-e NAME=VALUE`, `--env=NAME=VALUE` or `--set env.NAME=VALUE`, without the value."""
+    if _ENV_FLAG.fullmatch(before):
+        found = _VARIABLE.fullmatch(word)
+    else:
+        found = _ENV_WORD.fullmatch(word) or (_SET_ENV.fullmatch(word) if before == "--set" else None)
+    return f"{found[1]}={REDACTED}" if found is not None else word
 
 
 def hide_env(env: Mapping[str, str]) -> dict[str, str]:

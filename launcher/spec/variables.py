@@ -63,7 +63,7 @@ def check_variables(spec: ClusterSpec, environ: Mapping[str, str]) -> None:
     missing = [name for name in spec.env_from if name not in environ]
     if missing:
         raise UsageError(f"env_from: {', '.join(missing)} is not set in this environment", hint="export it first")
-    name = spec.notify.webhook_from
+    name = spec.notify and spec.notify.webhook_from
     if name is not None and name not in environ:
         raise UsageError(f"notify.webhook_from: {name} is not set in this environment", hint="export it first")
 

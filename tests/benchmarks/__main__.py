@@ -18,6 +18,7 @@ from tests.benchmarks import (
     start_time,
     step_time,
     stop_time,
+    stragglers,
     verdicts,
 )
 
@@ -37,6 +38,7 @@ BENCHMARKS = {
     "start": start_time.measure,
     "step": step_time.measure,
     "stop": stop_time.measure,
+    "stragglers": stragglers.measure,
     "verdicts": verdicts.measure,
 }
 

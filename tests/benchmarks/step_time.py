@@ -14,11 +14,13 @@ PROGRAM = """
 import contextlib, json, os, sys, time
 import keras, numpy as np, tensorflow as tf
 from keras.src.callbacks.callback_list import CallbackList
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
 
 HOOKED = [(CallbackList, name) for name in vars(CallbackList) if hasattr(getattr(CallbackList, name), "__wrapped__")]
+HOOKED += [(OwnedIterator, name) for name in ("__next__", "get_next", "get_next_as_optional")]
 HOOKED += [(CollectiveReplicaLauncher, "all_reduce")]
-assert len(HOOKED) == 8, HOOKED
+assert len(HOOKED) == 11, HOOKED
 
 @contextlib.contextmanager
 def without():

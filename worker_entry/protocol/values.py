@@ -72,7 +72,7 @@ class Progress:
     when the last batch was done. Before the first step is done, `first_step` is None and the others are 0. `training`:
     whether training is under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during
     which the task waited for the others; `data_s`: the part of it during which the program waited for its input. A
-    metric that is not a finite number is None.
+    metric that is not a finite number, or one beyond 10^15, is None.
 
     `total_steps` and `total_epochs`: the step and the epoch with which training will end, as far as that is known.
     `resumed`: how many steps the restored optimizer had done when training began; None if that is not known.

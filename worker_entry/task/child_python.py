@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from worker_entry.hooks import collective_time
+from worker_entry.hooks import collective_time, input_time
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.file_names import LOCK
 from worker_entry.task import keras_progress, runner, status_file
@@ -45,7 +45,8 @@ def install(text: str) -> None:
     if order.status_file is not None and _is_task():
         status_file.report_phases(status_file.StatusFile(order.status_file))
     if order.progress and order.child_file is not None:
-        meter = Meter(_Reporter(order.child_file), collective_time.CollectiveClock().waited_s)
+        waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
+        meter = Meter(_Reporter(order.child_file), waits.waited_s, inputs.waited_s)
         install_meter(meter)
         keras_progress.install(meter)
     if order.child_crash_file is not None and not _is_task():

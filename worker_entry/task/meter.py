@@ -36,12 +36,19 @@ class Meter:
 
     A step only increments counters: writing a file would release the GIL, which costs a tenth of a short step.
 
-    `waited` returns the seconds that this process has waited for the others so far, None if that is not known.
+    `waited` returns the seconds that this process has waited for the others so far, None if that is not known;
+    `awaited_data` the same of its input.
     """
 
-    def __init__(self, status: StatusFile, waited: Callable[[], Optional[float]]) -> None:
+    def __init__(
+        self,
+        status: StatusFile,
+        waited: Callable[[], Optional[float]],
+        awaited_data: Callable[[], Optional[float]] = lambda: None,
+    ) -> None:
         self._status = status
         self._waited = waited
+        self._awaited_data = awaited_data
         self._training = False
         self._epoch: Optional[int] = None
         self._first_epoch: Optional[int] = None
@@ -52,10 +59,11 @@ class Meter:
         self._resumed: Optional[int] = None
         self._step_s: Optional[float] = None
         self._own_s: Optional[float] = None
+        self._data_s: Optional[float] = None
         self._metrics = MetricReader()
         self._scheduled: deque[tuple[int, Any]] = deque()
         self._collecting = threading.Lock()
-        self._mark: tuple[float, int, Optional[float]] = (0.0, 0, None)
+        self._mark: tuple[float, int, Optional[float], Optional[float]] = (0.0, 0, None, None)
         self._reporting = threading.Lock()
         self._news = threading.Event()
         """Set when there may be something to report."""
@@ -173,15 +181,18 @@ class Meter:
             self._scheduled.extendleft(reversed(waiting))
 
     def _measure(self) -> None:
-        (then, step, waited), mark = self._mark, (self._time, self._step, self._waited())
-        if mark[1] <= step:
+        before, mark = self._mark, (self._time, self._step, self._waited(), self._awaited_data())
+        (then, step, waited, awaited), (now, last, waited_now, awaited_now) = before, mark
+        if last <= step:
             return
         self._mark = mark
         if not then:
             return
-        self._step_s = (mark[0] - then) / (mark[1] - step)
-        if waited is not None and mark[2] is not None:
-            self._own_s = max(mark[0] - then - (mark[2] - waited), 0.0) / (mark[1] - step)
+        self._step_s = (now - then) / (last - step)
+        if waited is not None and waited_now is not None:
+            self._own_s = max(now - then - (waited_now - waited), 0.0) / (last - step)
+        if awaited is not None and awaited_now is not None:
+            self._data_s = min(awaited_now - awaited, now - then) / (last - step)
 
     def _progress(self) -> Progress:
         return Progress(
@@ -198,6 +209,7 @@ class Meter:
             resumed=self._resumed,
             step_s=self._step_s,
             own_s=self._own_s,
+            data_s=self._data_s,
             metrics=self._metrics.numbers,
         )
 

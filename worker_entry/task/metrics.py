@@ -8,11 +8,11 @@ ever, their metrics are missing, but nothing else is affected.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from typing import Any, Optional
 
 from worker_entry.hooks.remote_values import is_here, is_remote
+from worker_entry.protocol.field_limits import FLOAT_LIMIT
 
 METRICS_LIMIT = 20
 NAME_LIMIT = 60
@@ -23,7 +23,7 @@ class MetricReader:
 
     def __init__(self) -> None:
         self.numbers: dict[str, Optional[float]] = {}
-        """The metrics that have been read, by name; None for a number that is not finite."""
+        """The metrics that have been read, by name; None for a number that no message can have."""
         self._incomplete = False
         self._latest: Any = None
         self._seen: Any = None
@@ -99,7 +99,7 @@ class MetricReader:
         with self._storing:
             if order >= self._orders.get(name, 0):  # otherwise a later read was faster
                 self._orders[name] = order
-                self.numbers = {**self.numbers, name: number if math.isfinite(number) else None}
+                self.numbers = {**self.numbers, name: number if abs(number) < FLOAT_LIMIT else None}
 
 
 def _is_plain(value: Any) -> bool:

@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Optional
 
-from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, devices, own_tf_config
+from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, devices, input_time, own_tf_config
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.values import Injection, KerasPatch, Program, Progress, TaskOrder
@@ -112,7 +112,8 @@ def _prepare(order: TaskOrder) -> None:
         status_file.report_phases(status)
         watchers: list[Callable[[Progress], None]] = []
         if order.progress:
-            meter = Meter(status, collective_time.CollectiveClock().waited_s)
+            waits, inputs = collective_time.CollectiveClock(), input_time.InputClock()
+            meter = Meter(status, waits.waited_s, inputs.waited_s)
             install_meter(meter)
 
             def begin_keras() -> None:

@@ -1,0 +1,44 @@
+"""The command that makes one page of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launcher.cli.options import option, run_argument
+from launcher.cli.sections import SectionedCommand
+
+
+@click.command(cls=SectionedCommand)
+@run_argument
+@option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    default_text="report.html in the run's folder",
+    help="Write the page to FILE; -: to stdout.",
+)
+@option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+def report(run: str | None, output: Path | None, opens: bool) -> int:
+    """Make one HTML page that tells the whole story of a run.
+
+    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one. The page has
+    the verdict, a timeline, the curves of training and machines, and what was said. It is one file that needs no
+    network and can be sent to others. Of a run that goes on, it shows the run as it is now.
+    """
+    from launcher.commands import page
+    from launcher.run.selection import select_run
+
+    files = select_run(run)
+    if output is not None and str(output) == "-":
+        if opens:
+            raise click.UsageError("--open needs a file; -o - writes none")
+        click.echo(page.make(files), nl=False)
+        return 0
+    path = page.write(files, output)
+    click.echo(str(path))
+    if opens:
+        page.show(path)
+    return 0

@@ -1,0 +1,181 @@
+"""The page's text. Whatever others have written (logs, names, messages) is text in it, and never markup or a script.
+
+Three things see to that, each by itself: the template escapes every value, and a visible character replaces every
+control character of the page; data for the script is JSON in which no character ends its element; and the page's
+content security policy admits only the scripts with these hashes, and fetches nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from launcher.pages.charts import Chart, make_machine_charts, make_training_charts, thin
+from launcher.pages.cleaning import clean
+from launcher.pages.material import Material
+from launcher.pages.said import make_said
+from launcher.pages.series import pack, summarize
+from launcher.pages.task_states import STATES
+from launcher.pages.timeline import MARKS, describe, make_timeline
+from launcher.pages.verdict import make_outcome
+from launcher.pages.wording import render_duration, render_moment, render_offset, render_rate, render_value
+from launcher.pages.workers import find_steps
+from launcher.printable import printable
+
+_ASSETS = resources.files("launcher.pages") / "assets"
+_IN_SCRIPT = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+_SCRIPTS = ("values.js", "charts.js", "report.js")
+_ENDS_SCRIPT = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
+"""What would end an element `script`, or keep its end from being seen."""
+
+
+def render_page(material: Material) -> str:
+    """The page of a run."""
+    material = clean(material)
+    timeline = make_timeline(material)
+    training, machines = make_training_charts(material), make_machine_charts(material)
+    thinned = iter(thin([*training, *machines]))
+    start = material.started
+    script = read_script()
+    plotly = read_plotly() if training or machines else ""
+    data = {chart.key: _chart_data(next(thinned), start) for chart in (*training, *machines)}
+    page: str = _template().render(
+        material=material,
+        policy=_policy([script, plotly]),
+        style=_read("report.css"),
+        outcome=make_outcome(material),
+        timeline=timeline,
+        ticks=make_ticks(timeline.duration),
+        states=STATES,
+        marks=MARKS,
+        training=training,
+        machines=machines,
+        summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
+        workers=find_steps(material),
+        said=make_said(material),
+        page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
+        data={key: to_script(value) for key, value in data.items()},
+    )
+    # plotly.js has control characters in its texts, so the scripts come after these have been replaced. It does not run
+    # as it is read: the page is there first.
+    inert = f'<script type="text/plain" id="plotly">{plotly}</script>\n' if plotly else ""
+    return f"{printable(page)}{inert}<script>{script}</script>\n</body>\n</html>\n"
+
+
+def read_script() -> str:
+    """The page's own script."""
+    return inline('"use strict";\n{\n' + "\n".join(map(_read, _SCRIPTS)) + "}\n")
+
+
+@functools.cache
+def read_plotly() -> str:
+    """plotly.js, as the package plotly has it."""
+    # The import would take a third of a second, and only a file beside it is wanted.
+    found = importlib.util.find_spec("plotly")
+    assert found is not None
+    assert found.origin is not None
+    return inline((Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def inline(script: str) -> str:
+    r"""The script for an element `script`, which nothing in it ends: in a text or a pattern, `\x3c` is `<`."""
+    return _ENDS_SCRIPT.sub(r"\\x3c", script)
+
+
+def to_script(value: object) -> str:
+    """The value as JSON for a `<script type="application/json">`, which nothing in it can end."""
+    return json.dumps(_shown(value), separators=(",", ":"), allow_nan=False).translate(_IN_SCRIPT)
+
+
+def make_ticks(duration: float) -> list[tuple[float, str]]:
+    """Where the axis of the timeline has labels, as a percentage, and their texts."""
+    steps = (0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+    step = next((step for step in steps if duration / step <= 8), max(86400 * round(duration / 86400 / 6), 86400))
+    count = int(duration / step)
+    return [
+        (100 * number * step / duration, f"{number * step:.1f} s" if step < 1 else render_offset(number * step))
+        for number in range(count + 1)
+        if number * step <= duration * 0.97
+    ]
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {str(_shown(key)): _shown(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return value if value and isinstance(value[0], (int, float)) else [_shown(entry) for entry in value]
+    return value
+
+
+def _chart_data(chart: Chart, start: float) -> dict[str, Any]:
+    series = [{"label": each.label, **pack(each.points, start=start)} for each in chart.series]
+    return {"unit": chart.unit, "series": series}
+
+
+def _rounded(times: Sequence[float]) -> list[float]:
+    return [round(time, 3) for time in times]
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing is fetched, and only these scripts count."""
+    hashes = " ".join(_hash(script) for script in scripts if script)
+    # plotly.js adds an element `style` that differs between its versions, so styles cannot be named by their hashes.
+    # None can fetch anything, and no style of others gets into the page.
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _template() -> Any:
+    """The template, with every value of it escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_omit_none,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "duration": render_duration,
+        "offset": render_offset,
+        "moment": render_moment,
+        "rate": render_rate,
+        "value": render_value,
+        "percent": lambda share: f"{share:.1%}".replace("%", " %"),
+        "position": _position,
+    }
+    environment.globals["describe"] = describe
+    return environment.from_string(_read("report.html.j2"))
+
+
+def _position(part: float, whole: float) -> str:
+    """Where a part of the whole ends, as SVG takes it."""
+    share = part / whole if whole else 0.0
+    return f"{100 * min(max(share, 0.0), 1.0) + 0.0:.3f}%"  # -0.0 is no position
+
+
+def _omit_none(value: object) -> object:
+    return "" if value is None else value

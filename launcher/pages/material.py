@@ -1,0 +1,112 @@
+"""What a page is made from: everything that was read of a run, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.report.models import AttemptReport, RunReport
+from launcher.report.run_events import Record
+from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
+from launcher.report.status_report import RunStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSamples:
+    """What was measured of a task in one attempt, in order."""
+
+    attempt: int
+    task: str
+    progress: Sequence[ProgressSample] = ()
+    use: Sequence[TaskUseSample] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSamples:
+    """What was measured of a node in one attempt, in order."""
+
+    attempt: int
+    node: str
+    use: Sequence[NodeUseSample] = ()
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The last lines of a task's log."""
+
+    attempt: int
+    task: str
+    path: str
+    """Relative to the run's folder."""
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What was read of a run. What is not known is None, or empty."""
+
+    run_id: str
+    name: str
+    """The name of the cluster."""
+    directory: str
+    state: str
+    """`succeeded`, `running`, `lost`, …"""
+    running: bool
+    """Whether it goes on."""
+    started: float
+    """Unix seconds, like all times."""
+    ended: float | None
+    """When it ended; of a lost run, when its controller last wrote something; None if it goes on."""
+    now: float
+    """When this was read."""
+    report: RunReport | None = None
+    """Its report, once it is over."""
+    status: RunStatus | None = None
+    """What its controller says, while it goes on."""
+    attempts: Sequence[AttemptReport] = ()
+    """The attempts that are over."""
+    records: Sequence[Record] = ()
+    """The journal."""
+    skipped: bool = False
+    """Whether the middle of the journal was too long to be read."""
+    tasks: Sequence[TaskSamples] = ()
+    nodes: Sequence[NodeSamples] = ()
+    logs: Sequence[LogEnd] = ()
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    """plan.json."""
+    spec: str = ""
+    """spec.json, in which secrets are hidden."""
+    stacks: str = ""
+    """stacks.txt."""
+    command: str = ""
+    """What was typed, without secrets; empty if it was not recorded."""
+    cwd: str = ""
+    """Where it was typed."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """distlaunch, Python and TensorFlow, as far as they are known."""
+
+    @property
+    def end(self) -> float:
+        """The last moment of the page."""
+        return max(self.ended if self.ended is not None else self.now, self.started)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the start to the end; never 0."""
+        return max(self.end - self.started, 1e-3)
+
+    @property
+    def planned(self) -> list[Mapping[str, Any]]:
+        """The tasks of plan.json, which may have come from anywhere."""
+        tasks = self.plan.get("tasks")
+        return [task for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
+
+    @property
+    def task_names(self) -> list[str]:
+        """Every task of the run, in order: those of the plan first."""
+        names = [str(task.get("task", "")) for task in self.planned]
+        names += [task.task for attempt in self.attempts for task in attempt.tasks]
+        names += [task.task for task in self.status.tasks] if self.status is not None else []
+        names += [samples.task for samples in self.tasks]
+        return list(dict.fromkeys(filter(None, names)))

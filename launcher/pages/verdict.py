@@ -1,0 +1,277 @@
+"""The first part of a page: how the run ended and why, what it cost, how it was started."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from launcher.pages.material import Material
+from launcher.pages.wording import render_duration, render_rate, render_times
+from launcher.report.goodput import Goodput
+from launcher.report.models import AttemptReport, TaskReport
+from launcher.report.run_text import render_end
+from launcher.verdict.models import Verdict
+from launcher.wording import count_of
+
+Tone = Literal["good", "bad", "live", "neutral"]
+SHOWN_ATTEMPTS = 120
+
+_RATE = re.compile(r"(?P<what>images|examples|samples|tokens|items|sequences)_per_s(?:ec(?:ond)?)?", re.IGNORECASE)
+_KINDS = {
+    "training_s": "training",
+    "forming_s": "starting and forming",
+    "connecting_s": "connecting and checking",
+    "lost_s": "lost to a restart",
+    "restarting_s": "restarting",
+    "stalled_s": "stalled",
+    "waiting_s": "waiting for a node",
+    "ending_s": "ending",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """Why the run ended.
+
+    `place`: `train.py:88`. `attempt`: the one that it ended with; None if none had begun. `exception`: empty if the
+    evidence has it.
+    """
+
+    verdict: Verdict
+    attempt: int | None
+    node: str = ""
+    exception: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number of the run; `key` is stable."""
+
+    key: str
+    label: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Seconds of the run that went into one thing, and their share of the whole."""
+
+    key: str
+    label: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task of the last attempt."""
+
+    task: str
+    node: str
+    state: str
+    failed: bool
+    step: int | None
+    epoch: int | None
+    metrics: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The whole part."""
+
+    title: str
+    tone: Tone
+    cause: Cause | None
+    facts: Sequence[Fact]
+    portions: Sequence[Portion]
+    """Empty if it is not known where the time went."""
+    goodput: float | None
+    attempts: Sequence[AttemptReport]
+    left_out: str
+    tasks: Sequence[TaskRow]
+    chaos: Sequence[str]
+
+
+def make_outcome(material: Material) -> Outcome:
+    """How the run is, or was."""
+    report, status = material.report, material.status
+    goodput = report.goodput if report is not None else status.goodput if status is not None else None
+    attempts = list(material.attempts)
+    shown = attempts if len(attempts) <= SHOWN_ATTEMPTS else [*attempts[:20], *attempts[20 - SHOWN_ATTEMPTS :]]
+    return Outcome(
+        title=_render_title(material),
+        tone=_tone(material),
+        cause=_find_cause(material),
+        facts=[*_find_facts(material)],
+        portions=[*_find_portions(goodput)] if goodput is not None else [],
+        goodput=goodput.share if goodput is not None else None,
+        attempts=shown,
+        left_out=_render_left_out(material, len(attempts) - len(shown)),
+        tasks=_make_tasks(material),
+        chaos=[fault.message for fault in report.chaos] if report is not None else [],
+    )
+
+
+def _render_title(material: Material) -> str:
+    if material.running:
+        return f"Still {material.state}"
+    titles = {"succeeded": "Succeeded", "failed": "Failed", "interrupted": "Interrupted", "lost": "Lost"}
+    return titles.get(material.state, "Ended")
+
+
+def _tone(material: Material) -> Tone:
+    if material.running:
+        return "live"
+    return "good" if material.state == "succeeded" else "bad" if material.state in ("failed", "lost") else "neutral"
+
+
+def _find_cause(material: Material) -> Cause | None:
+    """The verdict with the place that it is about; None for a run that goes on."""
+    last = material.attempts[-1] if material.attempts else None
+    if material.report is not None:
+        verdict = material.report.verdict
+    elif material.running:
+        return None
+    elif material.state == "lost":
+        message = "the controller of the run has ended without a report"
+        followed = [f"the last attempt that had ended: {last.verdict.message}"] if last is not None else []
+        verdict = Verdict(reference="lost", message=message, evidence=followed)
+    else:
+        return None
+    # The verdict of the run is that of its last attempt, unless something else has ended the run.
+    attempt = last if last is not None and last.verdict.message == verdict.message else None
+    task = next((task for task in attempt.tasks if task.task == verdict.task), None) if attempt is not None else None
+    crash = task.crash if task is not None else None
+    shown = crash is not None and any(line.startswith(crash.exception) for line in verdict.evidence)
+    return Cause(
+        verdict=verdict,
+        attempt=last.attempt if last is not None else None,
+        node=task.node if task is not None else "",
+        exception=f"{crash.exception}: {crash.message}" if crash is not None and not shown else "",
+        place=f"{crash.file}:{crash.line}" if crash is not None and crash.file and crash.line else "",
+    )
+
+
+def _find_facts(material: Material) -> Iterable[Fact]:
+    report, status = material.report, material.status
+    elapsed = (report.ended - report.started) if report is not None else material.end - material.started
+    yield Fact("elapsed", "elapsed" if not material.running else "elapsed so far", render_duration(elapsed))
+    yield Fact("restarts", "restarts", f"{_count_restarts(material):,}")
+    rate = _find_step_rate(material)
+    if rate is not None:
+        yield Fact("steps-per-second", "steps per second", render_rate(rate))
+    step = _furthest(material)
+    if step is not None:
+        yield Fact("step", "last step", f"{step:,}")
+    for name, value in _find_rates(material):
+        yield Fact("per-second", f"{name} per second", render_rate(value))
+    if report is not None:
+        yield Fact("exit-status", "exit status", str(report.exit_status))
+    tasks = material.task_names
+    nodes = {task.node for attempt in material.attempts for task in attempt.tasks}
+    nodes = nodes or ({task.node for task in status.tasks} if status is not None else set())
+    if tasks:
+        on = f" on {count_of(len(nodes), 'node')}" if nodes else ""
+        yield Fact("tasks", "tasks", f"{len(tasks):,}{on}")
+    ended = report.ended if report is not None else material.end
+    yield Fact("time", "from, to" if not material.running else "from, to now", render_times(material.started, ended))
+
+
+def _count_restarts(material: Material) -> int:
+    if material.status is not None:
+        return material.status.restarts
+    last = max((attempt.attempt for attempt in material.attempts), default=0)
+    return max(last, max((record.attempt for record in material.records), default=0), 1) - 1
+
+
+def _find_step_rate(material: Material) -> float | None:
+    """Steps per second of training, of the task that has done the most; restarts and gaps do not count."""
+    best, rate = 0, None
+    for task in material.task_names:
+        pieces = [each.progress for each in material.tasks if each.task == task]
+        pairs = [(before, after) for piece in pieces for before, after in pairwise(piece) if after.step >= before.step]
+        steps = sum(after.step - before.step for before, after in pairs)
+        seconds = sum(after.time - before.time for before, after in pairs)
+        if steps > best and seconds > 0:
+            best, rate = steps, steps / seconds
+    if rate is not None:
+        return rate
+    times = [task.step_s for task in material.status.tasks] if material.status is not None else []
+    last = material.attempts[-1] if material.attempts else None
+    times += [task.progress.step_s for task in last.tasks if task.progress is not None] if last is not None else []
+    known = [step_s for step_s in times if step_s]
+    return 1 / max(known) if known else None
+
+
+def _furthest(material: Material) -> int | None:
+    steps = [task.progress.step for each in material.attempts for task in each.tasks if task.progress is not None]
+    steps += [task.step for task in material.status.tasks if task.step is not None] if material.status else []
+    steps += [sample.step for each in material.tasks for sample in each.progress[-1:]]
+    return max(steps, default=None)
+
+
+def _find_rates(material: Material) -> Iterable[tuple[str, float]]:
+    """`images`, 1240.0: what the program itself reports, its last value of the first task that does."""
+    found: dict[str, float] = {}
+    for task in material.tasks:
+        for sample in task.progress[-1:]:
+            for name, value in sample.metrics.items():
+                match = _RATE.fullmatch(name)
+                if match is not None and value is not None and math.isfinite(value):
+                    found.setdefault(match["what"].lower(), value)
+    return found.items()
+
+
+def _find_portions(goodput: Goodput) -> Iterable[Portion]:
+    seconds = goodput.model_dump(exclude={"share"})
+    whole = sum(seconds.values()) or 1.0
+    for key, value in sorted(
+        seconds.items(), key=lambda each: list(_KINDS).index(each[0]) if each[0] in _KINDS else 99
+    ):
+        if value > 0:
+            name = key.removesuffix("_s")
+            yield Portion(name, _KINDS.get(key, name), value, value / whole)
+
+
+def _render_left_out(material: Material, hidden: int) -> str:
+    report = material.report
+    out = report.left_out if report is not None else None
+    parts = [f"{hidden:,} attempts in the middle are not listed"] if hidden else []
+    if out is not None:
+        counts = ", ".join(f"{count:,} {reference}" for reference, count in sorted(out.references.items()))
+        parts.append(f"attempts {out.first:,} to {out.last:,} are only counted: {counts}")
+    return "; ".join(parts)
+
+
+def _make_tasks(material: Material) -> list[TaskRow]:
+    if material.status is not None and material.running:
+        return [
+            TaskRow(task.task, task.node, task.state, False, task.step, task.epoch, _render_metrics(task.metrics))
+            for task in material.status.tasks
+        ]
+    last = material.attempts[-1] if material.attempts else None
+    return [_make_task(task) for task in last.tasks] if last is not None else []
+
+
+def _make_task(task: TaskReport) -> TaskRow:
+    progress = task.progress
+    failed = not task.stopped_by_us and not task.finished and task.exit_code != 0 and task.started is not None
+    return TaskRow(
+        task.task,
+        task.node,
+        render_end(task),
+        failed,
+        progress.step if progress is not None else None,
+        progress.epoch if progress is not None else None,
+        _render_metrics(progress.metrics) if progress is not None else "",
+    )
+
+
+def _render_metrics(metrics: dict[str, float | None]) -> str:
+    shown = [f"{name} {value:.4g}" for name, value in metrics.items() if value is not None]
+    return ", ".join(shown[:6]) + (" …" if len(shown) > 6 else "")

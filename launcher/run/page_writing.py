@@ -1,0 +1,64 @@
+"""Makes the page of a run, and writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.errors import DistlaunchError, UsageError
+from launcher.report.models import RunReport
+from launcher.report.status_report import RunStatus
+from launcher.run.directory import RunDir
+from launcher.run.page_reading import read_material
+from worker_entry.system import clock
+
+
+def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStatus | None = None) -> str:
+    """The page's text; see `read_material`."""
+    from launcher.pages.html import render_page  # with its template engine, only when a page is made
+
+    return render_page(read_material(files, now=clock.now(), report=report, status=status))
+
+
+def write_page(path: Path, text: str, mode: int = 0o600) -> None:
+    """Writes the page in one go: whoever opens it meanwhile never sees half of it.
+
+    Args:
+        path: the file; replaced if it is there.
+        text: its content.
+        mode: what others may do with it, less what the user's mask forbids.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a terminal, a pipe; a folder is an error
+            path.write_text(text, encoding="utf-8")
+            return
+        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="choose another file with -o, or `-o -` for stdout"
+        ) from None
+
+
+def write_at_end(files: RunDir, report: RunReport, warn: Callable[[str], None]) -> str:
+    """Writes the page of a run that ends now, and returns its path; nothing after a warning: the outcome stands."""
+    try:
+        write_page(files.page, make_page(files, report=report))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run is over and must be reported
+        reason = error.message if isinstance(error, DistlaunchError) else repr(error)
+        warn(f"the page of the run is missing: {reason}; `distlaunch report {files.root}` makes it")
+        return ""
+    return str(files.page)

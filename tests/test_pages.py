@@ -1,0 +1,616 @@
+"""The page of a run, made from values: nothing of others runs or breaks it, it stays small, and it says what was."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plotly import offline
+
+from launcher.gang import events as gang
+from launcher.pages.charts import LEAST_POINTS, MOST_POINTS, make_machine_charts, make_training_charts, thin
+from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
+from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
+from launcher.pages.series import Point, Series, downsample, make_series, pack, shorten
+from launcher.pages.task_states import Span
+from launcher.pages.timeline import SPANS, Row, make_timeline, merge
+from launcher.pages.verdict import make_outcome
+from launcher.pages.wording import render_duration, render_offset, render_times, render_value
+from launcher.pages.workers import find_steps
+from launcher.printable import printable
+from launcher.report.goodput import Goodput
+from launcher.report.models import AttemptReport, CrashReport, ProgressReport, RunReport, TaskReport
+from launcher.report.run_events import (
+    AttemptEnded,
+    Checkpoint,
+    LinkDropped,
+    Record,
+    RunEvent,
+    RunStarted,
+    Said,
+    State,
+    Straggler,
+)
+from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
+from launcher.tasks import TaskId
+from launcher.verdict.models import Verdict
+from worker_entry.protocol.samples import GpuSample, NodeSample, TaskSample
+from worker_entry.protocol.values import CrashRecord, Progress, TaskExit
+
+T0 = 1_795_342_600.0
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\0\x1b[31m\u202e\u2028&'\""
+
+
+def make_material(**changes: Any) -> Material:
+    facts: dict[str, Any] = {
+        "run_id": "20261122-local-c36f",
+        "name": "local-2",
+        "directory": "/runs/x",
+        "state": "failed",
+        "running": False,
+        "started": T0,
+        "ended": T0 + 100,
+        "now": T0 + 200,
+        "plan": {"tasks": [{"task": "worker:0", "node": "gpu-a"}, {"task": "worker:1", "node": "gpu-b"}]},
+        **changes,
+    }
+    return Material(**facts)
+
+
+def make_attempt(number: int, begin: float, end: float, *, failed: bool) -> AttemptReport:
+    crash = CrashReport(time=end, exception="ValueError", message="no label", file="train.py", line=88)
+    tasks = [
+        TaskReport(
+            task=str(task),
+            node=node,
+            address="",
+            started=begin + 1,
+            ended=end,
+            exit_code=None if failed and task == W0 else int(failed),
+            exit_signal=15 if failed and task == W0 else None,
+            stopped_by_us=failed and task == W0,
+            finished=not failed,
+            crash=crash if failed and task == W1 else None,
+            progress=ProgressReport(step=40, first_step=1, began=begin + 5, step_s=0.5),
+            log=f"attempt-{number}/{task.file_name}.log",
+        )
+        for task, node in ((W0, "gpu-a"), (W1, "gpu-b"))
+    ]
+    verdict = Verdict(
+        reference="task-failed" if failed else "succeeded",
+        message="worker:1 on gpu-b exited with status 1" if failed else "all 2 training tasks ended with status 0",
+        task="worker:1" if failed else None,
+        evidence=["worker:0 failed 0.1 s later because of it"] if failed else [],
+    )
+    return AttemptReport(attempt=number, started=begin, ended=end, tasks=tasks, verdict=verdict, processes_left=0)
+
+
+def make_report(attempts: Sequence[AttemptReport], **changes: Any) -> RunReport:
+    last = attempts[-1].verdict
+    facts: dict[str, Any] = {
+        "run_id": "20261122-local-c36f",
+        "name": "local-2",
+        "outcome": "succeeded" if last.reference == "succeeded" else "failed",
+        "exit_status": 0 if last.reference == "succeeded" else 1,
+        "versions": {"distlaunch": "0.1.0"},
+        "directory": "/runs/x",
+        "started": T0,
+        "ended": T0 + 100,
+        "verdict": last,
+        "attempts": list(attempts),
+        **changes,
+    }
+    return RunReport(**facts)
+
+
+def record(at: float, event: RunEvent, attempt: int = 1, node: str = "") -> Record:
+    return Record(T0 + at, attempt, event, node, 1 if node else 0)
+
+
+def reported(task: TaskId, began: float, *, injected: tuple[str, ...] = ()) -> gang.TaskReported:
+    progress = Progress(step=5, first_step=1, batches=5, began=T0 + began, time=T0 + began + 1, training=True)
+    return gang.TaskReported(task, "is training", T0 + began - 1, progress, injected)
+
+
+def one_attempt(number: int, begin: float, end: float, *, failed: bool) -> list[Record]:
+    """Connecting, 1 s later importing, 3 s later forming, 5 s later training, 1 s before the end its end."""
+    records = [record(begin, State("connecting"), number)]
+    records += [record(begin + 1, gang.TaskStarted(task, 7, T0 + begin + 1), number, "x") for task in (W0, W1)]
+    records += [
+        record(begin + 3, gang.TaskReported(task, "has imported TensorFlow", T0 + begin + 3), number, "x")
+        for task in (W0, W1)
+    ]
+    records += [record(begin + 6, reported(task, begin + 5), number, "x") for task in (W0, W1)]
+    if failed:
+        crash = CrashRecord(T0 + end - 1, "ValueError", "no label", "train.py", 88)
+        ended = gang.TaskExited(W1, TaskExit(code=1), T0 + end - 1, crash)
+        records += [record(end - 1, ended, number, "x"), record(end - 1, State("stopping"), number)]
+        records.append(record(end, gang.TaskExited(W0, TaskExit(signal=15), T0 + end), number, "x"))
+    else:
+        ends = [gang.TaskExited(task, TaskExit(code=0), T0 + end - 1, None, T0 + end - 1) for task in (W0, W1)]
+        records += [record(end - 1, ended, number, "x") for ended in ends]
+    report = make_attempt(number, T0 + begin, T0 + end, failed=failed)
+    return [*records, record(end, AttemptEnded(report), number)]
+
+
+def row_of(material: Material, name: str) -> Row:
+    [row] = [row for row in make_timeline(material).rows if row.name == name]
+    return row
+
+
+class TestCurves:
+    @given(
+        st.lists(st.tuples(st.floats(0, 1e6), st.one_of(st.none(), st.floats(-1e9, 1e9))), min_size=1, max_size=400),
+        st.integers(4, 60),
+    )
+    def test_downsampling_keeps_the_ends_the_extremes_and_the_order(self, points: list[Point], limit: int) -> None:
+        points = sorted(points, key=lambda point: point[0])
+        kept = downsample(points, limit)
+        gaps = sum(value is None for _, value in points)
+        assert len(kept) <= limit + 3 * gaps
+        assert kept[0] == points[0]
+        assert kept[-1] == points[-1]
+        assert [point[0] for point in kept] == sorted(point[0] for point in kept)
+        assert set(kept) <= set(points)
+        values = [value for _, value in points if value is not None]
+        left = [value for _, value in kept if value is not None]
+        if values:
+            assert (min(left), max(left)) == (min(values), max(values))
+
+    def test_a_spike_of_one_second_in_a_week_is_seen(self) -> None:
+        week: list[Point] = [(float(second), 1.0) for second in range(0, 604_800, 10)]
+        week[31_234] = (week[31_234][0], 99.0)
+        kept = downsample(week, 1000)
+        assert len(kept) <= 1000
+        assert max(value for _, value in kept if value is not None) == 99.0
+
+    def test_attempts_are_not_connected(self) -> None:
+        series = make_series("worker:0", [[(1.0, 5.0), (2.0, 4.0)], [], [(9.0, 4.5)]])
+        assert series.points == [(1.0, 5.0), (2.0, 4.0), (5.5, None), (9.0, 4.5)]
+
+    def test_what_is_no_finite_number_is_left_out(self) -> None:
+        assert make_series("x", [[(1.0, float("nan")), (2.0, None), (3.0, float("inf")), (4.0, 1.0)]]).points == [
+            (4.0, 1.0)
+        ]
+
+    @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e12, 1e12)), max_size=50))
+    def test_packed_times_come_back_to_the_millisecond(self, points: list[Point]) -> None:
+        points = sorted(points, key=lambda point: point[0])
+        packed = pack([(T0 + time, value) for time, value in points], start=T0)
+        now = 0.0
+        for step, (time, _) in zip(packed["x"], points, strict=True):
+            assert step is not None
+            now += step
+            assert now / 1000 == pytest.approx(time, abs=0.002)
+
+    def test_values_keep_five_digits(self) -> None:
+        assert [shorten(value) for value in (0.123456789, 1234567.0, 3.0, 0.0)] == [0.12346, 1234600, 3, 0]
+
+    def test_all_curves_together_stay_within_the_page(self) -> None:
+        samples = [
+            TaskSamples(
+                attempt=1,
+                task=f"worker:{index}",
+                progress=[
+                    ProgressSample(T0 + step, step, 1, 0.2, 0.1, 0.02, {"loss": 1 / (step + 1), "accuracy": 0.5})
+                    for step in range(10_000)
+                ],
+            )
+            for index in range(8)
+        ]
+        charts = thin(make_training_charts(make_material(tasks=samples, ended=T0 + 10_000)))
+        assert [chart.title for chart in charts][:3] == ["loss", "accuracy", "Steps per second"]
+        counts = [len(series.points) for chart in charts for series in chart.series]
+        assert len(counts) == 7 * 8 - 8 + 2
+        assert max(counts) <= MOST_POINTS
+        assert min(counts) >= LEAST_POINTS
+        assert sum(counts) < 65_000
+
+    def test_rates_are_between_two_samples(self) -> None:
+        progress = [ProgressSample(T0 + 2 * n, 10 * n, step_s=0.2, own_s=0.15) for n in range(4)]
+        use = [TaskUseSample(T0 + 2 * n, TaskSample("worker:0", 3.0 * n, 1 << 30)) for n in range(3)]
+        node = [NodeUseSample(T0 + n, "gpu-a", NodeSample(2.0 * n, 8, 5, 9, 100 * n, 50 * n)) for n in range(3)]
+        material = make_material(
+            tasks=[TaskSamples(attempt=1, task="worker:0", progress=progress, use=use)],
+            nodes=[NodeSamples(attempt=1, node="gpu-a", use=node)],
+        )
+        values = {
+            chart.key: chart.series[0].values
+            for chart in [*make_training_charts(material), *make_machine_charts(material)]
+        }
+        assert values["steps"] == [5.0, 5.0, 5.0]
+        assert values["waiting-time"] == pytest.approx([0.05] * 4)
+        assert values["task-cpu"] == [1.5, 1.5]
+        assert values["node-received"] == [100.0, 100.0]
+        assert values["node-memory"] == [5, 5, 5]
+
+    def test_gpus_have_curves_of_their_own(self) -> None:
+        gpus = [GpuSample("0", 0.5, 1 << 30, 2 << 30, 250.0, 70.0), GpuSample("1", None, 5, 10)]
+        use = [NodeUseSample(T0 + n, "gpu-a", NodeSample(1.0, 8, 5, 9, gpus=gpus)) for n in range(2)]
+        charts = {
+            chart.key: chart
+            for chart in make_machine_charts(make_material(nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)]))
+        }
+        assert [series.label for series in charts["gpu-memory"].series] == ["gpu-a GPU 0", "gpu-a GPU 1"]
+        assert [(series.label, series.values) for series in charts["gpu-use"].series] == [("gpu-a GPU 0", [50.0, 50.0])]
+
+    def test_of_very_many_curves_those_with_the_greatest_values_stay(self) -> None:
+        samples = [
+            TaskSamples(attempt=1, task=f"worker:{n}", progress=[ProgressSample(T0, 1, metrics={"loss": float(n)})])
+            for n in range(100)
+        ]
+        [chart] = [each for each in make_training_charts(make_material(tasks=samples)) if each.title == "loss"]
+        assert [series.label for series in chart.series] == [f"worker:{n}" for n in range(68, 100)]
+        assert chart.left_out == 68
+
+
+class TestSteps:
+    def test_the_slow_worker_has_the_low_score(self) -> None:
+        def samples(task: str, own_s: float) -> TaskSamples:
+            progress = [ProgressSample(T0 + n, n, step_s=0.25, own_s=own_s, data_s=0.04) for n in range(5)]
+            return TaskSamples(attempt=1, task=task, progress=progress)
+
+        tasks = [samples("worker:0", 0.1), samples("worker:1", 0.24), samples("worker:2", 0.1)]
+        found = {each.task: each for each in find_steps(make_material(tasks=tasks, plan={}))}
+        assert found["worker:0"].score == 1.0
+        assert found["worker:1"].score == pytest.approx(0.1 / 0.24)
+        assert found["worker:1"].waiting_s == pytest.approx(0.01)
+        assert found["worker:1"].work_s == pytest.approx(0.2)
+
+
+class TestTimeline:
+    def test_a_task_passes_through_its_states(self) -> None:
+        attempt = make_attempt(1, T0, T0 + 20, failed=True)
+        material = make_material(records=one_attempt(1, 0, 20, failed=True), attempts=[attempt], ended=T0 + 20)
+        spans = [(span.state, round(span.begin), round(span.end)) for span in row_of(material, "worker:1").spans]
+        assert spans == [
+            ("connecting", 0, 1),
+            ("importing", 1, 3),
+            ("forming", 3, 5),
+            ("training", 5, 19),
+            ("failed", 19, 20),
+        ]
+        assert [mark.kind for mark in row_of(material, "worker:1").marks] == ["failure"]
+        assert row_of(material, "worker:0").spans[-1].state == "stopped"
+        assert row_of(material, "worker:0").marks == []
+
+    def test_what_is_imported_before_the_first_task_starts_is_importing(self) -> None:
+        records = one_attempt(1, 0, 20, failed=False)
+        records[1:1] = [record(0.5, State("forming"))]
+        spans = row_of(make_material(records=records), "worker:0").spans
+        assert [(span.state, span.begin, span.end) for span in spans[:2]] == [
+            ("connecting", 0.0, 0.5),
+            ("importing", 0.5, 3.0),
+        ]
+
+    def test_marks_of_one_moment_stand_side_by_side(self) -> None:
+        records = one_attempt(1, 0, 100, failed=True)
+        records[7:7] = [record(98.5, reported(W1, 5, injected=("exit@step=20",)))]
+        marks = row_of(make_material(records=records), "worker:1").marks
+        assert [(mark.kind, mark.shift) for mark in marks] == [("chaos", 0), ("failure", 16)]
+
+    def test_a_run_that_goes_on_is_drawn_up_to_now(self) -> None:
+        records = one_attempt(1, 0, 50, failed=False)[:7]
+        material = make_material(records=records, running=True, ended=None, now=T0 + 30, state="running")
+        last = row_of(material, "worker:0").spans[-1]
+        assert (last.state, last.end) == ("training", 30.0)
+
+    def test_what_happened_is_marked(self) -> None:
+        records = [
+            *one_attempt(1, 0, 40, failed=True)[:-1],
+            record(20, LinkDropped("gpu-b", "no answer")),
+            record(21, Checkpoint("ckpt-1", T0 + 21)),
+            record(22, Straggler(W0, "worker:0 takes 2 × the median step")),
+            record(23, reported(W0, 5, injected=("kill@step=20",))),
+            record(24, reported(W0, 5, injected=("kill@step=20",))),
+            *one_attempt(2, 50, 90, failed=False),
+        ]
+        timeline = make_timeline(make_material(records=records))
+        marks = {row.name: [mark.kind for mark in row.marks] for row in timeline.rows}
+        assert marks["the run"] == ["link", "checkpoint", "restart"]
+        assert marks["worker:0"] == ["straggler", "chaos"]
+        assert timeline.restarts == [50.0]
+
+    def test_a_stopped_process_continues_as_what_it_was(self) -> None:
+        records = one_attempt(1, 0, 50, failed=False)
+        records[7:7] = [
+            record(20, gang.TaskHalted(W0, 19, T0 + 20), node="x"),
+            record(30, gang.TaskHalted(W0, None, T0 + 30), node="x"),
+        ]
+        states = [span.state for span in row_of(make_material(records=records), "worker:0").spans]
+        assert states[3:6] == ["training", "held", "training"]
+
+    def test_a_program_that_reports_no_steps_trains_when_its_port_is_open(self) -> None:
+        records = [
+            record(0, State("connecting")),
+            record(1, gang.TaskStarted(W0, 7, T0 + 1), node="x"),
+            record(5, gang.TaskListening(W0, T0 + 5), node="x"),
+        ]
+        spans = row_of(make_material(records=records), "worker:0").spans
+        assert [(span.state, span.begin) for span in spans] == [
+            ("connecting", 0.0),
+            ("importing", 1.0),
+            ("training", 5.0),
+        ]
+
+    @given(st.lists(st.floats(0.001, 50), min_size=1, max_size=300), st.floats(0.01, 100))
+    def test_merging_loses_no_time(self, lengths: list[float], least_s: float) -> None:
+        spans, at = [], 0.0
+        for length in lengths:
+            spans.append(Span(at, at + length, "training", 1))
+            at += length
+        merged = merge(spans, least_s)
+        assert (merged[0].begin, merged[-1].end) == (spans[0].begin, spans[-1].end)
+        assert sum(span.merged for span in merged) == len(spans)
+        assert all(before.end == after.begin for before, after in pairwise(merged))
+        assert len(merged) <= 2 * at / least_s + 2
+
+    def test_a_run_of_a_thousand_attempts_stays_small(self) -> None:
+        records = [
+            each
+            for number in range(1, 1001)
+            for each in one_attempt(number, number * 100, number * 100 + 90, failed=True)
+        ]
+        material = make_material(records=records, ended=T0 + 100_100)
+        timeline = make_timeline(material)
+        assert sum(len(row.spans) for row in timeline.rows) <= SPANS * 1.2
+        assert sum(len(row.marks) for row in timeline.rows) < 1000
+        assert len(render_page(material).encode()) < 2_000_000
+
+    @pytest.mark.parametrize("duration", [0.02, 3, 59, 3600, 86_400, 700_000, 6e7])
+    def test_the_axis_has_a_few_labels_within_it(self, duration: float) -> None:
+        ticks = make_ticks(duration)
+        assert 1 <= len(ticks) <= 14
+        assert all(0 <= at <= 97.1 for at, _ in ticks)
+        assert len({text for _, text in ticks}) == len(ticks)
+
+
+class TestOutcome:
+    def test_a_failure_names_task_node_line_message_and_what_followed(self) -> None:
+        attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
+        report = make_report(attempts)
+        outcome = make_outcome(make_material(report=report, attempts=attempts))
+        assert outcome.cause is not None
+        assert (outcome.title, outcome.tone) == ("Failed", "bad")
+        assert (outcome.cause.verdict, outcome.cause.node) == (report.verdict, "gpu-b")
+        assert outcome.cause.place == "train.py:88"
+        assert outcome.cause.exception == "ValueError: no label"
+
+    def test_goodput_is_shown_if_it_is_known(self) -> None:
+        attempts = [make_attempt(1, T0, T0 + 20, failed=False)]
+        goodput = Goodput(connecting_s=10, training_s=75, lost_s=15, share=0.75)
+        outcome = make_outcome(make_material(report=make_report(attempts, goodput=goodput), attempts=attempts))
+        assert outcome.goodput == 0.75
+        assert [(part.key, part.share) for part in outcome.portions] == [
+            ("training", 0.75),
+            ("connecting", 0.1),
+            ("lost", 0.15),
+        ]
+        assert make_outcome(make_material(report=make_report(attempts), attempts=attempts)).portions == []
+
+    def test_rates_of_the_program_are_shown(self) -> None:
+        progress = [ProgressSample(T0 + n, 4 * n, metrics={"images_per_sec": 1240.0}) for n in range(5)]
+        tasks = [TaskSamples(attempt=1, task="worker:0", progress=progress)]
+        facts = {fact.label: fact.value for fact in make_outcome(make_material(tasks=tasks)).facts}
+        assert facts["images per second"] == "1,240"
+        assert facts["steps per second"] == "4"
+
+    def test_restarts_do_not_count_as_training(self) -> None:
+        pieces = [
+            TaskSamples(
+                attempt=number,
+                task="worker:0",
+                progress=[ProgressSample(T0 + 1000 * number + n, 10 * n) for n in range(5)],
+            )
+            for number in (1, 2)
+        ]
+        facts = {fact.key: fact.value for fact in make_outcome(make_material(tasks=pieces)).facts}
+        assert facts["steps-per-second"] == "10"
+
+    def test_a_lost_run_says_so(self) -> None:
+        attempts = [make_attempt(1, T0, T0 + 20, failed=True)]
+        outcome = make_outcome(make_material(state="lost", attempts=attempts))
+        assert outcome.cause is not None
+        assert (outcome.title, outcome.cause.verdict.reference) == ("Lost", "lost")
+
+
+class Elements(HTMLParser):
+    """The elements of a page, with their attributes and the text within each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.ids: dict[str, str] = {}
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    @property
+    def tags(self) -> list[str]:
+        return [tag for tag, _ in self.found]
+
+
+def hostile_material() -> Material:
+    attempt = make_attempt(1, T0, T0 + 20, failed=True)
+    samples = TaskSamples(
+        attempt=1,
+        task="worker:0",
+        progress=[ProgressSample(T0 + n, n, metrics={HOSTILE: float(n), "__proto__": 1.0}) for n in range(3)],
+    )
+    use = [NodeUseSample(T0 + n, HOSTILE, NodeSample(1.0, 8, 5, 9, gpus=[GpuSample(HOSTILE, 0.5)])) for n in range(3)]
+    verdict = Verdict(reference=HOSTILE, message=HOSTILE, task=HOSTILE, evidence=[HOSTILE], hint=HOSTILE)
+    report = make_report([attempt], verdict=verdict, versions={HOSTILE: HOSTILE}, name=HOSTILE)
+    return make_material(
+        run_id=HOSTILE,
+        name=HOSTILE,
+        directory=HOSTILE,
+        report=report,
+        attempts=[attempt],
+        records=[
+            *one_attempt(1, 0, 20, failed=True),
+            record(3, RunStarted(HOSTILE, HOSTILE, HOSTILE)),
+            record(4, Said("note", HOSTILE * 1000)),
+            record(5, LinkDropped(HOSTILE, HOSTILE)),
+            record(6, Checkpoint(HOSTILE, T0 + 6)),
+        ],
+        tasks=[samples],
+        nodes=[NodeSamples(attempt=1, node=HOSTILE, use=use)],
+        logs=[LogEnd(1, HOSTILE, HOSTILE, [HOSTILE, "x" * 400])],
+        plan={
+            "tasks": [{"task": HOSTILE, "node": HOSTILE, "address": HOSTILE, "port": HOSTILE, "command": HOSTILE}],
+            HOSTILE: [HOSTILE],
+        },
+        spec=HOSTILE,
+        stacks=HOSTILE,
+        command=HOSTILE,
+    )
+
+
+def without_plotly(page: str) -> str:
+    """What we write of the page; the rest is long."""
+    return page.replace(read_plotly(), "")
+
+
+class TestPage:
+    def test_text_of_others_adds_no_element_and_no_attribute(self) -> None:
+        hostile = Elements(render_page(hostile_material()))
+        assert {tag for tag, attributes in hostile.found if "onerror" in attributes} == set()
+        assert "img" not in hostile.tags
+        kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
+        assert kinds.count(None) == 1
+        assert kinds.count("text/plain") == 1
+        assert set(kinds) == {None, "text/plain", "application/json"}
+
+    def test_no_control_character_is_left(self) -> None:
+        page = render_page(hostile_material())
+        assert page.count(read_plotly()) == 1
+        page = without_plotly(page)
+        assert printable(page) == page
+        assert "␛[31m" in page
+        assert "\\u202e" in page
+
+    @pytest.mark.parametrize("read", [read_plotly, read_script])
+    def test_what_the_policy_admits_is_not_changed_on_its_way_into_the_page(self, read: Callable[[], str]) -> None:
+        """A parser of HTML would end the script, or turn some of its characters into others."""
+        assert len(read()) > 5_000
+        assert not re.search(r"</script|<!--|\r|\0|[\ud800-\udfff]", read(), re.IGNORECASE)
+
+    def test_plotly_is_as_its_authors_publish_it(self) -> None:
+        assert read_plotly() == offline.get_plotlyjs()
+        assert read_plotly().startswith("/**\n* plotly.js v")
+        assert "MIT license" in read_plotly()[:200]
+
+    def test_a_script_does_not_end_its_element(self) -> None:
+        script = 'const end = "</script><!-- </SCRIPT >"'
+        found = Elements(f"<script>{inline(script)}</script><p>").found
+        assert found == [("script", {}), ("p", {})]
+        assert inline('"</script>"') == r'"\x3c/script>"'
+
+    def test_a_page_without_curves_has_no_plotly(self) -> None:
+        assert len(render_page(make_material())) < 200_000
+
+    @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False), lambda inner: st.lists(inner)))
+    def test_data_never_ends_its_element(self, value: object) -> None:
+        text = to_script({"x": value})
+        assert not set(text) & set("<>&\u2028\u2029")
+        json.loads(text)
+
+    def test_it_fetches_nothing(self) -> None:
+        elements = Elements(without_plotly(render_page(make_material())))
+        addresses = [
+            value
+            for _, attributes in elements.found
+            for name, value in attributes.items()
+            if name in ("src", "href", "action", "data", "srcset", "poster", "xlink:href")
+        ]
+        assert addresses
+        assert [each for each in addresses if each is None or not each.startswith(("#", "data:"))] == []
+        [policy] = [each["content"] for tag, each in elements.found if each.get("http-equiv")]
+        assert policy is not None
+        assert policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert policy.count("unsafe") == 1
+        assert "style-src 'unsafe-inline'" in policy
+
+    def test_no_style_is_written_into_elements(self) -> None:
+        assert [
+            tag
+            for tag, attributes in Elements(without_plotly(render_page(hostile_material()))).found
+            if "style" in attributes
+        ] == []
+
+    def test_anchors_are_there_once(self) -> None:
+        ids = [
+            each["id"] for _, each in Elements(without_plotly(render_page(hostile_material()))).found if "id" in each
+        ]
+        assert len(ids) == len(set(ids))
+        assert {"verdict", "timeline", "training", "machines", "said", "logs", "events", "stacks", "spec"} <= set(ids)
+
+    def test_the_parts_are_in_their_order(self) -> None:
+        elements = Elements(without_plotly(render_page(hostile_material())))
+        assert [each["id"] for tag, each in elements.found if tag == "h2"] == [
+            "verdict",
+            "timeline",
+            "training",
+            "machines",
+            "said",
+        ]
+
+    @pytest.mark.parametrize("state", ["succeeded", "failed", "interrupted", "lost", "ended"])
+    def test_a_run_of_which_nothing_is_known_has_a_page(self, state: str) -> None:
+        page = render_page(make_material(state=state, plan={}))
+        assert "Nothing was measured" in page
+        assert "The command was not recorded" in page
+
+    @pytest.mark.parametrize("plan", [{"tasks": 5}, {"tasks": [3, None]}, {"tasks": [{}]}, {"x": [[[]]]}])
+    def test_a_plan_of_anybody_has_a_page(self, plan: dict[str, Any]) -> None:
+        assert "</html>" in render_page(make_material(plan=plan))
+
+    def test_a_moment_beyond_all_calendars_has_a_page(self) -> None:
+        assert "</html>" in render_page(make_material(started=1e20, ended=1e20, now=1e20))
+
+
+@settings(max_examples=30)
+@given(*[st.floats()] * 4)
+def test_no_number_keeps_a_page_from_being_made(one: float, two: float, three: float, four: float) -> None:
+    """Files of a run may hold NaN, infinities, and times in any order."""
+    progress = [ProgressSample(one, 5, 1, two, three, four, {"loss": two, "x": four}), ProgressSample(two, 3, 1, one)]
+    use = [NodeUseSample(time, "gpu-a", NodeSample(two, 0, 5, 9)) for time in (one, three)]
+    material = make_material(
+        started=one,
+        ended=two,
+        now=three,
+        attempts=[make_attempt(1, three, four, failed=True)],
+        records=[Record(time, 1, State("forming")) for time in (one, two, three)]
+        + [Record(four, 1, gang.TaskStarted(W0, 1, two), "x"), Record(one, 2, gang.TaskExited(W0, TaskExit(1), four))],
+        tasks=[TaskSamples(attempt=1, task="worker:0", progress=progress)],
+        nodes=[NodeSamples(attempt=1, node="gpu-a", use=use)],
+    )
+    page = without_plotly(render_page(material))
+    assert "</html>" in page
+    assert not re.search(r'\b(?:x|width)="(?:nan|inf|-)', page)
+
+
+def test_a_curve_without_a_value_is_no_curve() -> None:
+    assert Series("x", [(1.0, None)]).values == []
+    assert make_training_charts(make_material(tasks=[TaskSamples(attempt=1, task="worker:0")])) == []
+
+
+def test_durations_sizes_and_times_are_written_as_people_do() -> None:
+    assert [render_duration(value) for value in (0, 0.0123, 2.83, 200)] == ["0 s", "12.3 ms", "2.8 s", "3 min 20 s"]
+    assert [render_offset(value) for value in (0, 65, 3723, 90_000)] == ["0:00", "1:05", "1:02:03", "1 d 1:00:00"]
+    assert render_value(1536, "B") == "1.5 KiB"
+    assert render_value(0.0401, "s") == "40.1 ms"
+    assert render_value(12.345, "%") == "12.3 %"
+    assert render_times(T0, T0 + 85) == "2026-11-22 10:16:40 to 10:18:05 UTC"
+    assert render_times(T0, T0 + 86_400) == "2026-11-22 10:16:40 to 2026-11-23 10:16:40 UTC"
