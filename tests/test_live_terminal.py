@@ -269,7 +269,7 @@ class TestProcesses:
     def test_an_error_before_the_start_is_shown_as_ever(self, run: LiveRun) -> None:
         terminal = run.open(distlaunch_command("local", "-n", "1", "nowhere.py"))
         assert terminal.end() == 2
-        terminal.shows("nowhere.py")
+        terminal.shows("cannot read the script")
 
 
 @pytest.mark.slow

@@ -711,7 +711,7 @@ def test_a_controller_that_was_only_stopped_ends_when_it_wakes_up_and_another_ha
     first.send_signal(signal.SIGCONT)
     assert first.wait(60) == 0
     [closed] = [entry for entry in relay.journal if "closed" in entry]
-    assert closed["replaced"]
+    assert closed["replaced"], closed
     assert closed["closed"].startswith("another controller has taken over the run")
     assert (closed["generation"], closed["left"]) == (0, None)
     second.send_signal(signal.SIGCONT)
@@ -749,7 +749,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.mark.ssh
 def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
-    case = Case(["env", f"{MARK}={mark[MARK]}", "sh", "-c", SCRIPT], (PORTS[0], PORTS[-1]), host="gpu-a")
+    # The tasks go on until the controllers have followed each other, however long that takes.
+    go = tmp_path / "go"
+    script = SCRIPT.replace("sleep 0.005;", f"[ $i != 100 ] || until [ -e {go} ]; do sleep 0.05; done; sleep 0.005;")
+    case = Case(["env", f"{MARK}={mark[MARK]}", "sh", "-c", script], (PORTS[0], PORTS[-1]), host="gpu-a")
     relay = Relay(tmp_path, case, {**hosts.env, **mark})
     try:
         relay.start()
@@ -764,6 +767,7 @@ def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, t
         last.send_signal(signal.SIGSTOP)
         stopped.send_signal(signal.SIGCONT)
         assert stopped.wait(60) == 0
+        go.touch()
         last.send_signal(signal.SIGCONT)
         relay.env = {**relay.env, "HOME": str(hosts.home)}
         relay.finish()
@@ -772,5 +776,5 @@ def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, t
             process.kill()
             process.wait()
     [closed] = [entry for entry in relay.journal if "closed" in entry]
-    assert closed["replaced"]
+    assert closed["replaced"], closed
     wait_until(lambda: marked(mark) == [], "nothing is left")

@@ -253,9 +253,9 @@ PROGRAMS_TO_COMPARE = {
         f()
     """,
     "interrupted, with threads": """
-        import threading, time
+        import threading
         def late():
-            time.sleep(0.2)
+            threading.main_thread().join()  # which is over once its traceback is written
             print("late")
         threading.Thread(target=late).start()
         raise KeyboardInterrupt
@@ -291,9 +291,9 @@ PROGRAMS_TO_COMPARE = {
         atexit.register(sys.exit, 7)
     """,
     "a thread that outlives main": """
-        import threading, time
+        import threading
         def late():
-            time.sleep(0.2)
+            threading.main_thread().join()
             print("late")
         threading.Thread(target=late).start()
         print("main ends")

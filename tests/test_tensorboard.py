@@ -69,7 +69,7 @@ def ask(url: str) -> Any:
 
 
 def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "30") as run:
+    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "20") as run:
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
         assert run.end() == 0, run.said
