@@ -197,7 +197,7 @@ def test_sending_signals_keeps_no_descriptor_open() -> None:
         kernel.send_signal(kernel.Process(found.pid, 0, 0, 1, zombie=False), signal.SIGCONT)
         process.kill()
     kernel.send_signal(found, signal.SIGCONT)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @linux

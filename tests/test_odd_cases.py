@@ -204,7 +204,7 @@ def test_a_caller_that_is_not_ours_is_told_so_and_leaves_no_descriptor(
         [(answer, _)] = Decoder().feed(stream.read().removeprefix(MARKER))
     assert isinstance(answer, Broken)
     assert answer.problem.reference == "protocol-error"
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @linux
@@ -221,7 +221,7 @@ def test_a_caller_without_a_connection_is_sent_away_and_leaves_no_descriptor(
         call.shutdown(socket.SHUT_WR)
         assert folder.accept() is None
         assert call.recv(1) == reattach.NOT_NEEDED
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 # --- an attach process ---

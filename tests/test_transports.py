@@ -347,7 +347,7 @@ def test_an_interpreter_that_cannot_be_started_is_an_os_error(connect: Connect, 
     with pytest.raises(OSError, match=python) as caught:
         connect(python=python)
     assert caught.value.errno == error
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_the_files_of_an_attempt_are_closed_when_the_next_begins_and_late_pieces
     mirror.write(Log(3, "worker:1", 1, 1), b"y")
     mirror.close()
     mirror.write(Log(19, "worker:1", 1, 1), b"y")
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"x"}
     assert len([*tmp_path.iterdir()]) == 19 * 64
 
@@ -441,7 +441,7 @@ def test_more_logs_than_may_be_open_are_written_all_the_same(tmp_path: Path) -> 
         assert len(open_descriptors()) <= len(descriptors) + OPEN_LOGS
     mirror.close()
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"012"}
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 @pytest.mark.slow
@@ -469,4 +469,4 @@ def test_pieces_may_come_while_attempts_end_and_the_mirror_is_closed(tmp_path: P
         for thread in threads:
             thread.join()
     assert failures == []
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors

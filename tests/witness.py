@@ -33,7 +33,10 @@ def _find(value: str) -> Iterator[psutil.Process]:
 
 
 def open_descriptors() -> set[str]:
-    """This process's; none of what an earlier test has left to the collector, which would close it at any time."""
+    """This process's, without what an earlier test has left to the collector.
+
+    A thread of an earlier test may still close some: compare by `<=`, which sees all that are new.
+    """
     gc.collect()
     return set(os.listdir("/dev/fd"))
 

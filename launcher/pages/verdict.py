@@ -22,14 +22,14 @@ SHOWN_ATTEMPTS = 120
 
 _RATE = re.compile(r"(?P<what>images|examples|samples|tokens|items|sequences)_per_s(?:ec(?:ond)?)?", re.IGNORECASE)
 _KINDS = {
-    "training_s": "training",
-    "forming_s": "starting and forming",
-    "connecting_s": "connecting and checking",
-    "lost_s": "lost to a restart",
-    "restarting_s": "restarting",
-    "stalled_s": "stalled",
-    "waiting_s": "waiting for a node",
-    "ending_s": "ending",
+    "training": "training",
+    "forming": "starting and forming",
+    "connecting": "connecting and checking",
+    "lost": "lost to a restart",
+    "restarting": "restarting",
+    "stalled": "stalled",
+    "waiting": "waiting for a node",
+    "ending": "ending",
 }
 
 
@@ -228,14 +228,11 @@ def _find_rates(material: Material) -> Iterable[tuple[str, float]]:
 
 
 def _find_portions(goodput: Goodput) -> Iterable[Portion]:
-    seconds = goodput.model_dump(exclude={"share"})
+    seconds = goodput.by_kind()
     whole = sum(seconds.values()) or 1.0
-    for key, value in sorted(
-        seconds.items(), key=lambda each: list(_KINDS).index(each[0]) if each[0] in _KINDS else 99
-    ):
-        if value > 0:
-            name = key.removesuffix("_s")
-            yield Portion(name, _KINDS.get(key, name), value, value / whole)
+    for kind in sorted(seconds, key=list(_KINDS).index):
+        if seconds[kind] > 0:
+            yield Portion(kind, _KINDS[kind], seconds[kind], seconds[kind] / whole)
 
 
 def _render_left_out(material: Material, hidden: int) -> str:

@@ -51,7 +51,7 @@ def make_goodput(seconds: dict[str, float]) -> Goodput:
 
 def render_goodput(goodput: Goodput) -> str:
     """`Goodput 83 %: 41.2 s of 49.6 s trained; 3.1 s forming, 2.0 s restarting`, with the largest of the rest."""
-    spent = {kind.removesuffix("_s"): seconds for kind in KINDS if (seconds := getattr(goodput, kind)) > 0}
+    spent = {kind: seconds for kind, seconds in goodput.by_kind().items() if seconds > 0}
     whole_s = sum(spent.values())
     rest = sorted((kind for kind in spent if kind != "training"), key=lambda kind: -spent[kind])
     shown = [f"{_render_s(spent[kind])} {kind}" for kind in rest[:SHOWN] if spent[kind] >= LEAST_SHARE * whole_s]

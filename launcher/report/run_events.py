@@ -7,10 +7,11 @@ message on the node's link. The gang's events are complete, so that a later cont
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -202,6 +203,15 @@ def parse_record(line: bytes) -> Record | None:
         return make_record(json.loads(line))
     except (TypeError, ValueError) as error:
         raise ValueError(f"not a line of a journal: {error}") from None
+
+
+def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
+    """The records of a journal's lines, in order. Lines that are torn, strange or of no known kind are ignored."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            record = parse_record(line)
+            if record is not None:
+                yield record
 
 
 def make_record(facts: Mapping[str, Any]) -> Record | None:

@@ -18,6 +18,7 @@ from launcher.plan.paths import RunPaths
 from launcher.run.controller import Controller, is_alive, this_process
 from launcher.run.naming import absolute, is_utf_8
 from launcher.run.record import read_record
+from launcher.run.replacement import replace_text
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 from worker_entry.system import clock
@@ -174,17 +175,9 @@ class RunDir(RunPaths):
         self.write_text(path, f"{_render(value)}\n")
 
     def write_text(self, path: Path, text: str) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            replace_text(path, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise _cannot_write(path, error) from None
 
 

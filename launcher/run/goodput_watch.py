@@ -7,7 +7,7 @@ import threading
 from launcher.plan.paths import RunPaths
 from launcher.report.goodput import Goodput
 from launcher.report.goodput_count import GoodputCount
-from launcher.report.run_events import AttemptEnded, Record, RunStarted, parse_record
+from launcher.report.run_events import AttemptEnded, Record, RunStarted, parse_records
 from launcher.report.samples import ProgressSample, parse_samples
 from launcher.run.journal import Journal
 from launcher.spec.models import ClusterSpec
@@ -59,13 +59,7 @@ def count_recorded(files: RunPaths, started: float, spec: ClusterSpec) -> Goodpu
         lines = files.events.read_bytes().splitlines()
     except OSError:
         return count
-    for line in lines:
-        try:
-            record = parse_record(line)
-        except ValueError:
-            continue
-        if record is None:
-            continue
+    for record in parse_records(lines):
         if isinstance(record.event, (AttemptEnded, RunStarted)):
             _note_samples(count, files, record.time)
         count.note(record)

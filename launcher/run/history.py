@@ -12,7 +12,7 @@ from launcher.gang import events as gang
 from launcher.gang.decide import decide, new_attempt
 from launcher.gang.state import AttemptPolicy, AttemptState
 from launcher.report.models import AttemptReport
-from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_record
+from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_records
 from launcher.report.run_report import Earlier
 from launcher.tasks import TaskId
 from worker_entry.protocol.messages import Ready
@@ -74,13 +74,7 @@ def read_history(path: Path) -> History:
     state: StateName = "connecting"
     ended: Ended | None = None
     number, began = 0, 0.0
-    for line in lines:
-        try:
-            record = parse_record(line)
-        except ValueError:
-            continue
-        if record is None:
-            continue
+    for record in parse_records(lines):
         if record.attempt > number:
             number, began = record.attempt, record.time
             records.clear()

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
 from launcher.plan.paths import RunPaths
 from launcher.report.models import AttemptReport, RunReport
-from launcher.report.run_events import AttemptEnded, NodeMet, Record, parse_record
+from launcher.report.run_events import AttemptEnded, NodeMet, Record, parse_records
 from launcher.report.run_report import make_versions
 from launcher.report.samples import NodeUseSample, ProgressSample, Sample, TaskUseSample, kind_of, parse_samples
 from launcher.report.status_report import RunStatus
@@ -134,17 +134,7 @@ def _read_journal(files: RunPaths) -> tuple[list[Record], bool]:
                 tail = file.read(JOURNAL_TAIL)
     except OSError:
         return [], False
-    return [*_parse_records([*head.split(b"\n"), *tail.split(b"\n")[1:]])], is_long
-
-
-def _parse_records(lines: Sequence[bytes]) -> Iterator[Record]:
-    for line in lines:
-        try:
-            record = parse_record(line)
-        except (ValueError, RecursionError):
-            continue
-        if record is not None:
-            yield record
+    return [*parse_records([*head.split(b"\n"), *tail.split(b"\n")[1:]])], is_long
 
 
 def _read_samples(files: RunPaths) -> tuple[list[TaskSamples], list[NodeSamples]]:

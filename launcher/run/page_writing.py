@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from launcher.report.models import RunReport
 from launcher.report.status_report import RunStatus
 from launcher.run.directory import RunDir
 from launcher.run.page_reading import read_material
+from launcher.run.replacement import replace_text
 from worker_entry.system import clock
 
 
@@ -37,16 +36,7 @@ def write_page(path: Path, text: str, mode: int = 0o600) -> None:
         if path.exists() and not path.is_file():  # a terminal, a pipe; a folder is an error
             path.write_text(text, encoding="utf-8")
             return
-        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_text(path, text, mode)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="choose another file with -o, or `-o -` for stdout"
