@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -43,3 +44,12 @@ def call(source: str, port: int, destination: str | None = None) -> socket.socke
         caller.close()
         raise
     return caller
+
+
+def networks() -> set[str]:
+    """The networks in which processes of this machine live."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):
+            found.add(str(process.readlink()))
+    return found

@@ -18,8 +18,10 @@ import pytest
 from tests import loopback
 from tests.apart import apart_on_linux, linux
 from tests.conftest import Distlaunch
+from tests.own_network import networks
 from tests.polling import eventually
-from worker_entry.agent.relay import Relay
+from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.isolation.relay import Relay
 from worker_entry.system.interfaces import own_addresses
 from worker_entry.system.isolation import enter_own_network
 
@@ -43,15 +45,6 @@ while True:
 while not (folder / "end").exists():
     time.sleep(0.05)
 """
-
-
-def networks() -> set[str]:
-    """The networks in which processes of this machine live."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*/ns/net"):
-        with contextlib.suppress(OSError):
-            found.add(str(process.readlink()))
-    return found
 
 
 def reaches(port: int) -> bool:
@@ -164,11 +157,12 @@ def test_a_relay_brings_a_port_out_whole_and_in_both_directions() -> None:
             if bytes(heard) != data:
                 os._exit(1)
         os._exit(0)
+    network = OuterNetwork()
     enter_own_network()
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         port = server.getsockname()[1]
-        relay.open(port)
+        relay.open(port, network)
         os.write(inner, str(port).encode())
 
         def echo() -> None:
@@ -191,4 +185,5 @@ def test_a_relay_brings_a_port_out_whole_and_in_both_directions() -> None:
                     assert done[1] == 0
                     ended.append(done[0])
         relay.close()
+        network.end()
         assert [*selector.get_map()] == [server.fileno()]

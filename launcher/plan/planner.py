@@ -90,8 +90,8 @@ def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
 
 
 def _place_inside(spec: ClusterSpec) -> ClusterSpec:
-    """A network of its own has one address."""
-    if spec.isolation == "none":
+    """A network that reaches nothing else has one address."""
+    if spec.isolation != "namespace":
         return spec
     return spec.with_nodes([node.changed(address=LOOPBACK, addresses=None) for node in spec.nodes])
 

@@ -82,7 +82,7 @@ def make_context(
         files,
         spec.timeouts.lease_s,
         sample_s=spec.sample_every_s,
-        isolated=spec.isolation == "namespace",
+        isolated=spec.isolation != "none",
     )
     return RunContext(
         run_id=start.run_id,

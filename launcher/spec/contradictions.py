@@ -51,7 +51,11 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
             f"the cluster has only {count_of(workers, 'worker')}; lower it",
         )
     if spec.isolation == "namespace" and len(spec.nodes) > 1:
-        yield ("isolation",), "applies only to a cluster on one machine; remove it"
+        yield ("isolation",), "namespace is for a cluster on one machine; `tunnel` connects several"
+    if spec.isolation == "tunnel" and spec.framework == "torch":
+        yield ("isolation",), "PyTorch opens ports that no tunnel knows; remove it, or `framework: torch`"
+    if spec.isolation == "tunnel" and spec.communication == "nccl":
+        yield ("communication",), "NCCL opens ports that no tunnel knows; choose ring, or remove `isolation:`"
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":

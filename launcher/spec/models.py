@@ -193,8 +193,9 @@ class ClusterSpec(Model):
     """Keeps all but the cluster from the tasks' ports: where the system can, or else the run does not start."""
     allow: list[Network] = []
     """Networks that may reach the tasks' ports, too, like `10.0.0.0/24`."""
-    isolation: Literal["none", "namespace"] = "none"
-    """`namespace`: tasks on one machine live in a network of their own; other users and machines do not reach them."""
+    isolation: Literal["none", "namespace", "tunnel"] = "none"
+    """Whether tasks live in a network of their own, which other users of the machine do not reach: `namespace` on one
+    machine; `tunnel` on several, with encrypted connections between them."""
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""

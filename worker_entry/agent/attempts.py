@@ -13,9 +13,11 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.gpu_watch import GpuWatch
+from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.isolation.relay import Relay
+from worker_entry.agent.isolation.tunnel import Tunnel
 from worker_entry.agent.log_stream import stream_logs
 from worker_entry.agent.port_guards import PortGuards
-from worker_entry.agent.relay import Relay
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
@@ -29,6 +31,7 @@ from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refu
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
+from worker_entry.system.network import HERE
 from worker_entry.system.ports import HeldPorts, is_port, render_unguarded
 
 FORKSERVER_LOG = "forkserver.log"
@@ -45,11 +48,17 @@ class Attempts:
         self._owned.callback(self._forkserver.end)
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
+        self._outer: Optional[OuterNetwork] = None
+        """The machine's network, if the tasks live in one of their own."""
+        self._tunnel = Tunnel(selector, lambda text: send(Noted(text)))
+        self._owned.callback(self._tunnel.end)
+        self._tunnel_key: Optional[orders.TunnelKey] = None
+        self._relay = Relay(selector)
+        """Brings TensorBoard's port out of the tasks' own network."""
+        self._owned.callback(self._relay.close)
         self._tree = self._make_tree()
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
-        self.relay: Optional[Relay] = None
-        """Brings TensorBoard's port out of the tasks' own network, if they have one."""
         self._guards = PortGuards(selector, send)
         self._owned.callback(self._guards.end)
         self._tasks = RunningTasks(send, self._ports)
@@ -86,6 +95,12 @@ class Attempts:
         """The tasks' own processes."""
         return self._tasks.pids
 
+    def leave_network(self, outer: OuterNetwork) -> None:
+        """Called before this process enters a network of its own."""
+        self._outer = outer
+        self._owned.callback(outer.end)
+        self._tree = self._make_tree()
+
     # --- orders ---
 
     def prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
@@ -99,7 +114,12 @@ class Attempts:
             raise ProtocolError(f"Prepare while attempt {self._number} is running")
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
             raise ProtocolError("Prepare with an invalid port")
+        if order.tunnel is not None and self._outer is None:
+            raise ProtocolError("Prepare with a tunnel, but no other network")
         self._release_ports()
+        self._tunnel_key = order.tunnel
+        outer = None if order.tunnel is None else self._outer
+        self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
         self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
@@ -120,9 +140,9 @@ class Attempts:
 
     def _bring_out(self) -> None:
         for task, port in self._ports.numbers.items():
-            if self.relay is not None and task.startswith("tensorboard:"):
+            if self._outer is not None and task.startswith("tensorboard:"):
                 try:
-                    self.relay.open(port)
+                    self._relay.open(port, self._outer)
                 except OSError as error:
                     self._send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
@@ -141,7 +161,12 @@ class Attempts:
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
-        self._guards.learn(order.cluster)
+        addresses = (address for group in order.cluster.values() for address in group)
+        hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
+        self._guards.learn({*hosts})
+        if self._tunnel_key is not None and self._outer is not None:
+            own = [port for task, port in self._ports.numbers.items() if not task.startswith("tensorboard:")]
+            self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
             self._forkserver.expect(start.program, cwd)
@@ -164,10 +189,10 @@ class Attempts:
 
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
         """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
-        problem = None
         self._guards.poll(now)
-        ready = self._forkserver.settled(now) and self._guards.settled(now)
-        if self._pending is not None and hello is not None and ready:
+        ready = self._forkserver.settled(now) and self._guards.settled(now) and self._tunnel.settled(now)
+        problem = None if self._tree.stopping else self._tunnel.take_problem()
+        if problem is None and self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
             problem = self._start(order, hello)
         for pid, status in self._tree.reap():
@@ -233,10 +258,12 @@ class Attempts:
         return None
 
     def _make_tree(self) -> processes.Tree:
-        return processes.Tree(self._forkserver.pids, self._gpus.pids)
+        outer = set() if self._outer is None else self._outer.pids
+        return processes.Tree(self._forkserver.pids, self._gpus.pids, self._tunnel.pids, outer)
 
     def _release_ports(self) -> None:
         self.checks.close()
+        self._tunnel.end()
         self._guards.end()
         self._ports.release()
 

@@ -5,10 +5,15 @@ The children belong to the agent's process tree and are stopped with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 from collections.abc import Callable
+from typing import Optional
+
+from worker_entry.agent.checks.works import perform
+from worker_entry.agent.isolation.outer_network import OuterNetwork
 
 
 class ChildWork:
@@ -18,11 +23,23 @@ class ChildWork:
         self._selector = selector
         self._readers: set[int] = set()
 
-    def begin(self, work: Callable[[], bytes], done: Callable[[bytes], None]) -> None:
-        """Runs `work` in a child; `done` gets its answer, which is empty or incomplete if the child has failed."""
+    def begin(
+        self, work: str, data: bytes, done: Callable[[bytes], None], outer: Optional[OuterNetwork] = None
+    ) -> None:
+        """Does the work in a child; `done` gets its answer, which is empty or incomplete if the child has failed.
+
+        Args:
+            work: its name.
+            data: what it gets; see `checks.works`.
+            done: called with the answer, unless the work is cancelled.
+            outer: where it is done, if not in this process's network.
+        """
         reader, writer = os.pipe()
-        if os.fork() == 0:
-            _work(work, writer)
+        if outer is None:
+            fork_work(lambda: perform(work, data), writer)
+        else:
+            with contextlib.suppress(OSError):  # its process is gone: there is no answer
+                outer.begin_work(work, data, writer)
         os.close(writer)
         answer = bytearray()
 
@@ -47,8 +64,10 @@ class ChildWork:
         self._readers.clear()
 
 
-def _work(work: Callable[[], bytes], writer: int) -> None:
-    """Runs in the child: does the work, writes its answer and exits."""
+def fork_work(work: Callable[[], bytes], writer: int) -> None:
+    """Forks a child that does the work, writes its answer to `writer` and exits; this process must have one thread."""
+    if os.fork() != 0:
+        return
     status = 1
     try:
         signal.set_wakeup_fd(-1)

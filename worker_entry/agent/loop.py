@@ -247,18 +247,17 @@ class Agent:
         self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
 
     def _isolate(self) -> bool:
-        from worker_entry.agent.relay import Relay
+        from worker_entry.agent.isolation.outer_network import OuterNetwork
         from worker_entry.system.isolation import enter_own_network
 
-        relay = Relay(self._selector)
-        self._owned.callback(relay.close)
         try:
+            outer = OuterNetwork()
+            self._attempts.leave_network(outer)
             enter_own_network()
         except OSError as error:
             hint = "the system forbids such namespaces (see `sysctl user.max_user_namespaces` and its AppArmor rules)"
             self._break(Problem("no-isolation", f"no network of its own: {error.strerror}", hint))
             return False
-        self._attempts.relay = relay
         return True
 
     # --- what happens without an order ---

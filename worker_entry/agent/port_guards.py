@@ -13,19 +13,23 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
+import json
 import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Optional, Union
 
 from worker_entry.agent.checks.calls import make_greeting, make_proof
+from worker_entry.agent.checks.works import RESOLVE
 from worker_entry.agent.child_work import ChildWork
+from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.protocol.messages import Refused
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.system.address_filter import Network, TooManyError, compile_filter
 from worker_entry.system.interfaces import Address, own_addresses
+from worker_entry.system.network import HERE
 from worker_entry.system.ports import NOBODY, HeldPorts, attach_filter, has_ipv4_listener, render_unguarded
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
@@ -48,6 +52,8 @@ class PortGuards:
     def __init__(
         self, selector: selectors.BaseSelector, send: Callable[[Union[Repelled, Unguarded, Refused]], None]
     ) -> None:
+        self.outer: Optional[OuterNetwork] = None
+        """Where the ports are held, if not in this process's network."""
         self._selector = selector
         self._send = send
         self._guards: dict[str, _Guard] = {}
@@ -70,20 +76,20 @@ class PortGuards:
         """
         self.end()
         self._required = required
-        self._own = [*LOOPBACK, *map(ipaddress.ip_network, own_addresses())]
+        self._own = [*LOOPBACK, *map(ipaddress.ip_network, own_addresses(self.outer or HERE))]
         self._allowed = [ipaddress.ip_network(network, strict=False) for network in allowed]
         for task, listener in ports.guarded.items():
             call = _Calls(self._selector, nonce, self._met.add) if nonce else None
             self._guards[task] = guard = _Guard(task, listener, self._may_reach, call)
             self._selector.register(listener, selectors.EVENT_READ, guard.accept)
         self._attach()
-        ports.probe = self.is_joined
+        if self.outer is None:  # else the tasks listen in another network, where they can be asked
+            ports.probe = self.is_joined
 
-    def learn(self, cluster: Mapping[str, Iterable[str]]) -> None:
-        """Lets the addresses of a cluster reach the ports, by task type `host:port`; answers no call from now on."""
+    def learn(self, hosts: Iterable[str]) -> None:
+        """Lets the cluster's machines, by name or address, reach the ports; answers no call from now on."""
         for guard in self._guards.values():
             guard.end_calls()
-        hosts = {address.rpartition(":")[0].strip("[]") for group in cluster.values() for address in group}
         names = set()
         for host in hosts:
             try:
@@ -93,7 +99,7 @@ class PortGuards:
         self._attach()
         if names and self._guards:
             self._waits_until = time.monotonic() + RESOLVE_S
-            self._work.begin(lambda: _resolve(names), self._note_resolved)
+            self._work.begin(RESOLVE, json.dumps([*names]).encode(), self._note_resolved, self.outer)
 
     def settled(self, now: float) -> bool:
         """Whether all names of the cluster are resolved, as far as they can be; `now`: monotonic seconds."""
@@ -101,7 +107,8 @@ class PortGuards:
 
     def _note_resolved(self, answer: bytes) -> None:
         self._waits_until = 0.0
-        self._met.update(map(_address, answer.decode("ascii").split()))
+        for addresses in json.loads(answer or "{}").values():
+            self._met.update(map(_address, addresses))
         self._attach()
 
     def is_joined(self, task: str, port: int) -> Optional[bool]:
@@ -256,15 +263,6 @@ class _Calls:
         self._callers.discard(caller)
         self._selector.unregister(caller)
         caller.close()
-
-
-def _resolve(names: Iterable[str]) -> bytes:
-    """The addresses of these names, as far as they are known here; may take long."""
-    found: list[str] = []
-    for name in names:
-        with contextlib.suppress(OSError, UnicodeError):
-            found += [str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None)]
-    return " ".join(found).encode("ascii")
 
 
 def _address(text: str) -> Address:

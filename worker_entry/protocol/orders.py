@@ -20,12 +20,13 @@ from worker_entry.protocol.field_limits import (
     Path,
     Port,
     TaskName,
+    Text,
     Within,
 )
 from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 8
+VERSION = 9
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
@@ -74,12 +75,21 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class TunnelKey:
+    """A certificate and its private key, in PEM: each side of a connection between nodes shows that it has both."""
+
+    certificate: Annotated[str, Text(8192)]
+    key: Annotated[str, Text(8192)] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Check every program and hold a port for every task, or report all problems.
 
     With a `nonce`, every port answers connections until the tasks are started. `allowed`: the networks that may reach
     the ports, besides this node and the nodes that call it. `guard`: whether to keep others from the ports: `auto`
-    where that is possible, `required`, or `off`.
+    where that is possible, `required`, or `off`. `tunnel`: what encrypts the connections between the nodes; the ports
+    are then held in the network that the agent has left.
     """
 
     attempt: Attempt
@@ -89,6 +99,7 @@ class Prepare:
     nonce: Name = ""
     allowed: Annotated[list[NetworkName], Items(10_000)] = field(default_factory=list)
     guard: Annotated[str, Matches("auto|required|off", "way to guard ports")] = "auto"
+    tunnel: Optional[TunnelKey] = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +139,15 @@ class Preload:
 
 @dataclass(frozen=True)
 class Start:
-    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type."""
+    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type.
+
+    `routes`: with a tunnel, the host that each other node's address in the cluster stands for.
+    """
 
     attempt: Attempt
     tasks: Annotated[list[TaskStart], Items(10_000)]
     cluster: dict[str, list[str]] = field(default_factory=dict)
+    routes: Annotated[dict[Name, Name], Items(10_000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

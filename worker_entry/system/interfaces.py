@@ -9,6 +9,8 @@ import socket
 import struct
 from typing import Union
 
+from worker_entry.system.network import HERE, Network
+
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 _GET_ADDRESSES, _NEW_ADDRESS, _DONE = 22, 20, 3
@@ -20,11 +22,11 @@ _OF_PEER, _LOCAL = 1, 2
 """IFA_ADDRESS, which on a point-to-point link is the peer's, and IFA_LOCAL."""
 
 
-def own_addresses() -> list[Address]:
-    """All addresses of this network namespace, loopback included; empty where they cannot be asked for."""
+def own_addresses(network: Network = HERE) -> list[Address]:
+    """All addresses of a network namespace, loopback included; empty where they cannot be asked for."""
     found: list[Address] = []
     with contextlib.suppress(OSError, AttributeError, ValueError, struct.error):
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as asking:  # NETLINK_ROUTE
+        with network.socket(socket.AF_NETLINK, socket.SOCK_RAW) as asking:  # NETLINK_ROUTE
             asking.settimeout(1.0)
             body = struct.pack("=Bxxx", socket.AF_UNSPEC) + b"\0" * 4
             asking.send(_HEADER.pack(_HEADER.size + len(body), _GET_ADDRESSES, _DUMP_REQUEST, 1, os.getpid()) + body)

@@ -24,6 +24,7 @@ from typing import Optional
 from worker_entry.protocol.values import Problem, TaskRequest
 from worker_entry.system import kernel
 from worker_entry.system.address_filter import compile_filter
+from worker_entry.system.network import HERE, Network
 
 LAST_PORT = 65535
 POLL_S = 0.04
@@ -47,6 +48,8 @@ class HeldPorts:
         """Why the other ports have none."""
         self.probe: Callable[[str, int], Optional[bool]] = lambda _task, _port: None
         """Tells of a guarded port whether its task listens; None for any other port."""
+        self.network = HERE
+        """Where the ports are held; where their tasks listen does not matter."""
         self._guards = True
         self._polled = 0.0
         self._sockets: list[socket.socket] = []
@@ -101,18 +104,18 @@ class HeldPorts:
     def _hold_explicit(self, request: TaskRequest) -> Optional[Problem]:
         task, port = request.task, request.port
         error = self._try(request, port)
-        if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port):
+        if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port, self.network.tables):
             # Closing connections of a run that has just ended block a port for a minute.
             error = self._try(request, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
-            holder = kernel.port_holder(port) or "another process (of another user, or one that does not listen yet)"
+            holder = kernel.port_holder(port, self.network.tables) or "another process (of another user, or one that does not listen yet)"
             return Problem("port-taken", f"port {port} is held by {holder}", "stop it or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
-        held = _socket() if request.reuse_address else _dual_socket()
+        held = self.network.socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))
@@ -175,7 +178,7 @@ def is_port(number: int) -> bool:
 
 def is_open(port: int) -> bool:
     """Whether a process listens on this port of the machine."""
-    with _socket() as probe:
+    with HERE.socket(socket.AF_INET) as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -190,15 +193,11 @@ def has_ipv4_listener(port: int) -> bool:
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows[1:])
 
 
-def _dual_socket() -> socket.socket:
+def dual_socket(network: Network) -> socket.socket:
     """A socket for IPv6 and IPv4, as gRPC's; for IPv4 where there is no IPv6."""
     try:
-        both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        both = network.socket(socket.AF_INET6)
     except OSError:
-        return _socket()
+        return network.socket(socket.AF_INET)
     both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     return both
-
-
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)

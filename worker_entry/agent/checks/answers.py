@@ -6,20 +6,26 @@ import contextlib
 import os
 import selectors
 from collections.abc import Callable, Mapping
+from typing import Optional
 
-from worker_entry.agent.checks.inspection import inspect, mark_path
-from worker_entry.agent.checks.port_responder import PortResponders, dial
+from worker_entry.agent.checks import works
+from worker_entry.agent.checks.inspection import mark_path
+from worker_entry.agent.checks.port_responder import PortResponders
 from worker_entry.agent.child_work import ChildWork
+from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect
 from worker_entry.protocol.values import Problem
+from worker_entry.system.network import HERE
 
 
 class NodeChecks:
     """The checks of one attempt; `close` releases what they hold."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
+        self.outer: Optional[OuterNetwork] = None
+        """Where the ports are held, if not in this process's network."""
         self._send = send
         self._work = ChildWork(selector)
         self._responders = PortResponders(selector)
@@ -28,7 +34,7 @@ class NodeChecks:
     def open_responders(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
         """Answers on the tasks' held ports; returns the problem if that is not possible."""
         try:
-            self._responders.open(ports, nonce)
+            self._responders.open(ports, nonce, self.outer or HERE)
         except OSError as error:
             return [Problem("port-refused", f"cannot listen on a port: {error.strerror}")]
         return []
@@ -36,10 +42,10 @@ class NodeChecks:
     def inspect(self, order: Inspect, hello: Hello) -> None:
         if order.mark:
             self._mark = mark_path(order.shared, order.mark)
-        self._begin(lambda: inspect(order, hello.cwd, hello.directory), "the node could not be inspected")
+        self._begin(works.INSPECT, encode(hello) + encode(order), "the node could not be inspected")
 
     def dial(self, order: Dial) -> None:
-        self._begin(lambda: dial(order), "the node could not dial the others")
+        self._begin(works.DIAL, encode(order), "the node could not dial the others")
 
     def cancel(self) -> None:
         """Drops the answers of running checks; the caller stops their processes with the rest of the tree."""
@@ -53,11 +59,11 @@ class NodeChecks:
                 os.unlink(self._mark)
             self._mark = ""
 
-    def _begin(self, work: Callable[[], Message], failure: str) -> None:
+    def _begin(self, work: str, data: bytes, failure: str) -> None:
         def pass_on(answer: bytes) -> None:
             message: Message = Refused([Problem("inspection-failed", failure)])
             with contextlib.suppress(ProtocolError, ValueError):
                 [(message, _)] = Decoder().feed(answer)
             self._send(message)
 
-        self._work.begin(lambda: encode(work()), pass_on)
+        self._work.begin(work, data, pass_on, self.outer)

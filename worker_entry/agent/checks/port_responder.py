@@ -15,6 +15,8 @@ from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.protocol.messages import Dialled
 from worker_entry.protocol.orders import Dial
 from worker_entry.protocol.values import DialResult, Target
+from worker_entry.system.network import Network
+from worker_entry.system.ports import dual_socket
 
 DIAL_S = 5.0
 """How long a dialled address may take to answer."""
@@ -38,14 +40,14 @@ class PortResponders:
         self._selector = selector
         self._open: set[socket.socket] = set()
 
-    def open(self, ports: Mapping[str, int], nonce: str) -> None:
-        """Listens on the tasks' ports.
+    def open(self, ports: Mapping[str, int], nonce: str, network: Network) -> None:
+        """Listens on the tasks' ports in the network that holds them.
 
         Raises:
             OSError: a port cannot be listened on.
         """
         for task, port in ports.items():
-            listener = listen(port)
+            listener = listen(port, network)
             greeting = make_greeting(nonce, task)
             self._add(listener, lambda listener=listener, greeting=greeting: self._greet(listener, greeting))
 
@@ -79,19 +81,13 @@ class PortResponders:
             self._remove(closing)
 
 
-def listen(port: int) -> socket.socket:
+def listen(port: int, network: Network) -> socket.socket:
     """A listener on a port that another socket holds; for IPv4 and IPv6, like TensorFlow's."""
-    try:
-        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        place: tuple[str, int] = ("::", port)
-    except OSError:  # a kernel without IPv6
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        place = ("0.0.0.0", port)  # noqa: S104 - as TensorFlow's own server will be
+    listener = dual_socket(network)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is held with one of these two options
     try:
-        listener.bind(place)
+        listener.bind(("", port))
         listener.listen(128)
     except OSError:
         listener.close()

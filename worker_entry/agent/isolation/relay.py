@@ -7,40 +7,46 @@ import selectors
 import socket
 from typing import Optional
 
+from worker_entry.system.network import Network
+
 PIECE = 64 << 10
 CONNECTIONS = 64
 
 
 class Relay:
-    """Passes connections on. Made before the agent enters the network: its listener stays outside."""
+    """Passes connections on to one port."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._outside: Optional[socket.socket] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._outside: Optional[socket.socket] = None
         self._port = 0
         self._open: set[_End] = set()
 
-    def open(self, port: int) -> None:
+    def open(self, port: int, outer: Network) -> None:
         """Listens outside on this port, and passes connections on to the same port inside; once.
 
         Raises:
             OSError: the port is taken outside.
         """
-        if self._outside is None or self._port:
+        if self._outside is not None:
             return
-        self._outside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._outside.bind(("127.0.0.1", port))
-        self._outside.listen(CONNECTIONS)
-        self._outside.setblocking(False)
-        self._port = port
-        self._selector.register(self._outside, selectors.EVENT_READ, self._accept)
+        listener = outer.socket(socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            listener.listen(CONNECTIONS)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        self._outside, self._port = listener, port
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
         for end in list(self._open):
             end.close()
         if self._outside is not None:
-            if self._port:
-                self._selector.unregister(self._outside)
+            self._selector.unregister(self._outside)
             self._outside.close()
             self._outside = None
 
