@@ -100,7 +100,6 @@ USER_ERRORS: Mapping[str, str] = {
     "not-executable": "the program is not executable",
     "no-tensorflow": "the node's Python has no TensorFlow",
     "no-isolation": "the system gives the tasks no network of their own",
-    "no-tunnel": "the process that carries the connections between the nodes has failed",
 }
 """Reasons for a node to refuse its tasks that only the user can correct: exit status 2."""
 

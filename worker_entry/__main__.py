@@ -1,4 +1,4 @@
-"""`python …/worker_entry (agent | node | attach | clean | profile | gpus | outside | tunnel | forkserver | task FILE | run …)`.
+"""`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
 
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.

@@ -26,7 +26,7 @@ def own_addresses(network: Network = HERE) -> list[Address]:
     """All addresses of a network namespace, loopback included; empty where they cannot be asked for."""
     found: list[Address] = []
     with contextlib.suppress(OSError, AttributeError, ValueError, struct.error):
-        with network.socket(socket.AF_NETLINK, socket.SOCK_RAW) as asking:  # NETLINK_ROUTE
+        with network.make_socket(socket.AF_NETLINK, socket.SOCK_RAW) as asking:  # NETLINK_ROUTE
             asking.settimeout(1.0)
             body = struct.pack("=Bxxx", socket.AF_UNSPEC) + b"\0" * 4
             asking.send(_HEADER.pack(_HEADER.size + len(body), _GET_ADDRESSES, _DUMP_REQUEST, 1, os.getpid()) + body)

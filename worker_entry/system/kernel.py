@@ -167,14 +167,11 @@ def kill_on_sight(root: int, spare: Collection[int] = ()) -> set[int]:
     return killed
 
 
-def port_holder(port: int, tables: str = "/proc/net") -> Optional[str]:
-    """The process that holds a TCP port, as `pid 123 (python)`; None if it cannot be found.
-
-    `tables`: the folder of the network's tables of connections.
-    """
+def port_holder(port: int) -> Optional[str]:
+    """The process that holds a TCP port of this machine, as `pid 123 (python)`; None if it cannot be found."""
     if not LINUX:
         return None
-    inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port, tables) if inode != "0"}
+    inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
     if not inodes:
         return None
     for pid in _pids():
@@ -188,9 +185,9 @@ def port_holder(port: int, tables: str = "/proc/net") -> Optional[str]:
     return None
 
 
-def only_closing(port: int, tables: str = "/proc/net") -> bool:
+def only_closing(port: int) -> bool:
     """Whether the only sockets on a port are closing connections that belong to no process any more."""
-    return LINUX and set(_socket_inodes(port, tables)) == {"0"}
+    return LINUX and set(_socket_inodes(port)) == {"0"}
 
 
 def _has_children() -> bool:
@@ -268,12 +265,12 @@ def _processes_from_ps() -> dict[int, Process]:
     return found
 
 
-def _socket_inodes(port: int, tables: str) -> list[str]:
+def _socket_inodes(port: int) -> list[str]:
     """Inodes of the sockets that listen or are connected on a local TCP port; 0 for one that no process has."""
     inodes = []
-    for table in ("tcp", "tcp6"):
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(f"{tables}/{table}", encoding="ascii") as stream:
+            with open(table, encoding="ascii") as stream:
                 rows = stream.readlines()[1:]
         except OSError:  # no IPv6
             continue

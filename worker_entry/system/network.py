@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
+from typing import Optional
+
+from worker_entry.system import kernel
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """Who has a port: the process, if it can be found; `closing`: only connections that belong to no process."""
+
+    holder: Optional[str]
+    closing: bool
 
 
 class Network:
     """This process's own."""
 
-    tables = "/proc/net"
-    """Where the kernel tells which connections there are; Linux only."""
-
-    def socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    def make_socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
         """A new socket.
 
         Raises:
             OSError: the system has none of this family, or no more at all.
         """
         return socket.socket(family, kind, protocol)
+
+    def look_up(self, port: int) -> PortUse:
+        """Who has this port.
+
+        Raises:
+            OSError: it cannot be asked for.
+        """
+        return PortUse(kernel.port_holder(port), kernel.only_closing(port))
 
 
 HERE = Network()

@@ -28,6 +28,7 @@ from worker_entry.system.network import HERE, Network
 
 LAST_PORT = 65535
 POLL_S = 0.04
+UNKNOWN = "another process (of another user, or one that does not listen yet)"
 BACKLOG = 128
 NOBODY = compile_filter(())
 """A filter that lets nobody through."""
@@ -104,18 +105,18 @@ class HeldPorts:
     def _hold_explicit(self, request: TaskRequest) -> Optional[Problem]:
         task, port = request.task, request.port
         error = self._try(request, port)
-        if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port, self.network.tables):
+        if error is not None and error.errno == errno.EADDRINUSE and self.network.look_up(port).closing:
             # Closing connections of a run that has just ended block a port for a minute.
             error = self._try(request, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
-            holder = kernel.port_holder(port, self.network.tables) or "another process (of another user, or one that does not listen yet)"
+            holder = self.network.look_up(port).holder or UNKNOWN
             return Problem("port-taken", f"port {port} is held by {holder}", "stop it or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
-        held = self.network.socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
+        held = self.network.make_socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))
@@ -178,7 +179,7 @@ def is_port(number: int) -> bool:
 
 def is_open(port: int) -> bool:
     """Whether a process listens on this port of the machine."""
-    with HERE.socket(socket.AF_INET) as probe:
+    with HERE.make_socket(socket.AF_INET) as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -196,8 +197,8 @@ def has_ipv4_listener(port: int) -> bool:
 def dual_socket(network: Network) -> socket.socket:
     """A socket for IPv6 and IPv4, as gRPC's; for IPv4 where there is no IPv6."""
     try:
-        both = network.socket(socket.AF_INET6)
+        both = network.make_socket(socket.AF_INET6)
     except OSError:
-        return network.socket(socket.AF_INET)
+        return network.make_socket(socket.AF_INET)
     both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     return both

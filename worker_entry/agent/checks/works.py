@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterable
 
 from worker_entry.agent.checks.inspection import inspect
 from worker_entry.agent.checks.port_responder import dial
@@ -39,7 +38,8 @@ def _answer(orders: list[Message]) -> Message:
     if isinstance(order, Dial):
         return dial(order)
     hello = orders[0]
-    assert isinstance(hello, Hello) and isinstance(order, Inspect)
+    assert isinstance(hello, Hello)
+    assert isinstance(order, Inspect)
     return inspect(order, hello.cwd, hello.directory)
 
 

@@ -10,7 +10,7 @@ import sys
 
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.system import processes
-from worker_entry.system.network import Network
+from worker_entry.system.network import Network, PortUse
 
 ANSWER_S = 10.0
 """How long a new socket may take; the agent does nothing else meanwhile."""
@@ -34,10 +34,13 @@ class OuterNetwork(Network):
                 command, env=dict(os.environ), cwd=os.sep, output=nowhere.fileno(), stdin=theirs.fileno()
             )
         self.pids.add(pid)
-        self.tables = f"/proc/{pid}/net"
 
-    def socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    def make_socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
         return ask_for_socket(self._asking, family, kind, protocol)
+
+    def look_up(self, port: int) -> PortUse:
+        self._asking.send(json.dumps({"port": port}).encode())
+        return PortUse(**json.loads(self._asking.recv(MESSAGE_LIMIT) or b"{}"))
 
     def connect(self) -> socket.socket:
         """A connection over which another process can `ask_for_socket`."""

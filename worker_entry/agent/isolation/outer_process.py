@@ -13,10 +13,12 @@ import selectors
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from worker_entry.agent.checks.works import perform
 from worker_entry.agent.child_work import fork_work
 from worker_entry.agent.isolation.outer_network import MESSAGE_LIMIT
+from worker_entry.system.network import HERE
 
 _DESCRIPTORS = 2
 
@@ -49,6 +51,9 @@ def _answer(connection: socket.socket, selector: selectors.BaseSelector) -> bool
     request = json.loads(data)
     if "socket" in request:
         _send_socket(connection, request["socket"])
+    elif "port" in request:
+        with contextlib.suppress(OSError):
+            connection.send(json.dumps(asdict(HERE.look_up(request["port"]))).encode())
     elif "connection" in request:
         new = socket.socket(fileno=descriptors[0])
         selector.register(new, selectors.EVENT_READ, new)

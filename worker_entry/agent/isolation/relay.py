@@ -30,7 +30,7 @@ class Relay:
         """
         if self._outside is not None:
             return
-        listener = outer.socket(socket.AF_INET)
+        listener = outer.make_socket(socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))

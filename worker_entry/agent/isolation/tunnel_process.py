@@ -1,8 +1,8 @@
 """Carries the tasks' connections to the other nodes and from them, encrypted; a process of its own in their network.
 
 Each node of the cluster has a loopback address there. A connection to a task of another node at that address goes on to
-the same port of the node outside, by TLS. What comes from outside goes on to the task that has the port. Both sides show
-the attempt's certificate, which no other has.
+the same port of the node outside, by TLS. What comes from outside goes on to the task that has the port. Both sides
+show the attempt's certificate, which nobody else has.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from worker_entry.agent.checks.port_responder import listen
 from worker_entry.agent.checks.works import RESOLVE
 from worker_entry.agent.isolation.outer_network import ask_for_socket, begin_work
 from worker_entry.system.network import Network
-from worker_entry.system.ports import BACKLOG, dual_socket
+from worker_entry.system.ports import BACKLOG
 
 HANDSHAKE_S = 10.0
 CONNECT_S = 10.0
 TASK_S = 20.0
-"""How long a connection from another node waits for a task that does not listen yet; TensorFlow's peers wait as long."""
+"""How long a connection from another node waits for a task that does not listen yet, as TensorFlow's peers wait."""
 TASK_PAUSE_S = 0.02
 PIECE = 256 << 10
 
@@ -39,7 +40,7 @@ class OuterSockets(Network):
     def __init__(self, asking: socket.socket) -> None:
         self._asking = asking
 
-    def socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    def make_socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
         return ask_for_socket(self._asking, family, kind, protocol)
 
     def resolve(self, names: Sequence[str]) -> dict[str, list[str]]:
@@ -77,9 +78,7 @@ class TunnelServer:
         Raises:
             OSError: it cannot.
         """
-        listener = dual_socket(self._outer)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the agent holds the port
-        listener.bind(("", port))
+        listener = listen(port, self._outer)
         await asyncio.start_server(
             functools.partial(self._from_outside, port),
             sock=listener,
@@ -140,7 +139,7 @@ class TunnelServer:
         return None
 
     async def _connect(self, address: str, port: int) -> Streams:
-        outside = self._outer.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        outside = self._outer.make_socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
             outside.setblocking(False)
             await asyncio.get_running_loop().sock_connect(outside, (address, port))
