@@ -29,11 +29,7 @@ class Network:
         return socket.socket(family, kind, protocol)
 
     def look_up(self, port: int) -> PortUse:
-        """Who has this port.
-
-        Raises:
-            OSError: it cannot be asked for.
-        """
+        """Who has this port, as far as it can be found."""
         return PortUse(kernel.port_holder(port), kernel.only_closing(port))
 
 

@@ -116,7 +116,10 @@ class HeldPorts:
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
-        held = self.network.make_socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
+        try:
+            held = self.network.make_socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
+        except OSError as error:
+            return error
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))

@@ -39,8 +39,11 @@ class OuterNetwork(Network):
         return ask_for_socket(self._asking, family, kind, protocol)
 
     def look_up(self, port: int) -> PortUse:
-        self._asking.send(json.dumps({"port": port}).encode())
-        return PortUse(**json.loads(self._asking.recv(MESSAGE_LIMIT) or b"{}"))
+        try:
+            self._asking.send(json.dumps({"port": port}).encode())
+            return PortUse(**json.loads(self._asking.recv(MESSAGE_LIMIT)))
+        except (OSError, ValueError):  # the process is gone
+            return PortUse(None, closing=False)
 
     def connect(self) -> socket.socket:
         """A connection over which another process can `ask_for_socket`."""
