@@ -54,7 +54,6 @@ from worker_entry.protocol.messages import (
     Started,
     Status,
     Synced,
-    ToAgent,
     ToController,
 )
 from worker_entry.protocol.orders import (
@@ -68,6 +67,7 @@ from worker_entry.protocol.orders import (
     ShowStacks,
     Start,
     Stop,
+    ToAgent,
 )
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import (

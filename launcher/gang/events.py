@@ -174,6 +174,13 @@ class StacksAsked:
 
 
 @dataclass(frozen=True)
+class ProfileAsked:
+    """The user asks for a profile of all tasks; the state does not change."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True)
 class StacksReceived:
     """faulthandler's output for every task, empty for tasks that have not answered, and whether each is at work."""
 
@@ -205,6 +212,7 @@ Event = (
     | TaskExited
     | Interrupted
     | StacksAsked
+    | ProfileAsked
     | StacksReceived
     | Tick
 )

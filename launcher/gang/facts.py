@@ -14,6 +14,7 @@ from launcher.gang.events import (
     NodeReady,
     NodeRefused,
     NodeSynced,
+    ProfileAsked,
     StacksAsked,
     StacksReceived,
     TaskExited,
@@ -67,7 +68,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return task in state.started and task not in state.exits
         case StacksReceived():
             return state.suspicion is not None
-        case StacksAsked():
+        case StacksAsked() | ProfileAsked():
             return False
     return True
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeLost, NodeReady, StacksAsked, TaskReported, Tick
+from launcher.gang.events import Event, NodeLost, NodeReady, ProfileAsked, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import Standing, StragglerWatch
@@ -23,6 +23,7 @@ from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.history import replay
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
+from launcher.run.profile_requests import ProfileRequests
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
 from launcher.tasks import TaskId
@@ -39,8 +40,10 @@ class AttemptLoop:
         self._context = context
         self._number = number
         self._stacks = StackRequests(context)
+        self.profiles = ProfileRequests(context)
+        """The requests for profiles."""
         self._actions = Actions(context, setup, number, faults, self._stacks)
-        self._observer = Observer(context, number, setup.preflight, self._stacks)
+        self._observer = Observer(context, number, setup.preflight, self._stacks, self.profiles)
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
@@ -122,6 +125,8 @@ class AttemptLoop:
         self._actions.end_checks(self.state)
         if isinstance(event, StacksAsked):
             self._stacks.ask(self.state, show=True)
+        if isinstance(event, ProfileAsked):
+            self.profiles.ask(self.plan, event.duration_s)
 
     def _report(self, earlier: AttemptState, event: Event) -> None:
         console, timing = self._context.console, self._context.timing

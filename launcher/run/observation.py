@@ -13,6 +13,7 @@ from launcher.gang.translation import from_message
 from launcher.report import run_events
 from launcher.report.run_events import Checkpoint, StrangerRefused
 from launcher.run.context import RunContext
+from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
@@ -20,16 +21,25 @@ from launcher.spec.models import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
 
 
 class Observer:
     """Reads the queue of a run's links during one attempt; passes answers to its checks and stack requests."""
 
-    def __init__(self, context: RunContext, attempt: int, preflight: Preflight | None, stacks: StackRequests) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        attempt: int,
+        preflight: Preflight | None,
+        stacks: StackRequests,
+        profiles: ProfileRequests,
+    ) -> None:
         self._context = context
         self._preflight = preflight
         self._stacks = stacks
+        self._profiles = profiles
         self._unread = False
         self._saved: Saved | None = None
         self.uses = Uses(SampleFiles(context.files, attempt))
@@ -96,6 +106,8 @@ class Observer:
                 self._context.console.warn(render_stranger(message))
             if isinstance(message, Stacks):
                 self._stacks.note(message)
+            if isinstance(message, Profiled):
+                self._profiles.note(message)
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")

@@ -18,6 +18,7 @@ from worker_entry.agent.isolation.relay import Relay
 from worker_entry.agent.isolation.tunnel import Tunnel
 from worker_entry.agent.log_stream import stream_logs
 from worker_entry.agent.port_guards import PortGuards
+from worker_entry.agent.profile_child import ProfileChild
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
@@ -28,6 +29,7 @@ from worker_entry.protocol import environment, orders
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Status
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
@@ -48,6 +50,8 @@ class Attempts:
         self._owned.callback(self._forkserver.end)
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
+        self._profile = ProfileChild(selector, send)
+        self._owned.callback(self._profile.end)
         self._outer: Optional[OuterNetwork] = None
         """The machine's network, if the tasks live in one of their own."""
         self._tunnel = Tunnel(selector, lambda text: send(Noted(text)))
@@ -174,8 +178,13 @@ class Attempts:
     def show_stacks(self) -> None:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
+    def profile(self, order: Profile) -> None:
+        """Has tasks of this cluster profiled, from where they reach each other."""
+        self._profile.begin(order)
+
     def stop(self, grace_s: float, *, ordered: bool = False) -> None:
         """Begins to stop the tasks; `ordered`: the controller asked for it and waits for Empty."""
+        self._profile.end()
         if self._finished is not None:
             if ordered:  # nothing of this attempt was started here
                 self._send(Empty(self._number, 0, 0))
@@ -259,7 +268,7 @@ class Attempts:
 
     def _make_tree(self) -> processes.Tree:
         outer = set() if self._outer is None else self._outer.pids
-        return processes.Tree(self._forkserver.pids, self._gpus.pids, self._tunnel.pids, outer)
+        return processes.Tree(self._forkserver.pids, self._gpus.pids, self._profile.pids, self._tunnel.pids, outer)
 
     def _release_ports(self) -> None:
         self.checks.close()

@@ -26,6 +26,7 @@ from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Broken, Message, Noted
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.values import Problem
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
@@ -203,6 +204,8 @@ class Agent:
             self._attempts.accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
             self._attempts.show_stacks()
+        elif isinstance(message, Profile):
+            self._attempts.profile(message)
         elif isinstance(message, orders.Scalars):
             self._write_scalars(message)
         elif isinstance(message, orders.Stop):

@@ -26,23 +26,8 @@ from worker_entry.protocol.field_limits import (
     Within,
 )
 from worker_entry.protocol.log_index import MARKS, Mark
-from worker_entry.protocol.orders import (
-    Attach,
-    Beat,
-    Clean,
-    Dial,
-    Goodbye,
-    Hello,
-    Inspect,
-    Offer,
-    Piece,
-    Preload,
-    Prepare,
-    Scalars,
-    ShowStacks,
-    Start,
-    Stop,
-)
+from worker_entry.protocol.orders import Beat, ToAgent
+from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.samples import NodeSample, TaskSample
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import (
@@ -267,9 +252,6 @@ class Broken:
     problem: Problem
 
 
-ToAgent = Union[
-    Hello, Attach, Offer, Piece, Preload, Prepare, Inspect, Dial, Start, ShowStacks, Scalars, Stop, Beat, Goodbye, Clean
-]
 ToController = Union[
     Ready,
     Attached,
@@ -289,6 +271,7 @@ ToController = Union[
     Unguarded,
     Saved,
     Stacks,
+    Profiled,
     Log,
     Exited,
     Empty,

@@ -6,7 +6,7 @@ Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Optional
+from typing import Annotated, Optional, Union
 
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
@@ -23,6 +23,7 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
@@ -229,3 +230,23 @@ class Clean:
     run_ids: list[Annotated[str, Path()]]
     reattach_folder: Optional[Annotated[str, Path()]] = None
     generation: Optional[Count] = None
+
+
+ToAgent = Union[
+    Hello,
+    Attach,
+    Offer,
+    Piece,
+    Preload,
+    Prepare,
+    Inspect,
+    Dial,
+    Start,
+    ShowStacks,
+    Profile,
+    Scalars,
+    Stop,
+    Beat,
+    Goodbye,
+    Clean,
+]
