@@ -223,7 +223,7 @@ def test_a_stranger_is_reset_in_every_phase_and_told_once() -> None:
     enter_own_network()
     node = _Node()
     port = node.hold()
-    node.guards.learn({"worker": [f"{PEER}:1", "[fd00::2]:2"]})
+    node.guards.learn([PEER, "fd00::2"])
     assert node.hears(call(STRANGER, port)) is None  # held
     assert node.hears(call(PEER, port)) is None  # a peer that is early
     with node.serve() as server:
@@ -255,7 +255,7 @@ def test_a_server_that_comes_back_or_listens_several_times_is_reached_by_its_pee
     enter_own_network()
     node = _Node()
     port = node.hold()
-    node.guards.learn({"worker": [f"{PEER}:1"]})
+    node.guards.learn([PEER])
     for _ in range(3):
         assert not node.guards.is_joined("worker:0", port)
         servers = [node.serve() for _ in range(3)]
@@ -285,7 +285,7 @@ def test_callers_of_the_checks_may_come_from_any_address_and_reach_the_port_from
                 node.turn()
                 caller.close()
                 node.turn()
-        node.guards.learn({"worker": ["192.0.2.1:1"]})
+        node.guards.learn(["192.0.2.1"])
         with node.serve() as server:
             for source, allowed in ((PEER, True), (STRANGER, False), ("192.0.2.1", True)):
                 with call(source, port):
@@ -297,7 +297,7 @@ def test_networks_of_the_spec_and_names_of_the_cluster_may_reach_the_port() -> N
     enter_own_network()
     node = _Node()
     port = node.hold("10.9.0.0/16", "fd09::/16")
-    node.guards.learn({"worker": ["localhost:1", "a-name-that-nobody-has.invalid:1"]})
+    node.guards.learn(["localhost", "a-name-that-nobody-has.invalid"])
 
     def is_settled() -> None:
         node.turn()
