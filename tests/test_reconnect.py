@@ -439,7 +439,9 @@ def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_pl
     reading, writing = os.pipe()
     os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))
     os.close(writing)
-    late = subprocess.run([sys.executable, ENTRY, "attach"], stdin=reading, capture_output=True, timeout=30, check=False)
+    late = subprocess.run(
+        [sys.executable, ENTRY, "attach"], stdin=reading, capture_output=True, timeout=30, check=False
+    )
     os.close(reading)
     assert (late.returncode, late.stdout) == (1, b"")
     assert select.select([visit.place], [], [], 0.0)[0] == []
