@@ -16,7 +16,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
 from launcher.transports.ssh import config
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
-from launcher.transports.targets import find_target
+from launcher.transports.targets import find_way
 from tests.witness import make_mark, marked, wait_until
 
 Configure = Callable[[bytes], None]
@@ -129,7 +129,7 @@ def test_an_ssh_that_cannot_be_started_is_told_with_its_node(tmp_path: Path, mon
     (tmp_path / "ssh").chmod(0o755)
     spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "program": {"script": "train.py"}})
     with pytest.raises(UsageError, match=r"^gpu-a: `ssh -G` cannot be started: No such file or directory$"):
-        find_target(spec, spec.nodes[0])
+        find_way(spec, spec.nodes[0])
 
 
 @pytest.mark.ssh

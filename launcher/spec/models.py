@@ -42,6 +42,7 @@ from launcher.spec.parts import (
     SshSpec,
     SyncSpec,
     TimeoutsSpec,
+    Way,
 )
 from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
@@ -78,6 +79,8 @@ class NodeSpec(Model):
     """The Python interpreter to use on this node."""
     env: Environment = {}
     """Environment variables of the tasks here; they override those of the cluster."""
+    way: Way | None = None
+    """How a command is run on this node, if not as on the others."""
     ssh: SshSpec = SshSpec()
     """How to reach this node; overrides the cluster's `ssh`."""
 
@@ -196,6 +199,9 @@ class ClusterSpec(Model):
     isolation: Literal["none", "namespace", "tunnel"] = "none"
     """Whether tasks live in a network of their own, which other users of the machine do not reach: `namespace` on one
     machine; `tunnel` on several, with encrypted connections between them."""
+    way: Way = "paramiko"
+    """How a command is run on the nodes: over SSH by `paramiko`, which shares one connection among all that is asked
+    there, or by `openssh`, the user's own `ssh`; in running containers by `docker`; or by a program of your own."""
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""

@@ -72,6 +72,17 @@ class SshSpec(Model):
     """Machines to go through, as for `ssh -J`."""
 
 
+class CommandWaySpec(Model):
+    """A program as the way to a node: it runs a command there and connects its stdin and stdout."""
+
+    command: Annotated[list[FilledText], Field(min_length=1)]
+    """The program and its arguments. `{host}` stands for the node, `{command}` for a line for a shell there. Without
+    `{command}`, the words of the command follow as arguments."""
+
+
+Way = Literal["paramiko", "openssh", "docker"] | CommandWaySpec
+
+
 class SyncSpec(Model):
     """The folder that is sent to the other machines before the start: only what changed, verified by its hash."""
 

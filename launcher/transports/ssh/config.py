@@ -72,6 +72,12 @@ class SshOverrides:
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]
 
+    def known_hosts_options(self) -> list[str]:
+        """The same for where host keys are looked up."""
+        if self.known_hosts_file is None:
+            return []
+        return [f'UserKnownHostsFile="{self.known_hosts_file}"', "GlobalKnownHostsFile=none"]
+
 
 def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
     """The effective configuration for a host.
