@@ -42,6 +42,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "timeouts": ("$defs", "TimeoutsSpec"),
     "restart": ("$defs", "RestartSpec"),
     "ssh": ("$defs", "SshSpec"),
+    "ways-to-a-node": ("$defs", "CommandWaySpec"),
     "sync": ("$defs", "SyncSpec"),
     "keras": ("$defs", "KerasSpec"),
     "notify": ("$defs", "NotifySpec"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import expand
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
+from tests.containers import build_image, output_of, skip_without_docker
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
@@ -32,11 +35,12 @@ class Place:
     way: str
     env: Mapping[str, str]
     client: str
+    python: str = sys.executable
 
     def write_spec(self, folder: Path, settings: str) -> str:
         path = folder / "spec.yaml"
         path.write_text(
-            f"way: {self.way}\nnodes: [{{host: {self.host}, address: 127.0.0.1, python: {sys.executable}}}]\n{settings}"
+            f"way: {self.way}\nnodes: [{{host: {self.host}, address: 127.0.0.1, python: {self.python}}}]\n{settings}"
         )
         return str(path)
 
@@ -54,11 +58,16 @@ PROGRAM_WAYS = {
         pytest.param("paramiko", marks=pytest.mark.ssh),
         pytest.param("openssh", marks=pytest.mark.ssh),
         pytest.param("ssh as a command", marks=pytest.mark.ssh),
+        pytest.param("docker", marks=pytest.mark.docker),
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param in PROGRAM_WAYS:
         yield Place("node", PROGRAM_WAYS[request.param], {}, "way.py")
+        return
+    if request.param == "docker":
+        with running_container(tmp_path) as name:
+            yield Place(name, "docker", {}, "docker exec", python="python3")
         return
     skip_without_openssh()
     folder = tmp_path / "ssh"
@@ -68,6 +77,20 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         hosts.trust()
         way = request.param if request.param != "ssh as a command" else "{command: [ssh, -T, '{host}', '{command}']}"
         yield Place("gpu-a", way, hosts.env, "ssh")
+
+
+@contextlib.contextmanager
+def running_container(shared: Path) -> Iterator[str]:
+    """A container without sshd or network, which sees this folder at its own place."""
+    skip_without_docker()
+    name = f"distlaunch-way-{secrets.token_hex(4)}"
+    wait = "trap 'exit 0' TERM; while :; do sleep 1; done"
+    options = ("-d", "--rm", "--network", "none", "--user", "root", "--entrypoint", "sh", "--name", name)
+    output_of("docker", "run", *options, "-v", f"{shared}:{shared}", build_image(), "-c", wait)
+    try:
+        yield name
+    finally:
+        output_of("docker", "stop", name)
 
 
 def up(distlaunch: Distlaunch, place: Place, folder: Path, settings: str, **env: str) -> Ran:
@@ -173,7 +196,7 @@ def test_a_program_that_is_no_way_is_told_with_its_reason(
         "printf 'no newline'; {command}",
         "echo a word on stderr >&2; {command}",
         "{command} 2>&1",
-        "cd /; exec {command}",
+        "cd /; umask 0; {command}",
     ],
 )
 def test_what_shells_and_programs_say_around_the_agent_does_not_matter(
@@ -210,7 +233,7 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
     ]
     assert expand(["docker", "exec", "-i", "{host}"], "a", payload) == ["docker", "exec", "-i", "a", *payload.words]
     make: Callable[[], str] = lambda: (
-        subprocess.run(  # noqa: E731
+        subprocess.run(
             ["sh", "-c", f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""],
             capture_output=True,
             text=True,

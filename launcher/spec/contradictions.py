@@ -105,6 +105,8 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         if first != index:
             yield (*path, "host"), f"{node.host} is already nodes[{first}]; give that node all of the tasks"
             continue
+        if node.is_local and node.way is not None:
+            yield (*path, "way"), "`local` is this machine, which needs no way; remove it"
         if node.address is not None and node.addresses is not None:
             yield (*path, "addresses"), "there is already an `address:`; keep one of the two"
         if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:

@@ -27,9 +27,9 @@ def _omit_null(schema: dict[str, Any]) -> None:
     """Removes `null` from the schema: a field has a value or is missing, and `null` in YAML is the text "null"."""
     for name, field in schema["properties"].items():
         if {"type": "null"} in field.get("anyOf", ()):
-            value, _ = field["anyOf"]
+            values = [value for value in field["anyOf"] if value != {"type": "null"}]
             rest = {key: entry for key, entry in field.items() if key not in ("anyOf", "default")}
-            schema["properties"][name] = {**value, **rest}
+            schema["properties"][name] = {**(values[0] if len(values) == 1 else {"anyOf": values}), **rest}
 
 
 _Self = TypeVar("_Self", bound="Model")

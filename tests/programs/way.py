@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 
-process = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0)
+process = subprocess.Popen(
+    sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, bufsize=0
+)
 assert process.stdin is not None
 assert process.stdout is not None
 
