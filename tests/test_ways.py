@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -232,12 +232,6 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
         "x-a",
     ]
     assert expand(["docker", "exec", "-i", "{host}"], "a", payload) == ["docker", "exec", "-i", "a", *payload.words]
-    make: Callable[[], str] = lambda: (
-        subprocess.run(
-            ["sh", "-c", f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
-    assert make() == payload.words[2]
+    show = f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""
+    done = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
+    assert done.stdout == payload.words[2]
