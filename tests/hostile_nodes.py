@@ -247,6 +247,7 @@ def run_once(
         return Supervisor(context, planner, lambda *_: False, Interrupts(), checks=checks).run()
     finally:
         console.close()
+        journal.close()
 
 
 def noting_threads(tally: Tally) -> None:
