@@ -25,9 +25,8 @@ LINE = b"x" * 99 + b"\n"
 
 
 def measure(runs: int) -> None:
-    print(
-        f"a worker prints {MEGABYTES} MB over SSH, first byte to last; rival: `ssh host cat file > log`; of openssh: paramiko"
-    )
+    print(f"a worker prints {MEGABYTES} MB over SSH, first byte to last; rival: `ssh host cat file > log`")
+    print("openssh: the same with `way: openssh`; rival: `way: paramiko`")
     _compare("on this machine", runs)
     if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("tc"):
         again = [sys.executable, "-m", "tests.benchmarks.ssh_logs", str(runs)]
