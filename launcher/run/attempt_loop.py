@@ -63,6 +63,11 @@ class AttemptLoop:
         return self._observer.uses
 
     @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint was saved, as far as is known."""
+        return self._observer.saved is not None
+
+    @property
     def standings(self) -> Mapping[TaskId, Standing]:
         """How fast each task is against the others."""
         return self._stragglers.standings

@@ -41,7 +41,8 @@ class Observer:
         self._stacks = stacks
         self._profiles = profiles
         self._unread = False
-        self._saved: Saved | None = None
+        self.saved: Saved | None = None
+        """The last checkpoint that was saved in this attempt."""
         self.uses = Uses(SampleFiles(context.files, attempt))
         """What tasks and nodes use."""
         self.taken_over: set[str] = set()
@@ -94,8 +95,8 @@ class Observer:
                 self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
             if isinstance(message, Ready):
                 self._context.journal.write(run_events.NodeMet(node, message))
-            if isinstance(message, Saved) and message != self._saved:
-                self._saved = message  # each node that shares the directory sees it
+            if isinstance(message, Saved) and message != self.saved:
+                self.saved = message  # each node that shares the directory sees it
                 self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, Sampled):
                 self.uses.note(node, message, offset_s)

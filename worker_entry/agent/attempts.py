@@ -228,6 +228,9 @@ class Attempts:
         if logs_first and any(task.log.unsent() for task in self._tasks.by_name.values()):
             return
         self._tasks.observe_logs(last=True)
+        saved = self._checkpoints.end()
+        if saved is not None:
+            self._send(saved)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
         self._finished, self._tree = self._tree, self._make_tree()
         self._prepared = set()
