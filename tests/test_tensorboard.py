@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import worker_entry
@@ -46,6 +48,9 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) 
     with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "20") as run:
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
+        port = urllib.parse.urlsplit(address).port
+        listening = [each.laddr for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+        assert {ip for ip, number in listening if number == port} == {"127.0.0.1"}
         assert run.end() == 0, run.said
     assert "tensorboard:0" not in run.said.replace("tensorboard:0  ", "")
     assert "0 processes left on this machine" in run.said
