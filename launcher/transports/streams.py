@@ -98,6 +98,6 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
 
 def _shown(noise: bytes) -> str:
     if ECHO in noise:
-        return ": what we send comes back, so the command has a terminal; it needs pipes (no -t, no --tty)"
+        return ": what we send comes back, so the command has a terminal; it needs plain pipes"
     text = noise[-400:].decode(errors="replace").strip()
     return f", only: {text}" if text else ""
