@@ -101,17 +101,20 @@ def as_yaml(script: str, *arguments: str) -> str:
     return f"program: {{command: {json.dumps(['sh', '-c', script, *arguments])}}}\n"
 
 
-def test_bytes_hostile_words_and_a_large_environment_arrive_as_they_are(
+def test_bytes_hostile_words_and_a_megabyte_of_environment_arrive_as_they_are(
     distlaunch: Distlaunch, place: Place, tmp_path: Path
 ) -> None:
-    script = 'for word; do printf "%s\\0" "$word"; done; printf "%s" "$LARGE" | cksum; head -c 2000000 /dev/urandom'
-    large = "x'\"\n é" * 18_000
-    ran = up(distlaunch, place, tmp_path, f"env_from: [LARGE]\n{as_yaml(script, 'sh', *HOSTILE)}", LARGE=large)
+    large = {f"LARGE_{index}": f"{index}x'\"\n é" * 15_000 for index in range(9)}
+    show = 'printf "%s" ' + " ".join(f'"${name}"' for name in large)
+    script = f'for word; do printf "%s\\0" "$word"; done; {show} | cksum; head -c 2000000 /dev/urandom'
+    settings = f"env_from: [{', '.join(large)}]\n{as_yaml(script, 'sh', *HOSTILE)}"
+    ran = up(distlaunch, place, tmp_path, settings, **large)
     assert ran.status == 0, ran.stderr
     assert "0 processes left" in ran.stderr
-    log = ran.log("worker-0")
+    log, whole = ran.log("worker-0"), "".join(large.values()).encode()
+    assert len(whole) > 1_000_000
     words = "".join(f"{word}\0" for word in HOSTILE).encode()
-    sums = subprocess.run(["cksum"], input=large.encode(), capture_output=True, check=True).stdout
+    sums = subprocess.run(["cksum"], input=whole, capture_output=True, check=True).stdout
     assert log.startswith(words + sums)
     assert len(log) == len(words) + len(sums) + 2_000_000
 
