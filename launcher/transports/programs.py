@@ -24,15 +24,18 @@ SAID_LINES = 20
 
 @dataclass(frozen=True)
 class ProgramWay:
-    """`words` is the program with its arguments, before `expand`; `address`: see Way."""
+    """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told."""
 
     words: tuple[str, ...]
     host: str
     address: str | None = None
+    note: str = ""
 
     def open(self, payload: Payload, python: str, opening: Opening) -> ProgramStream:
         words = expand(self.words, self.host, payload)
         opening.begin()
+        if self.note:
+            opening.note(self.note)
         try:
             process = subprocess.Popen(
                 words,

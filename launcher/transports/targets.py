@@ -64,6 +64,7 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     if way == "docker":
         return _by_program(node, ["docker", "exec", "-i", HOST])
     from launcher.transports.ssh.config import SshOverrides, load_target
+    from launcher.transports.ssh.limits import find_limit
 
     given = SshOverrides(**{**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)})
     try:
@@ -71,22 +72,25 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
     accept_new = spec.host_keys == "accept-new"
-    if way == "openssh":
+    is_chosen = node.way is not None or "way" in spec.model_fields_set
+    limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
+    if way == "openssh" or limit:
         options = [*given.options(), *given.known_hosts_options()]
         options += ["StrictHostKeyChecking=accept-new"] if accept_new else []
         words = [word for option in options for word in ("-o", option)]
-        return _by_program(node, ["ssh", *OPENSSH, *words, "--", HOST, COMMAND], address=target.hostname)
+        note = f"node {node.host}: reached by your own ssh, for {limit}; `way:` in the spec chooses" if limit else ""
+        return _by_program(node, ["ssh", *OPENSSH, *words, "--", HOST, COMMAND], target.hostname, note)
     from launcher.transports.ssh.way import ParamikoWay
 
     return ParamikoWay(target, accept_new=accept_new)
 
 
-def _by_program(node: NodeSpec, words: list[str], address: str | None = None) -> ProgramWay:
+def _by_program(node: NodeSpec, words: list[str], address: str | None = None, note: str = "") -> ProgramWay:
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"{node.host}: no {words[0]} on PATH, the program of its way", hint=f"the way is {shlex.join(words)}"
         )
-    return ProgramWay(tuple(words), node.host, address)
+    return ProgramWay(tuple(words), node.host, address, note)
 
 
 def _find_python(node: NodeSpec) -> str:

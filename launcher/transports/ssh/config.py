@@ -40,6 +40,8 @@ class SshTarget:
     known_hosts: tuple[Path, ...]
     host_key_alias: str | None
     proxy_command: str | None
+    pkcs11: bool = False
+    """Whether keys are on a smart card."""
 
     @property
     def key_name(self) -> str:
@@ -165,6 +167,7 @@ def parse_target(host: str, text: str) -> SshTarget:
         known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
         host_key_alias=first("hostkeyalias") or None,
         proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
+        pkcs11=first("pkcs11provider", "none") not in NONE,
     )
 
 
