@@ -49,8 +49,9 @@ def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) 
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
         port = urllib.parse.urlsplit(address).port
-        listening = [each.laddr for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-        assert {ip for ip, number in listening if number == port} == {"127.0.0.1"}
+        sockets: list[Any] = psutil.net_connections("tcp")
+        listening = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening if address.port == port} == {"127.0.0.1"}
         assert run.end() == 0, run.said
     assert "tensorboard:0" not in run.said.replace("tensorboard:0  ", "")
     assert "0 processes left on this machine" in run.said
