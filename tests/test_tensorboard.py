@@ -45,7 +45,7 @@ def ask(url: str) -> Any:
 
 
 def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "20") as run:
+    with running(tmp_path, "-n", "2", "--set", "guard=required", "--tensorboard", *DEMO, "8") as run:
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
         port = urllib.parse.urlsplit(address).port
@@ -108,7 +108,9 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_o
         names = ("chief-0", "worker-0", "worker-1", "ps-0")
         folder = capture(distlaunch, 1, set(names))
         assert all(operations(events) for events in events_of(folder, *names))
-        wait_until(lambda: "chief-0/train" in ask(f"{address_of(run)}data/runs"), "TensorBoard shows the chief", 60)
+        wait_until(
+            lambda: "distlaunch/chief-0" in ask(f"{address_of(run)}data/runs"), "TensorBoard shows the chief", 60
+        )
         stacks = distlaunch("stacks", "run", run_dir=False)
         assert (stacks.status, stacks.stderr) == (0, "")
         assert "chief:0" in stacks.stdout

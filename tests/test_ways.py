@@ -157,7 +157,8 @@ def break_way(place: Place, controller: int) -> None:
 
 def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
     mark = make_mark()
-    spec = place.write_spec(tmp_path, as_yaml("echo begun; setsid sleep 600 & exec sleep 600"))
+    program = as_yaml("echo begun; setsid sleep 600 & exec sleep 600")
+    spec = place.write_spec(tmp_path, f"working_directory: {tmp_path}\n{program}")
     command = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), "-e", next(iter(mark)), spec)
     log = tmp_path / "run" / "attempt-1" / "worker-0.log"
     env = {**os.environ, **place.env, **mark}

@@ -129,22 +129,23 @@ class Attempts:
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
-        problems += render_unguarded(self._ports.unguarded) if order.guard == "required" else []
+        unguarded = {task: why for task, why in self._ports.unguarded.items() if not _is_auxiliary(task)}
+        problems += render_unguarded(unguarded) if order.guard == "required" else []
         if not problems:
             self._guards.begin(self._ports, order.allowed, order.nonce, required=order.guard == "required")
         if not problems and order.nonce:
-            unguarded = {task: self._ports.numbers[task] for task in self._ports.unguarded}
-            problems = self.checks.open_responders(unguarded, order.nonce)
+            answering = {task: self._ports.numbers[task] for task in unguarded}
+            problems = self.checks.open_responders(answering, order.nonce)
         if problems:
             self._release_ports()
             self._send(Refused(problems))
         else:
             self._bring_out()
-            self._send(Prepared(order.attempt, dict(self._ports.numbers), dict(self._ports.unguarded)))
+            self._send(Prepared(order.attempt, dict(self._ports.numbers), unguarded))
 
     def _bring_out(self) -> None:
         for task, port in self._ports.numbers.items():
-            if self._outer is not None and task.startswith("tensorboard:"):
+            if self._outer is not None and _is_auxiliary(task):
                 try:
                     self._relay.open(port, self._outer)
                 except OSError as error:
@@ -169,7 +170,7 @@ class Attempts:
         hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
         self._guards.learn({*hosts})
         if self._tunnel_key is not None and self._outer is not None:
-            own = [port for task, port in self._ports.numbers.items() if not task.startswith("tensorboard:")]
+            own = [port for task, port in self._ports.numbers.items() if not _is_auxiliary(task)]
             self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
@@ -285,6 +286,11 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
+
+
+def _is_auxiliary(task: str) -> bool:
+    """Whether it is TensorBoard, which listens on the loopback address only."""
+    return task.startswith("tensorboard:")
 
 
 def _find_checkpoints(order: orders.Start, cwd: str) -> str:
