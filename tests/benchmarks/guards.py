@@ -17,14 +17,14 @@ from tests.namespaces import running_network
 PROGRAM = """
 import json, os, sys, time
 import tensorflow as tf
-from tensorflow.distribute import experimental
+experimental = tf.distribute.experimental
 ring = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation.RING)
-strategy = tf.distribute.MultiWorkerMirroredStrategy(ring)
+strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
 folder, size, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 @tf.function
 def reduce(value):
-    return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", value))
+    return strategy.reduce("SUM", strategy.run(lambda: tf.identity(value)), axis=None)
 
 began = time.time()
 reduce(tf.zeros([1])).numpy()
