@@ -17,6 +17,8 @@ EXIT_TASK_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_BUG = 70
+EXIT_NO_PROGRESS = 93
+"""As others have it, for who starts jobs again: this one is not to be queued once more."""
 
 
 class DistlaunchError(Exception):

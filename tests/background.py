@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import distlaunch_command
-from tests.witness import wait_until
+from tests.witness import make_mark, marked, wait_until
 
 Popen = Callable[[list[str], int], "subprocess.Popen[bytes]"]
 """Starts a command whose stderr is this descriptor."""
@@ -54,3 +57,28 @@ class BackgroundRun:
         except subprocess.TimeoutExpired:
             pytest.fail(f"not ended within {timeout_s:g} s: {self.said}")
         return self.process.returncode
+
+
+@contextlib.contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
+    """A local run, which Ctrl-C ends at last; then nothing of it may be left."""
+    mark = make_mark()
+
+    def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            cwd=folder,
+            env={**os.environ, **mark},
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+        )
+
+    run = BackgroundRun(folder, "local", arguments, popen)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGINT)
+            run.process.wait(30)
+    wait_until(lambda: marked(mark) == [], "nothing is left")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,7 +55,6 @@ from worker_entry.protocol.messages import (
     Started,
     Status,
     Synced,
-    ToAgent,
     ToController,
 )
 from worker_entry.protocol.orders import (
@@ -68,6 +68,7 @@ from worker_entry.protocol.orders import (
     ShowStacks,
     Start,
     Stop,
+    ToAgent,
 )
 from worker_entry.protocol.resend_buffer import is_counted
 from worker_entry.protocol.values import (
@@ -591,6 +592,7 @@ class FakeRun:
         self.console = Console(self._sink)
         self.planner = Planner(self.spec, str(folder), {}, sys.executable)
         journal = Journal(self.files.events, self.timing.now)
+        weakref.finalize(self, journal.close)
         self.context = RunContext(
             run_id="run",
             spec=self.spec,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -52,6 +53,8 @@ REFERENCES = (
     "protocol-error",
     "disk-full",
 )
+WORDS = (*REFERENCES, "auto", "required", "off", "10.0.0.0/24", "fd00::/8", "192.0.2.1")
+"""For fields with a syntax, those that have it."""
 JSON: tuple[Any, ...] = (None, True, 0, -1, 1.5, "", "x", [], {}, [1], {"a": 1}, 1e308, 10**400, "\ud800", [[[[]]]])
 
 
@@ -143,7 +146,9 @@ class RandomFrames:
                 return self.attempt
             within = next((limit for limit in limits if isinstance(limit, Within)), Within(0, 100))
             return self._random.choice([number for number in NUMBERS if within.least <= number <= within.most])
-        if any(isinstance(limit, (OfSender, Matches)) for limit in limits):
-            is_task = any(isinstance(limit, Matches) and "worker" in limit.pattern for limit in limits)
-            return self._random.choice(self._tasks if is_task else REFERENCES)
+        patterns = [limit.pattern for limit in limits if isinstance(limit, Matches)]
+        if any("worker" in pattern for pattern in patterns):
+            return self._random.choice(self._tasks)
+        if patterns or any(isinstance(limit, OfSender) for limit in limits):
+            return self._random.choice([word for word in WORDS if all(re.fullmatch(each, word) for each in patterns)])
         return self._random.choice(TEXTS if self._random.random() < 0.99 else LONG)

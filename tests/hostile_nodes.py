@@ -39,10 +39,9 @@ from worker_entry.protocol.messages import (
     Ready,
     Refused,
     Started,
-    ToAgent,
     ToController,
 )
-from worker_entry.protocol.orders import Beat, Goodbye, Start, Stop
+from worker_entry.protocol.orders import Beat, Goodbye, Start, Stop, ToAgent
 from worker_entry.protocol.resend_buffer import is_counted
 
 SPEC = {
@@ -248,6 +247,7 @@ def run_once(
         return Supervisor(context, planner, lambda *_: False, Interrupts(), checks=checks).run()
     finally:
         console.close()
+        journal.close()
 
 
 def noting_threads(tally: Tally) -> None:

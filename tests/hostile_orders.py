@@ -95,6 +95,8 @@ class Abused:
                 target["host"] = self._chance.choice(PLACES)
         elif kind == "Preload":
             header["modules"] = ["json", *self._chance.sample(TEXTS[:6], 2)]
+        elif kind == "Prepare":
+            header["tunnel"] = None  # an agent that is not isolated ends
         if "shared" in header:
             header["shared"] = self._chance.choice((str(self._folder), "\0", "no/such", f"{self._folder}/\udce9"))
 

@@ -17,6 +17,7 @@ from launcher.run.directory import RunDir
 from launcher.run.node_links import NodeLinks
 from launcher.tasks import TaskId
 from launcher.transports.base import Deliver, LinkClosed, LinkNews, LinkTakenOver, LogSink, Resumption, Transport
+from launcher.transports.remote import RemoteTransport
 from launcher.transports.resumable_link import ResumableLink
 from tests.agent_streams import Pipes
 from worker_entry.protocol.framing import Decoder, encode
@@ -93,9 +94,9 @@ def make_transport(case: Case) -> Transport:
     if not case.host:
         return PipesTransport()
     from launcher.transports.ssh.config import load_target
-    from launcher.transports.ssh.transport import SshTransport
+    from launcher.transports.ssh.way import ParamikoWay
 
-    return SshTransport(load_target(case.host), sys.executable)
+    return RemoteTransport(ParamikoWay(load_target(case.host)), sys.executable)
 
 
 class Controller:

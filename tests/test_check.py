@@ -138,7 +138,10 @@ def on(host: Host) -> Callable[[Sequence[str]], subprocess.Popen[bytes]]:
 def test_check_shows_a_row_for_every_node_and_that_all_dials_were_answered(network: Network) -> None:
     done = network.run(distlaunch_command("check", network.write_spec(SHOW)))
     assert (done.returncode, done.stderr) == (0, "")
-    columns, *rows, dials, verdict = done.stdout.splitlines()
+    columns, *rows, dials, one, other, verdict = done.stdout.splitlines()
+    for line, host in zip((one, other), network.hosts.values(), strict=True):
+        assert line.startswith(f"{host.name} listens on {host.address}, {host.address6}, ")
+        assert line.endswith(": only the cluster reaches its ports there")
     assert re.split(r"\s{2,}", columns) == [
         *("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
     ]
@@ -357,7 +360,7 @@ while len(heard) < 50 and time.monotonic() < deadline:
     try:
         with socket.create_connection(places[1 - me], timeout=5) as call:
             heard.append(call.recv(100).decode())
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # nobody listens, or only the guard
         time.sleep(0.01)
 print(len(heard), *sorted(set(heard)))
 # Until the other has heard all, as the last worker of a cluster would be waited for.

@@ -115,7 +115,26 @@ def test_the_demo_runs_from_the_host(cluster: Cluster, tmp_path: Path) -> None:
     assert is_empty(cluster, "worker-1", "worker-2")
 
 
-def test_the_spec_for_the_host_is_that_of_the_compose_file() -> None:
+def test_containers_are_reached_without_sshd(cluster: Cluster, tmp_path: Path) -> None:
+    (cluster.project / "train.py").write_text(ALL_REDUCE)
+    names = [
+        output_of("docker", "inspect", "-f", "{{.Name}}", cluster.container(f"worker-{number}")).strip().lstrip("/")
+        for number in (1, 2)
+    ]
+    nodes = "".join(f"  - {{host: {name}, address: worker-{number}}}\n" for number, name in enumerate(names, 1))
+    spec = cluster.project / "exec.yaml"
+    spec.write_text(f"way: docker\nnodes:\n{nodes}working_directory: /project\nprogram: {{script: train.py}}\n")
+    command = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), str(spec))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2.0 /project") == 2
+    assert "0 processes left on 2 nodes" in done.stderr
+    assert is_empty(cluster, "worker-1", "worker-2")
+
+
+def test_the_specs_for_the_host_are_those_of_the_compose_file() -> None:
+    for number, node in enumerate(load_spec(ROOT / "cluster_specs" / "compose_exec.yaml").nodes, 1):
+        assert (node.host, node.address) == (f"docker-worker-{number}-1", f"worker-{number}")
     spec = load_spec(ROOT / "cluster_specs" / "compose_from_host.yaml")
     for number, node in enumerate(spec.nodes, 1):
         assert node.host == node.address == f"worker-{number}"

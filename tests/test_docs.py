@@ -27,7 +27,8 @@ from tests.conftest import ROOT
 from tests.test_hints import PAGES
 from tests.test_imports import LAUNCHER, WORKER_ENTRY
 from worker_entry.protocol import environment
-from worker_entry.protocol.messages import ToAgent, ToController
+from worker_entry.protocol.messages import ToController
+from worker_entry.protocol.orders import ToAgent
 
 README = ROOT / "README.md"
 README_LINES = 260
@@ -41,6 +42,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "timeouts": ("$defs", "TimeoutsSpec"),
     "restart": ("$defs", "RestartSpec"),
     "ssh": ("$defs", "SshSpec"),
+    "ways-to-a-node": ("$defs", "CommandWaySpec"),
     "sync": ("$defs", "SyncSpec"),
     "keras": ("$defs", "KerasSpec"),
     "notify": ("$defs", "NotifySpec"),

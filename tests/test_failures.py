@@ -416,15 +416,18 @@ def test_a_full_disk_is_told_and_nothing_is_left(distlaunch: Distlaunch, tmp_pat
 
 
 def test_two_runs_at_once_never_share_a_port(tmp_path: Path) -> None:
+    script = 'touch "$0/$DISTLAUNCH_RUN_ID-$DISTLAUNCH_TASK"; while [ $(ls "$0" | wc -l) -lt 12 ]; do sleep 0.05; done'
+    wait_for_all = ("sh", "-c", script, str(tmp_path / "tasks"))
+    (tmp_path / "tasks").mkdir()
     processes = [
         subprocess.Popen(
-            distlaunch_command("local", "--workers", "4", "--run-dir", str(tmp_path / f"run-{i}"), "--", "sleep", "1"),
+            distlaunch_command("local", "--workers", "4", "--run-dir", str(tmp_path / f"run-{i}"), "--", *wait_for_all),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         for i in range(3)
     ]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=90) for process in processes] == [0, 0, 0]
     addresses = [
         task["address"]
         for i in range(3)

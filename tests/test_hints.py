@@ -24,6 +24,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_]+)(?![\w.(])")
 
 FOREIGN: Mapping[str, set[str]] = {
+    "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},

@@ -49,6 +49,7 @@ PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 
 ONLY_IN = {
     "click": {"launcher.cli", "launcher.console.writer", "launcher.console.labels"},
+    "cryptography": {"launcher.run.tunnel_key"},
     "jinja2": {"launcher.pages.html"},
     "plotly": set(),
     "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},

@@ -645,7 +645,18 @@ CASES_OF = {
     "tf_keras": [case for case in CASES if case not in NOT_AS_TF_KERAS],
     "unmended": ["plain_fit"],
     "mirrored": ON_DEVICES,
-    "central storage": [case for case in ON_DEVICES if case in OF_PATCHES],
+    # As mirrored variables, but for where variables live and how gradients meet them.
+    "central storage": [
+        "plain_fit",
+        "batch_normalization_with_idle_worker",
+        "synchronized_batch_normalization",
+        "gradient_accumulation",
+        "mixed_precision_with_overflow",
+        "clipnorm_with_accumulation",
+        "global_clipnorm_of_embedding",
+        "loop_of_its_own",
+        "moving_average_with_overwrite",
+    ],
     "mirrored unmended": ["clipnorm"],
 }
 """The cases of each configuration of `Runs`."""

@@ -16,7 +16,7 @@ import pytest
 from tests import loopback
 from tests.apart import apart_on_linux, linux
 from worker_entry.protocol.values import Program, TaskRequest
-from worker_entry.system.ports import HeldPorts, is_open
+from worker_entry.system.ports import HeldPorts
 
 _first_for_all = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 PRIVILEGED = int(_first_for_all.read_text()) if _first_for_all.exists() else 1024
@@ -97,15 +97,6 @@ def test_every_connection_reaches_the_server_and_none_the_holder(free: int) -> N
             with socket.create_connection(("127.0.0.1", free), timeout=5):
                 server.settimeout(5)
                 server.accept()[0].close()
-
-
-def test_a_port_is_open_while_a_server_listens_and_not_while_it_is_only_held(free: int) -> None:
-    with held(request("worker:0", free)):
-        assert not is_open(free)
-        with start_server(free):
-            assert is_open(free)
-        assert not is_open(free)
-    assert not is_open(free)
 
 
 def test_release_gives_the_ports_back(free: int) -> None:

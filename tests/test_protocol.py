@@ -27,8 +27,8 @@ from worker_entry.protocol.field_limits import (
 )
 from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
 from worker_entry.protocol.framing import HEADER_LIMIT, Decoder, ProtocolError, encode, hints, marked, parse
-from worker_entry.protocol.messages import Exited, Log, Message, Noted, ToAgent, ToController
-from worker_entry.protocol.orders import Beat, Goodbye, Piece, Start
+from worker_entry.protocol.messages import Exited, Log, Message, Noted, ToController
+from worker_entry.protocol.orders import Beat, Goodbye, Piece, Start, ToAgent
 from worker_entry.protocol.samples import TaskSample
 
 Frame = tuple[Message, bytes]

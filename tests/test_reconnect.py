@@ -8,6 +8,8 @@ import select
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from launcher.transports import streams
 from launcher.transports.base import LinkBroken, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogMirror
 from launcher.transports.outgoing import PASSING_LIMIT
 from launcher.transports.resumable_link import ResumableLink
-from tests.agent_streams import READY, FarEnd, Pipes
+from tests.agent_streams import ENTRY, READY, FarEnd, Pipes
 from tests.polling import eventually
 from tests.witness import make_mark, marked, wait_until
 from worker_entry.agent import reattach
@@ -434,12 +436,15 @@ def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> 
 
 def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
     visit.accept().leave()
-    late = Pipes("attach", {})
-    late.write(encode(Attach(VERSION, visit.place.path, 0, 0, {})))
-    late.cut()  # before its interpreter has started
-    assert late.process.wait(30) == 1
+    reading, writing = os.pipe()
+    os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))
+    os.close(writing)
+    late = subprocess.run(
+        [sys.executable, ENTRY, "attach"], stdin=reading, capture_output=True, timeout=30, check=False
+    )
+    os.close(reading)
+    assert (late.returncode, late.stdout) == (1, b"")
     assert select.select([visit.place], [], [], 0.0)[0] == []
-    late.abandon()
 
 
 def test_a_newcomer_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:

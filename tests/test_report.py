@@ -303,6 +303,7 @@ class TestReport:
             "task": "worker:1",
             "node": "b",
             "address": "10.0.0.1:20001",
+            "unguarded": None,
             "pid": 101,
             "started": 1000.0,
             "port_opened": None,

@@ -33,9 +33,15 @@ FREE = [name for name, failure in FAILURES.items() if not failure.counted]
 
 
 def ending(
-    reference: str = "task-killed", started: float = 0.0, lasted: float = 5.0, *, trained: bool = True
+    reference: str = "task-killed",
+    started: float = 0.0,
+    lasted: float = 5.0,
+    *,
+    trained: bool = True,
+    saved: bool = False,
+    step: int = 0,
 ) -> Ending:
-    return Ending(reference, started, started + lasted, trained)
+    return Ending(reference, started, started + lasted, trained, saved, step)
 
 
 def decide(*endings: Ending, **spec: Any) -> Restart | GiveUp:
@@ -43,6 +49,30 @@ def decide(*endings: Ending, **spec: Any) -> Restart | GiveUp:
 
 
 class TestDecision:
+    @pytest.mark.parametrize(
+        ("saved", "gives_up"),
+        [("s---", True), ("---", False), ("-----", False), ("s--", False), ("s--s--", False), ("s--s---", True)],
+    )
+    def test_ends_a_run_that_saves_nothing_any_more_whatever_restarts_are_left(
+        self, saved: str, gives_up: bool
+    ) -> None:
+        """Attempts that never trained, `x` here, tell nothing."""
+        for between in ("", "x"):
+            attempts = [*between.join(saved)]
+            endings = [
+                ending("preempted", float(index), trained=kind != "x", saved=kind == "s")
+                for index, kind in enumerate(attempts)
+            ]
+            decision = decide(*endings, max_restarts=100)
+            assert (isinstance(decision, GiveUp) and decision.fruitless) == gives_up
+
+    @pytest.mark.parametrize(("steps", "gives_up"), [((9, 9, 3, 9), True), ((9, 9, 10, 9), False)])
+    def test_goes_on_with_a_run_that_comes_further_without_a_checkpoint_that_is_seen(
+        self, steps: tuple[int, ...], gives_up: bool
+    ) -> None:
+        endings = [ending(started=index, saved=index == 0, step=step) for index, step in enumerate(steps)]
+        assert isinstance(decide(*endings, max_restarts=100), GiveUp) == gives_up
+
     def test_is_to_give_up_in_silence_where_no_restarts_are_wanted(self) -> None:
         assert decide(ending(), max_restarts=0) == GiveUp()
         assert decide(ending("preempted"), max_restarts=0) == GiveUp()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -115,7 +116,8 @@ class TestRm:
         refused = ask("rm", name)
 
         for agent in agents:
-            agent.send_signal(signal.SIGCONT)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was about to end
+                agent.send_signal(signal.SIGCONT)
         assert refused.returncode == 2
         assert f"run {name} still running on this machine [usage]\n" in refused.stderr
         wait_until(lambda: ask("rm", name).returncode == 0, "they have ended")

@@ -51,6 +51,27 @@ def test_both_nodes_run_and_their_logs_come_back_byte_for_byte(distlaunch: Distl
         assert ran.report["started"] < moments[0] / 1e6 <= moments[-1] / 1e6 < ran.report["ended"]
 
 
+def test_a_host_with_a_certificate_is_reached_by_openssh_which_is_told(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    skip_without_openssh()
+    folder = tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    hosts = make_hosts(folder)
+    key, authority = folder / "host_key", folder / "other_key"
+    names = ",".join(hosts.addresses.values())
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "a host", "-h", "-n", names, str(key)]
+    subprocess.run(sign, check=True)
+    hosts.known_hosts.write_text(f"@cert-authority * {authority.with_suffix('.pub').read_text()}")
+    options = {"HostCertificate": folder / "host_key-cert.pub"}
+    with running_sshd(hosts, *hosts.addresses.values(), options=options):
+        ran = distlaunch("up", hosts.write_spec("program: {command: [echo, begun]}\n"), env=hosts.env)
+        assert ran.status == 0, ran.stderr
+        assert ran.log("worker-1") == b"begun\n"
+        for host in hosts.addresses:
+            assert f"node {host}: reached by your own ssh, for a certificate authority vouches for" in ran.stderr
+        chosen = hosts.write_spec("way: paramiko\nprogram: {command: [echo, begun]}\n")
+        assert distlaunch("up", chosen, env=hosts.env, run_dir=False).status == 3
+
+
 @pytest.mark.quick
 def test_hosts_need_no_spec_and_variables_are_on_no_command_line(distlaunch: Distlaunch, hosts: Hosts) -> None:
     named = f"gpu-a:2,ssh://gpu-b:{hosts.port}"

@@ -16,7 +16,8 @@ from launcher.spec.models import ClusterSpec
 from launcher.transports.base import LinkError
 from launcher.transports.ssh import config
 from launcher.transports.ssh.config import SshTarget, load_target, parse_target
-from launcher.transports.targets import find_target
+from launcher.transports.ssh.limits import find_limit
+from launcher.transports.targets import find_way
 from tests.witness import make_mark, marked, wait_until
 
 Configure = Callable[[bytes], None]
@@ -129,7 +130,21 @@ def test_an_ssh_that_cannot_be_started_is_told_with_its_node(tmp_path: Path, mon
     (tmp_path / "ssh").chmod(0o755)
     spec = ClusterSpec.model_validate({"nodes": [{"host": "gpu-a"}], "program": {"script": "train.py"}})
     with pytest.raises(UsageError, match=r"^gpu-a: `ssh -G` cannot be started: No such file or directory$"):
-        find_target(spec, spec.nodes[0])
+        find_way(spec, spec.nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("more", "public", "limit"),
+    [
+        ("pkcs11provider /usr/lib/card.so", "ssh-ed25519 AAAA", "its keys are on a smart card"),
+        ("pkcs11provider none", "sk-ssh-ed25519@openssh.com AAAA", "the key id is on a security key"),
+        ("pkcs11provider none", "ssh-ed25519 AAAA", ""),
+    ],
+)
+def test_what_paramiko_cannot_do_is_found(tmp_path: Path, more: str, public: str, limit: str) -> None:
+    (tmp_path / "id").write_text("private")
+    (tmp_path / "id.pub").write_text(public)
+    assert find_limit(parse(f"identityfile {tmp_path}/id\n{more}\n")) == limit
 
 
 @pytest.mark.ssh

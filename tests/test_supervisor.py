@@ -36,11 +36,13 @@ from tests.fake_nodes import (
     ignore_term,
     lose,
     refuse,
+    say,
     say_nothing,
     user,
 )
 from tests.fake_timing import BEGAN
 from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.messages import Saved
 from worker_entry.protocol.orders import Goodbye, Start, Stop
 from worker_entry.protocol.values import Problem, TaskExit
 
@@ -190,6 +192,17 @@ def test_restarts_end_when_they_are_spent_and_pauses_double(tmp_path: Path) -> N
     assert "Restarting in 8 s: attempt 5 (restart 4 of 4)" in run.said
     assert "not started again: 4 restarts did not help" in run.said
     assert run.said.count("Error: worker:1 on gpu-b was ended by SIGKILL") == 5
+
+
+def test_a_run_that_saves_nothing_any_more_ends_whatever_restarts_are_left(tmp_path: Path) -> None:
+    saves = At(Phase.RUNNING, say(Saved("ckpt-1", BEGAN)), attempt=2)
+    steps = [Steps(f"worker:{index}", 1, 5, attempt=attempt) for index in (0, 1) for attempt in range(1, 9)]
+    run = FakeRun(tmp_path / "run", [*failing(*range(1, 9)), *steps, saves], restarting(100, pause_s=0))
+    report = run.run()
+    assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
+    assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 93, "no-progress")
+    assert report.verdict.message.startswith("3 attempts in a row saved no checkpoint; the last one: worker:1 on gpu-b")
+    assert "not started again: the last 3 attempts have saved no checkpoint and come no further" in run.said
 
 
 def test_preemptions_cost_no_restart(tmp_path: Path) -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import worker_entry
-from tests.background import BackgroundRun
+from tests.background import BackgroundRun, running
 from tests.conftest import Distlaunch
-from tests.witness import make_mark, marked, wait_until
+from tests.witness import wait_until
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
 pytestmark = [
@@ -30,30 +30,6 @@ pytestmark = [
 ]
 
 DEMO = ["-m", "worker_entry.demo.train", "--epochs"]
-
-
-@contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[BackgroundRun]:
-    mark = make_mark()
-
-    def popen(argv: list[str], stderr: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            argv,
-            cwd=folder,
-            env={**os.environ, **mark},
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            stdin=subprocess.DEVNULL,
-        )
-
-    run = BackgroundRun(folder, "local", arguments, popen)
-    try:
-        yield run
-    finally:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
-            run.process.wait(30)
-    wait_until(lambda: marked(mark) == [], "nothing is left, TensorBoard included")
 
 
 def address_of(run: BackgroundRun) -> str:
@@ -69,9 +45,13 @@ def ask(url: str) -> Any:
 
 
 def test_it_shows_what_each_worker_writes_and_ends_with_the_run(tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "20") as run:
+    with running(tmp_path, "-n", "2", "--set", "guard=required", "--tensorboard", *DEMO, "8") as run:
         address = address_of(run)
         wait_until(lambda: {"worker-0/train", "worker-1/train"} <= set(ask(f"{address}data/runs")), "it shows both", 60)
+        port = urllib.parse.urlsplit(address).port
+        sockets: list[Any] = psutil.net_connections("tcp")
+        listening = [each.laddr for each in sockets if each.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening if address.port == port} == {"127.0.0.1"}
         assert run.end() == 0, run.said
     assert "tensorboard:0" not in run.said.replace("tensorboard:0  ", "")
     assert "0 processes left on this machine" in run.said
@@ -117,13 +97,23 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
         wait_until(lambda: len(run.log(1)) > said, "it goes on", 60)
 
 
-def test_a_profile_of_parameter_servers_has_the_operations_of_all(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    with running(tmp_path, "--strategy", "parameter_server", "-n", "2", "--ps", "1", *DEMO, "2000") as run:
+def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_of_their_own(
+    distlaunch: Distlaunch, tmp_path: Path
+) -> None:
+    """From outside, only TensorBoard is reached; distlaunch shows of the tasks what it always shows."""
+    options = ("--isolate", "--tensorboard", "--strategy", "parameter_server", "-n", "2", "--ps", "1")
+    with running(tmp_path, *options, *DEMO, "2000") as run:
         log = run.directory / "attempt-1" / "chief-0.log"
         wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)
         names = ("chief-0", "worker-0", "worker-1", "ps-0")
         folder = capture(distlaunch, 1, set(names))
         assert all(operations(events) for events in events_of(folder, *names))
+        wait_until(
+            lambda: "distlaunch/chief-0" in ask(f"{address_of(run)}data/runs"), "TensorBoard shows the chief", 60
+        )
+        stacks = distlaunch("stacks", "run", run_dir=False)
+        assert (stacks.status, stacks.stderr) == (0, "")
+        assert "chief:0" in stacks.stdout
 
 
 def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
@@ -161,14 +151,6 @@ def test_what_cannot_be_profiled_is_told(distlaunch: Distlaunch, tmp_path: Path)
     done = distlaunch("profile", "run", run_dir=False)
     assert done.status == 2
     assert f"Error: the run {tmp_path}/run has ended" in done.stderr
-
-
-def test_tasks_without_a_server_cannot_be_profiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    with running(tmp_path, "-n", "2", "--", "sh", "-c", "echo begun; sleep 60") as run:
-        run.wait_for(b"begun", 1)
-        done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
-        assert done.status == 3, done.stderr
-        assert "Error: some tasks could not be profiled [profile]\n  worker-0: failed to connect" in done.stderr
 
 
 def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def test_one_command_is_enough(distlaunch: Distlaunch) -> None:
     assert ran.log("worker-1").startswith(b"begins with step 1 as 1 of 2, 1 here\n")
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_a_port_that_cannot_be_guarded_is_told_or_starts_nothing(distlaunch: Distlaunch, required: bool) -> None:
+    guard = ["--set", "guard=required"] if required else []
+    ran = distlaunch("local", "--framework", "torch", "-n", "2", *guard, "--", "echo", "begun")
+    assert ran.status == (3 if required else 0), ran.stderr
+    assert "its program does not share the port" in ran.stderr
+    assert ("[port-unguarded]" in ran.stderr, "begun" in ran.stdout) == (required, not required)
+
+
 def test_strategies_and_a_demo_are_not_of_pytorch(distlaunch: Distlaunch) -> None:
     for words in (["--framework", "torch"], ["--framework", "torch", "--strategy", "mirrored", "x.py"]):
         ran = distlaunch("local", *words)

@@ -1,8 +1,9 @@
-"""`python …/worker_entry (agent | node | attach | clean | profile | gpus | forkserver | task FILE | run …)`, or by -m.
+"""`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
 
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
-`profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do.
+`profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do. `outside` and `tunnel` serve an
+agent in a network of its own.
 """
 
 import os
@@ -34,6 +35,16 @@ def main() -> None:
         from worker_entry.task import profiling
 
         profiling.main()
+        return
+    if verb == "outside":
+        from worker_entry.agent.isolation import outer_process
+
+        outer_process.serve()
+        return
+    if verb == "tunnel":
+        from worker_entry.agent.isolation import tunnel_process
+
+        tunnel_process.serve()
         return
     if verb == "gpus":
         from worker_entry.agent import gpu_reader

@@ -229,6 +229,7 @@ def _run(
     run_dir: Path | None,
     dry_run: bool,
     verbose: bool,
+    isolate: bool,
     no_live: bool,
     no_keras_patch: bool,
     max_restarts: int | None,
@@ -256,6 +257,7 @@ def _run(
         max_restarts = len(chaos)  # or there is nothing to resume
     spec = override(
         spec,
+        Override("--isolate", ("isolation",), "namespace" if isolate else None),
         Override("--no-keras-patch", ("keras", "patch"), False if no_keras_patch else None),
         Override("--max-restarts", ("restart", "max_restarts"), max_restarts),
         Override("--start-timeout", ("timeouts", "start_s"), start_s),

@@ -78,6 +78,13 @@ _HOST_OPTIONS = (
 
 _RUN_OPTIONS = (
     _VARIABLE,
+    option(
+        "--isolate",
+        section="Program",
+        is_flag=True,
+        help="Give tasks on one machine a network of their own, which nobody else reaches, and from which they reach "
+        "nobody.",
+    ),
     option("--no-keras-patch", section="Program", is_flag=True, help="Do not patch Keras 3."),
     option(
         "--no-preload",

@@ -8,9 +8,10 @@ from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run import control
-from launcher.run.control import AskStacks, AskStatus, AskStop, RefusedError, Request
+from launcher.run.control import AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
 from launcher.run.controller import is_alive
 from launcher.run.directory import RunDir
+from launcher.run.profile_requests import profile_limit_s
 from launcher.run.record import read_record
 
 ANSWER_S = 20.0
@@ -36,6 +37,15 @@ def ask_stacks(files: RunDir) -> str:
         UsageError: the run has ended, or does not answer.
     """
     return _ask(files, AskStacks())[0].decode("utf-8")
+
+
+def ask_profile(files: RunDir, duration_s: float) -> str:
+    """A profile of all tasks of the run, captured for its controller; see AskProfile.
+
+    Raises:
+        UsageError: the run has ended, or does not answer.
+    """
+    return _ask(files, AskProfile(duration_s), profile_limit_s(duration_s) + ANSWER_S)[0].decode("utf-8")
 
 
 def ask_to_stop_now(files: RunDir) -> None:
@@ -74,13 +84,13 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
     return True
 
 
-def _ask(files: RunDir, request: Request) -> tuple[bytes, Any]:
+def _ask(files: RunDir, request: Request, within_s: float = ANSWER_S) -> tuple[bytes, Any]:
     run_id, controller = files.read_run()
     if controller is None:
         raise UsageError(f"run {run_id} has ended")
     path = read_record(files).socket
     try:
-        return control.ask(path, controller.pid, request, ANSWER_S)
+        return control.ask(path, controller.pid, request, within_s)
     except RefusedError as error:
         raise UsageError(f"run {run_id}: {error}") from None
     except OSError as error:

@@ -89,6 +89,7 @@ def _make_task_state(task: TaskReport) -> TaskState:
         node=task.node,
         state=render_end(task),
         address=task.address,
+        unguarded=task.unguarded,
         pid=task.pid,
         epoch=progress.epoch if progress is not None else None,
         step=progress.step if progress is not None else None,

@@ -27,10 +27,11 @@ class NodeSynced:
 
 @dataclass(frozen=True)
 class NodePrepared:
-    """The node has checked its programs and holds these ports."""
+    """The node has checked its programs and holds these ports; `unguarded`: why strangers can reach some of them."""
 
     node: str
     ports: Mapping[TaskId, int]
+    unguarded: Mapping[TaskId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,14 @@ class TaskListening:
 
     task: TaskId
     time: float
+
+
+@dataclass(frozen=True)
+class TaskUnguarded:
+    """Strangers can reach the task's port after all."""
+
+    task: TaskId
+    why: str
 
 
 @dataclass(frozen=True)
@@ -165,6 +174,13 @@ class StacksAsked:
 
 
 @dataclass(frozen=True)
+class ProfileAsked:
+    """The user asks for a profile of all tasks; the state does not change."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True)
 class StacksReceived:
     """faulthandler's output for every task, empty for tasks that have not answered, and whether each is at work."""
 
@@ -188,6 +204,7 @@ Event = (
     | NodeEmpty
     | TaskStarted
     | TaskListening
+    | TaskUnguarded
     | LeaderWaits
     | TaskHalted
     | TaskReported
@@ -195,6 +212,7 @@ Event = (
     | TaskExited
     | Interrupted
     | StacksAsked
+    | ProfileAsked
     | StacksReceived
     | Tick
 )

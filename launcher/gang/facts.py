@@ -14,6 +14,7 @@ from launcher.gang.events import (
     NodeReady,
     NodeRefused,
     NodeSynced,
+    ProfileAsked,
     StacksAsked,
     StacksReceived,
     TaskExited,
@@ -21,6 +22,7 @@ from launcher.gang.events import (
     TaskListening,
     TaskReported,
     TaskStarted,
+    TaskUnguarded,
     TaskWrote,
 )
 from launcher.gang.state import BEFORE_START, AttemptState, Phase
@@ -51,6 +53,8 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case TaskStarted(task):
             asked = state.phase not in BEFORE_START and state.prepared == state.policy.nodes.keys()
             return asked and task in state.policy.tasks and task not in state.started
+        case TaskUnguarded(task, why):
+            return task in state.policy.tasks and state.unguarded.get(task) != why
         case TaskHalted(task) | TaskReported(task):
             return task in state.started and task not in state.exits and state.phase is not Phase.STOPPING
         case TaskListening(task):
@@ -64,7 +68,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return task in state.started and task not in state.exits
         case StacksReceived():
             return state.suspicion is not None
-        case StacksAsked():
+        case StacksAsked() | ProfileAsked():
             return False
     return True
 
@@ -76,8 +80,15 @@ def record(state: AttemptState, event: Event) -> AttemptState:
             return replace(state, ready=state.ready | {node})
         case NodeSynced(node):
             return replace(state, synced=state.synced | {node})
-        case NodePrepared(node, ports):
-            return replace(state, prepared=state.prepared | {node}, ports={**state.ports, **ports})
+        case NodePrepared(node, ports, unguarded):
+            return replace(
+                state,
+                prepared=state.prepared | {node},
+                ports={**state.ports, **ports},
+                unguarded={**state.unguarded, **unguarded},
+            )
+        case TaskUnguarded(task, why):
+            return replace(state, unguarded={**state.unguarded, task: why})
         case NodeInspected(node):
             return replace(state, inspected=state.inspected | {node})
         case NodeRefused():

@@ -17,18 +17,26 @@ LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0
 """An attempt this long was not part of a crash loop: after it, pauses start from zero again."""
 
+FRUITLESS = 3
+"""A run ends after so many attempts in a row whose last checkpoint did not advance, whatever restarts are left."""
 REMEMBERED = 64
 """Attempts that are remembered; more than this in quick succession do not make the pause longer."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun."""
+    """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun.
+
+    As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which one it reached, counted on from a
+    restored one.
+    """
 
     reference: str
     started: float
     ended: float
     trained: bool
+    saved: bool = False
+    step: int = 0
 
     @property
     def is_free(self) -> bool:
@@ -46,9 +54,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Do not restart; `reason` is for the user, and empty if no restart was to be expected."""
+    """Do not restart; `reason` is for the user, and empty if no restart was to be expected.
+
+    `fruitless`: whether the run has stopped to make progress, so that nobody should start it again as it is.
+    """
 
     reason: str = ""
+    fruitless: bool = False
 
 
 def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | GiveUp:
@@ -65,12 +77,25 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
         return GiveUp(f"not started again: `restart.on` does not name {last.reference}")
     if last.reference == "task-failed" and not last.trained:
         return GiveUp("not started again: the program failed before its first training step, and would fail again")
+    if _is_fruitless(endings):
+        reason = f"not started again: the last {FRUITLESS} attempts have saved no checkpoint and come no further"
+        return GiveUp(reason, fruitless=True)
     since = last.ended - spec.period_s if spec.period_s else float("-inf")
     spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])
     if not last.is_free and spent >= spec.max_restarts:
         within = f" within {spec.period_s:g} s" if spec.period_s else ""
         return GiveUp(f"not started again: {count_of(spent, 'restart')}{within} did not help")
     return Restart(_pause(spec, endings), spent + (not last.is_free), last.is_free)
+
+
+def _is_fruitless(endings: Sequence[Ending]) -> bool:
+    """Whether checkpoints were saved once, and several attempts then trained, saved none and came no further."""
+    trained = [ending for ending in endings if ending.trained]
+    before, last = trained[:-FRUITLESS], trained[-FRUITLESS:]
+    if not any(ending.saved for ending in before):
+        return False
+    furthest = max(ending.step for ending in before)
+    return not any(ending.saved or ending.step > furthest for ending in last)
 
 
 def _pause(spec: RestartSpec, endings: Sequence[Ending]) -> float:

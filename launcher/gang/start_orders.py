@@ -12,7 +12,13 @@ from worker_entry.protocol.values import TaskStart
 
 
 def make_start(
-    tasks: Sequence[TaskPlan], *, run_id: str, attempt: int, lease_s: float, faults: Sequence[Fault]
+    tasks: Sequence[TaskPlan],
+    *,
+    run_id: str,
+    attempt: int,
+    lease_s: float,
+    faults: Sequence[Fault],
+    routes: Mapping[str, str] | None = None,
 ) -> Start:
     """The order to start these tasks of one node.
 
@@ -22,10 +28,12 @@ def make_start(
         attempt: which start of the cluster it is, from 1.
         lease_s: how long TensorFlow's workers wait for a sign of life from each other.
         faults: the faults to inject into the attempt.
+        routes: with a tunnel, the host that each address in TF_CONFIG stands for.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
     env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
-    return Start(attempt, [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks], cluster)
+    others = {address: host for address, host in (routes or {}).items() if address != tasks[0].address}
+    return Start(attempt, [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks], cluster, others)
 
 
 def _make_task_start(

@@ -114,6 +114,8 @@ class AttemptState:
     phase: Phase = Phase.CONNECTING
     ready: frozenset[str] = frozenset()
     ports: Mapping[TaskId, int] = field(default_factory=dict)
+    unguarded: Mapping[TaskId, str] = field(default_factory=dict)
+    """Why strangers can reach a port; all others are guarded."""
     synced: frozenset[str] = frozenset()
     prepared: frozenset[str] = frozenset()
     inspected: frozenset[str] = frozenset()

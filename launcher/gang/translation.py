@@ -17,6 +17,7 @@ from launcher.gang.events import (
     TaskListening,
     TaskReported,
     TaskStarted,
+    TaskUnguarded,
 )
 from launcher.tasks import parse_task_id
 from worker_entry.protocol.messages import (
@@ -34,6 +35,7 @@ from worker_entry.protocol.messages import (
     Status,
     Synced,
 )
+from worker_entry.protocol.strangers import Unguarded
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
@@ -49,8 +51,12 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return NodeReady(node)
         case Synced(_, files, fetched):
             return NodeSynced(node, files, fetched)
-        case Prepared(_, ports):
-            return NodePrepared(node, {parse_task_id(task): port for task, port in ports.items()})
+        case Prepared(_, ports, unguarded):
+            return NodePrepared(
+                node,
+                {parse_task_id(task): port for task, port in ports.items()},
+                {parse_task_id(task): why for task, why in unguarded.items()},
+            )
         case Inspected():
             return NodeInspected(node)
         case Refused(problems):
@@ -61,6 +67,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):
             return TaskListening(parse_task_id(task), time - clock_offset_s)
+        case Unguarded(task, why):
+            return TaskUnguarded(parse_task_id(task), why)
         case Status(task, status):
             progress = status.progress
             if progress is not None:

@@ -6,6 +6,7 @@ again with these.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
     """The modules that each node imports ahead, besides TensorFlow; None: a node imports nothing ahead."""
+    routes: Mapping[str, str] = field(default_factory=dict)
+    """With a tunnel, by address in TF_CONFIG: the host that it stands for."""
     unasked: tuple[str, ...] = ()
     """The nodes that were not asked yet for their cores and GPUs, if others were."""
 
@@ -118,15 +121,16 @@ def make_plan(
     board = [(_find_chief(placements), TENSORBOARD)] if spec.tensorboard else []
     ports = ports or dict(_expected_ports(spec, [*placements, *board]))
     chosen = chosen_addresses or {}
-    addresses = {
-        task: format_address(chosen.get(node.host, node.default_address), ports[task]) for node, task in placements
-    }
+    hosts = {node.host: chosen.get(node.host, node.default_address) for node in spec.nodes}
+    routes = dict(zip(_loopback_addresses(), hosts.values(), strict=False)) if spec.isolation == "tunnel" else {}
+    inside = dict(zip(hosts, routes or hosts.values(), strict=True))
+    addresses = {task: format_address(inside[node.host], ports[task]) for node, task in placements}
     rules = spec.rules
     configs = make_tf_configs(addresses)
     torch_envs: dict[TaskId, Mapping[str, str]] = {}
     if spec.framework == "torch":
         node, first = placements[0]
-        master = chosen.get(node.host, node.default_address), ports[first]
+        master = hosts[node.host], ports[first]
         torch_envs = make_torch_envs([(node.host, task) for node, task in placements], master)
         configs = dict.fromkeys(configs)
     shares = {}
@@ -134,6 +138,8 @@ def make_plan(
     for node in spec.nodes:
         tasks = [task for owner, task in placements if owner is node]
         shares.update(share_resources(node, tasks, rules, (facts or {}).get(node.host), warnings))
+    if routes and any(known.gpus for known in (facts or {}).values()) and rules.collective:
+        warnings.append("NCCL does not go through the tunnel: train with CommunicationImplementation.RING")
     secrets = {name: environ.get(name, "") for name in spec.env_from}
     plans = []
     for node, task in placements:
@@ -171,8 +177,14 @@ def make_plan(
         tasks=tuple(plans),
         warnings=tuple(warnings),
         preload=_preloaded(spec),
+        routes=routes,
         unasked=tuple(node.host for node in spec.nodes if facts and node.host not in facts),
     )
+
+
+def _loopback_addresses() -> Iterator[str]:
+    """One for each node of a cluster whose tasks live in networks of their own: 127.1.0.1, 127.1.0.2, …"""
+    return map(str, ipaddress.ip_network("127.1.0.0/16").hosts())
 
 
 def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
@@ -265,8 +277,8 @@ def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[s
         env["TF_CPP_MIN_LOG_LEVEL"] = "0"
     if spec.devices is not None:
         env[environment.DEVICES] = str(spec.devices)
-    if spec.communication != "auto":
-        env[environment.COMMUNICATION] = spec.communication
+    if spec.communication != "auto" or spec.isolation == "tunnel":  # NCCL has connections of its own
+        env[environment.COMMUNICATION] = "ring" if spec.communication == "auto" else spec.communication
     if spec.cross_device is not None:
         env[environment.CROSS_DEVICE] = spec.cross_device
     env.update(spec.rules.env)

@@ -16,7 +16,7 @@ from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.paths import RunPaths
 from launcher.plan.placement import select_nodes, without_spares
 from launcher.plan.resources import NodeFacts
-from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.models import DEMO_MODULE, LOOPBACK, ClusterSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.tasks import TaskId
 
@@ -82,11 +82,18 @@ def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
         UsageError: the run's folder is not UTF-8, so that no spec can name it.
     """
     try:
-        return _place_checkpoints(_place_logs(_place_demo(spec, files), files), files)
+        return _place_checkpoints(_place_logs(_place_demo(_place_inside(spec), files), files), files)
     except ValidationError:  # the path is not UTF-8
         raise UsageError(
             f"the path {str(files.root)!r} is not UTF-8", hint="name another place with --run-dir"
         ) from None
+
+
+def _place_inside(spec: ClusterSpec) -> ClusterSpec:
+    """A network that reaches nothing else has one address."""
+    if spec.isolation != "namespace":
+        return spec
+    return spec.with_nodes([node.changed(address=LOOPBACK, addresses=None) for node in spec.nodes])
 
 
 def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:

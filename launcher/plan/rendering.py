@@ -22,6 +22,7 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "directory": plan.directory,
         "warnings": list(plan.warnings),
+        "routes": dict(plan.routes),
         "tasks": [
             {
                 "task": str(task.task),
@@ -102,6 +103,7 @@ def render_text(plan: LaunchPlan) -> str:
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     if plan.unasked:
         lines.append(f"Not asked yet for cores and GPUs: {', '.join(plan.unasked)}")
+    lines += [f"Tunnel: {address} stands for {host}" for address, host in plan.routes.items()]
     for task in plan.tasks:
         notes = [] if task.explicit_port else ["or the next free port"]
         if task.other_addresses:

@@ -174,8 +174,8 @@ class Cluster:
         Tasks have `timeouts.stop_grace_s` to end by themselves; with `now`, or after Ctrl-C meanwhile, they are killed.
         """
         process = self._started
-        process.ask_to_stop()
         try:
+            process.ask_to_stop()
             if now:
                 self._hurry()
             process.over.wait()

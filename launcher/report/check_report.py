@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
+from launcher.gang.strangers import render_unguarded
 from launcher.report.models import CheckReport, NodeReport
 from launcher.spec.models import ClusterSpec
 
@@ -17,6 +18,7 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
     missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
     findings = [*_unusable(state), *(_render_silence(node, state) for node in sorted(missing)), *preflight.findings()]
+    findings += _unguarded(state)
     return CheckReport(
         name=spec.name,
         good=not any(finding.level == "error" for finding in findings),
@@ -26,6 +28,9 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
                 preflight.answers.get(node.host),
                 addresses[node.host],
                 usable=node.host not in unusable | missing,
+                unguarded={
+                    str(task): why for task, why in state.unguarded.items() if task in state.policy.nodes[node.host]
+                },
             )
             for node in spec.nodes
         ],
@@ -53,6 +58,12 @@ def _unusable(state: AttemptState) -> Iterator[Finding]:
             )
 
 
+def _unguarded(state: AttemptState) -> Iterator[Finding]:
+    for node, tasks in state.policy.nodes.items():
+        for line in render_unguarded({task: state.unguarded[task] for task in tasks & state.unguarded.keys()}):
+            yield Finding(level="warning", node=node, reference="port-unguarded", message=line)
+
+
 def _silent(preflight: Preflight, state: AttemptState) -> frozenset[str]:
     return state.silent or frozenset(node for node in state.awaited if not preflight.is_complete(frozenset({node})))
 
@@ -62,7 +73,9 @@ def _render_silence(node: str, state: AttemptState) -> Finding:
     return Finding(level="error", node=node, reference="start-timeout", message=message)
 
 
-def _node_report(node: str, answers: Answers | None, address: str, *, usable: bool) -> NodeReport:
+def _node_report(
+    node: str, answers: Answers | None, address: str, *, usable: bool, unguarded: dict[str, str]
+) -> NodeReport:
     if answers is None:
         return NodeReport(node=node, usable=False)
     ready, inspected = answers.ready, answers.inspected
@@ -72,6 +85,8 @@ def _node_report(node: str, answers: Answers | None, address: str, *, usable: bo
         usable=usable,
         hostname=ready.hostname,
         address=address,
+        addresses=inspected.addresses if inspected else [],
+        unguarded=unguarded,
         executable=ready.executable,
         python=ready.python,
         tensorflow=ready.tensorflow,

@@ -35,6 +35,10 @@ def render_findings(report: CheckReport) -> list[str]:
     if report.dials:
         good = sum(not dial.failure for dial in report.dials)
         lines.append(f"{good} of {len(report.dials)} dials from every node to every task's address were answered")
+    for node in report.nodes:
+        if node.addresses:
+            who = "anyone" if node.unguarded else "only the cluster"
+            lines.append(f"{node.node} listens on {', '.join(node.addresses)}: {who} reaches its ports there")
     for finding in report.findings:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
         lines += [f"  {finding.hint}"] if finding.hint else []

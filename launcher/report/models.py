@@ -61,6 +61,8 @@ class TaskReport(Result):
     """The machine that it ran on: the `host` of the spec."""
     address: str
     """`host:port` as in TF_CONFIG."""
+    unguarded: str | None = None
+    """Why others than the cluster could reach that port; null if they could not, or if it was never held."""
     pid: int | None = None
     """Its process ID on that machine; null if it was never started."""
     started: float | None = None
@@ -136,6 +138,10 @@ class NodeReport(Result):
     """The node's own name for itself."""
     address: str | None = None
     """The address for TF_CONFIG."""
+    addresses: list[str] = []
+    """All addresses of its interfaces but the loopback: TensorFlow listens on them all."""
+    unguarded: dict[str, str] = {}
+    """By task, why others than the cluster would reach its port; the ports of all other tasks are guarded."""
     executable: str | None = None
     """Its Python interpreter."""
     python: str | None = None

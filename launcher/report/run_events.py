@@ -86,6 +86,15 @@ class Straggler:
 
 
 @dataclass(frozen=True)
+class StrangerRefused:
+    """A task's port has refused connections from this address, which is not of the cluster; once for each address."""
+
+    task: TaskId
+    address: str
+    count: int
+
+
+@dataclass(frozen=True)
 class NodeMet:
     """What a node's agent has said of itself."""
 
@@ -126,6 +135,7 @@ RunEvent = (
     | LinkDropped
     | LinkResumed
     | Straggler
+    | StrangerRefused
     | Checkpoint
     | AttemptEnded
     | Ended

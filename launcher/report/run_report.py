@@ -11,12 +11,14 @@ from importlib import metadata
 from launcher.errors import (
     EXIT_BUG,
     EXIT_INFRASTRUCTURE,
+    EXIT_NO_PROGRESS,
     EXIT_USAGE,
     DistlaunchError,
     InterruptionError,
     as_ours,
 )
 from launcher.gang.events import TaskExited, TaskReported
+from launcher.gang.restarts import FRUITLESS
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
@@ -34,6 +36,7 @@ from launcher.tasks import TaskId
 from launcher.verdict.causes import was_stopped
 from launcher.verdict.judge import exit_status, outcome
 from launcher.verdict.models import OutcomeName, Verdict
+from launcher.wording import count_of
 from worker_entry.protocol.messages import Ready
 from worker_entry.protocol.values import CrashRecord, TaskExit
 
@@ -87,6 +90,12 @@ def end_by_signal(signum: int) -> RunEnd:
     """The end of a run by a signal in the pause after an attempt."""
     message = f"interrupted by {TaskExit(signal=signum)} before the next attempt"
     return RunEnd(Verdict(reference="interrupted", message=message), 128 + signum, "interrupted")
+
+
+def end_without_progress(last: Verdict) -> RunEnd:
+    """The end of a run whose attempts fail without a new checkpoint; `last`: the verdict on the last one."""
+    message = f"{count_of(FRUITLESS, 'attempt')} in a row saved no checkpoint; the last one: {last.message}"
+    return RunEnd(last.model_copy(update={"reference": "no-progress", "message": message}), EXIT_NO_PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,7 @@ def _task_report(state: AttemptState, plan: TaskPlan, log: str) -> TaskReport:
         task=str(plan.task),
         node=plan.node,
         address=format_address(plan.address, plan.port),
+        unguarded=state.unguarded.get(plan.task),
         pid=started.pid if started else None,
         started=started.time if started else None,
         port_opened=opened.time if opened else None,

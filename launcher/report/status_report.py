@@ -32,6 +32,8 @@ class TaskState(Result):
     """A phrase: `is training`, `exit status 1`."""
     address: str | None = None
     """Its address in TF_CONFIG, with the port; null before it is known."""
+    unguarded: str | None = None
+    """Why others than the cluster can reach that port; null if they cannot, or before it is held."""
     pid: int | None = None
     """Its process on the node."""
     epoch: int | None = None
@@ -182,6 +184,7 @@ def _make_task_state(state: AttemptState, plan: TaskPlan, use: TaskUse | None, s
         node=plan.node,
         state=_render_state(state, plan),
         address=format_address(plan.address, port) if port is not None else None,
+        unguarded=state.unguarded.get(task),
         pid=started.pid if started is not None else None,
         epoch=progress.epoch if progress is not None else None,
         step=progress.step if progress is not None and has_stepped else None,

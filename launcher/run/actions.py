@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from launcher.gang.events import (
     Action,
@@ -25,6 +26,7 @@ from launcher.plan.rendering import render_json
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.history import History
 from launcher.run.stack_requests import StackRequests
+from launcher.run.tunnel_key import make_tunnel_key
 from launcher.transports.base import Resumption
 from worker_entry.protocol.orders import Prepare, Start, Stop
 from worker_entry.protocol.values import Problem
@@ -160,11 +162,19 @@ class Actions:
         for warning in self.plan.warnings if self._attempt == 1 else ():
             self._context.console.warn(warning)
         checks = self._preflight if state.policy.checks else None
-        ports = self._context.spec.ports
+        spec = self._context.spec
+        order = Prepare(
+            self._attempt,
+            [],
+            spec.ports.first,
+            spec.ports.last,
+            nonce=checks.nonce if checks is not None else "",
+            allowed=spec.allow,
+            guard=spec.guard,
+            tunnel=make_tunnel_key() if spec.isolation == "tunnel" else None,
+        )
         for node in state.awaited:
-            requests = [task.request for task in self.tasks_of(node)]
-            nonce = checks.nonce if checks is not None else ""
-            self._links.send(node, Prepare(self._attempt, requests, ports.first, ports.last, nonce))
+            self._links.send(node, replace(order, tasks=[task.request for task in self.tasks_of(node)]))
             if checks is not None:
                 self._links.send(node, checks.make_inspect(node))
 
@@ -175,4 +185,5 @@ class Actions:
             attempt=self._attempt,
             lease_s=self._context.spec.timeouts.lease_s,
             faults=self._faults,
+            routes=self.plan.routes,
         )

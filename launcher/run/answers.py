@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
+from dataclasses import asdict
 
-from launcher.gang.events import StacksAsked
+from launcher.gang.events import ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths
 from launcher.report.status_report import RunStatus, estimate_eta_s, make_node_states, make_task_states
-from launcher.run.control import AskStacks, AskStop, RefusedError, Request
+from launcher.run.control import AskProfile, AskStacks, AskStop, RefusedError, Request
 from launcher.run.directory import RunStart
 from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.interrupts import Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
+from launcher.run.profile_requests import find_servers, profile_limit_s
 from launcher.run.supervisor import Supervisor
 from worker_entry.system import clock
 
@@ -55,6 +58,8 @@ class Answers:
                 return b""
             case AskStacks():
                 return self._collect_stacks().encode()
+            case AskProfile(duration_s):
+                return self._profile(duration_s).encode()
         return self.make_status().model_dump_json().encode()
 
     def make_status(self) -> RunStatus:
@@ -75,6 +80,20 @@ class Answers:
             goodput=self._goodput.count(now),
             eta_s=estimate_eta_s(loop.state, now) if loop is not None else None,
         )
+
+    def _profile(self, duration_s: float) -> str:
+        loop = self._run[0].loop if self._run is not None else None
+        if self._run is None or loop is None:
+            raise RefusedError("no task has been started yet")
+        requests, before = loop.profiles, len(loop.profiles.answers)
+        self._run[1].put(ProfileAsked(duration_s))
+        deadline = time.monotonic() + profile_limit_s(duration_s)
+        while len(requests.answers) == before:
+            if time.monotonic() > deadline:
+                raise RefusedError("the tasks do not answer")
+            time.sleep(POLL_S)
+        names = [target.name for target in find_servers(loop.plan).values()]
+        return json.dumps({"tasks": names, "answer": asdict(requests.answers[before])})
 
     def _collect_stacks(self) -> str:
         if self._run is None:

@@ -76,7 +76,14 @@ def make_context(
     only_checks: bool = False,
 ) -> RunContext:
     transports = make_transports(spec, targets, files, start.run_id)
-    links = NodeLinks(transports, start.run_id, files, spec.timeouts.lease_s, sample_s=spec.sample_every_s)
+    links = NodeLinks(
+        transports,
+        start.run_id,
+        files,
+        spec.timeouts.lease_s,
+        sample_s=spec.sample_every_s,
+        isolated=spec.isolation != "none",
+    )
     return RunContext(
         run_id=start.run_id,
         generation=start.generation,

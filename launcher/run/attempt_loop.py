@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeLost, NodeReady, StacksAsked, TaskReported, Tick
+from launcher.gang.events import Event, NodeLost, NodeReady, ProfileAsked, StacksAsked, TaskReported, Tick
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import Standing, StragglerWatch
+from launcher.gang.strangers import render_news_of_guards
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.report.run_events import Straggler
 from launcher.run.actions import Actions
@@ -22,6 +23,7 @@ from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.history import replay
 from launcher.run.log_watch import LogWatch
 from launcher.run.observation import Observer
+from launcher.run.profile_requests import ProfileRequests
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
 from launcher.tasks import TaskId
@@ -38,8 +40,10 @@ class AttemptLoop:
         self._context = context
         self._number = number
         self._stacks = StackRequests(context)
+        self.profiles = ProfileRequests(context)
+        """The requests for profiles."""
         self._actions = Actions(context, setup, number, faults, self._stacks)
-        self._observer = Observer(context, number, setup.preflight, self._stacks)
+        self._observer = Observer(context, number, setup.preflight, self._stacks, self.profiles)
         self._logs = LogWatch(context.files, number)
         self._reminder = Reminder(context.timing.monotonic())
         self._stragglers = StragglerWatch()
@@ -57,6 +61,11 @@ class AttemptLoop:
     def uses(self) -> Uses:
         """What tasks and nodes use, as last reported."""
         return self._observer.uses
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a checkpoint was saved, as far as is known."""
+        return self._observer.saved is not None
 
     @property
     def standings(self) -> Mapping[TaskId, Standing]:
@@ -121,6 +130,8 @@ class AttemptLoop:
         self._actions.end_checks(self.state)
         if isinstance(event, StacksAsked):
             self._stacks.ask(self.state, show=True)
+        if isinstance(event, ProfileAsked):
+            self.profiles.ask(self.plan, event.duration_s)
 
     def _report(self, earlier: AttemptState, event: Event) -> None:
         console, timing = self._context.console, self._context.timing
@@ -134,6 +145,9 @@ class AttemptLoop:
             for told in self._stragglers.note(event, now, lambda: self.uses.tasks):
                 console.note(told.message)
                 self._context.journal.write(Straggler(told.task, told.message, told.score, told.reason))
+        if self._number == 1 and self._context.spec.guard != "off":
+            for line in render_news_of_guards(event):
+                console.warn(line)
         if patches := render_patches(event):
             console.note_once(patches)
 

@@ -1,4 +1,4 @@
-"""The control socket: how other processes of the user ask a run's controller for its status, its stacks or its end.
+"""The control socket: how other processes of the user ask a run's controller, for its status, its stacks or its end.
 
 It is a Unix socket in a private folder; run.json has its path. Each connection carries one request and its answer, as
 frames. Both sides check who is at the other end. A request that is not understood, and a client that does not read,
@@ -45,13 +45,20 @@ class AskStacks:
 
 
 @dataclass(frozen=True)
+class AskProfile:
+    """Profile all tasks. Answered by JSON: `tasks`, the names of those asked, and `answer`, a Profiled."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True)
 class AskStop:
     """Stop the run; `now`: without a grace. Answered at once; the connection then stays open until the run's end."""
 
     now: bool
 
 
-Request = AskStatus | AskStacks | AskStop
+Request = AskStatus | AskStacks | AskProfile | AskStop
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from launcher.gang.restarts import Ending
 from launcher.report.run_report import Attempt
 
 
-def make_ending(attempt: Attempt) -> Ending:
-    """The attempt's end, for the restart rule."""
+def make_ending(attempt: Attempt, *, saved: bool) -> Ending:
+    """The attempt's end, for the restart rule; `saved`: whether a checkpoint was saved in it."""
     reference = attempt.verdict.reference
     if reference == "node-unreachable" and attempt.number > 1:  # it was reached before
         reference = "node-lost"
-    return Ending(reference, attempt.started, attempt.ended, _trained(attempt))
+    return Ending(reference, attempt.started, attempt.ended, _trained(attempt), saved, _step(attempt))
 
 
 def _trained(attempt: Attempt) -> bool:
@@ -22,3 +22,9 @@ def _trained(attempt: Attempt) -> bool:
     # A program that reports no steps may train once the cluster is up; a command may at any time.
     is_command = all(task.program.kind == "command" for task in attempt.plan.tasks)
     return is_command or attempt.state.policy.forming <= attempt.state.listening.keys()
+
+
+def _step(attempt: Attempt) -> int:
+    """The last step that was done, as far as is known."""
+    progresses = [status.progress for status in attempt.state.status.values() if status.progress is not None]
+    return max(((progress.resumed or 0) + progress.step for progress in progresses), default=0)

@@ -37,6 +37,7 @@ class NodeLinks:
     """At most one link to each node.
 
     `transports`: how each node is reached. `sample_s`: how often agents measure what tasks use; 0: never.
+    `isolated`: whether they and their tasks live in a network of their own.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class NodeLinks:
         timing: Timing | None = None,
         *,
         sample_s: float = 0.0,
+        isolated: bool = False,
     ) -> None:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
@@ -57,6 +59,7 @@ class NodeLinks:
         self._run_dir = run_dir
         self._lease_s = lease_s
         self._sample_s = sample_s
+        self._isolated = isolated
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
@@ -99,6 +102,7 @@ class NodeLinks:
                 lease_s=self._lease_s,
                 stream_logs=not shares_files,
                 sample_s=self._sample_s,
+                isolated=self._isolated,
             ),
         )
 

@@ -8,27 +8,41 @@ from collections.abc import Iterator
 from launcher.errors import TakenOverError
 from launcher.gang.events import Event, Interrupted, NodeLost, Tick
 from launcher.gang.preflight import Preflight
+from launcher.gang.strangers import render_stranger
 from launcher.gang.translation import from_message
 from launcher.report import run_events
-from launcher.report.run_events import Checkpoint
+from launcher.report.run_events import Checkpoint, StrangerRefused
 from launcher.run.context import RunContext
+from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
 from launcher.spec.models import LOCAL
+from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.profiles import Profiled
+from worker_entry.protocol.strangers import Repelled
 
 
 class Observer:
     """Reads the queue of a run's links during one attempt; passes answers to its checks and stack requests."""
 
-    def __init__(self, context: RunContext, attempt: int, preflight: Preflight | None, stacks: StackRequests) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        attempt: int,
+        preflight: Preflight | None,
+        stacks: StackRequests,
+        profiles: ProfileRequests,
+    ) -> None:
         self._context = context
         self._preflight = preflight
         self._stacks = stacks
+        self._profiles = profiles
         self._unread = False
-        self._saved: Saved | None = None
+        self.saved: Saved | None = None
+        """The last checkpoint that was saved in this attempt."""
         self.uses = Uses(SampleFiles(context.files, attempt))
         """What tasks and nodes use."""
         self.taken_over: set[str] = set()
@@ -81,13 +95,20 @@ class Observer:
                 self._context.console.note(message.text if node == LOCAL else f"node {node}: {message.text}")
             if isinstance(message, Ready):
                 self._context.journal.write(run_events.NodeMet(node, message))
-            if isinstance(message, Saved) and message != self._saved:
-                self._saved = message  # each node that shares the directory sees it
+            if isinstance(message, Saved) and message != self.saved:
+                self.saved = message  # each node that shares the directory sees it
                 self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, Sampled):
                 self.uses.note(node, message, offset_s)
+            if isinstance(message, Repelled):
+                self._context.journal.write(
+                    StrangerRefused(parse_task_id(message.task), message.address, message.count)
+                )
+                self._context.console.warn(render_stranger(message))
             if isinstance(message, Stacks):
                 self._stacks.note(message)
+            if isinstance(message, Profiled):
+                self._profiles.note(message)
             event = from_message(node, message, offset_s)
         except ValueError as error:
             event = NodeLost(node, f"the agent sent {error}")

@@ -20,6 +20,7 @@ from launcher.report.run_report import (
     RunEnd,
     end_by_error,
     end_by_signal,
+    end_without_progress,
     make_attempt_report,
     make_run_report,
     make_versions,
@@ -76,6 +77,8 @@ class Supervisor:
         self._interrupts = interrupts
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
+        self._is_fruitless = False
+        """Whether the run has ended because it made no progress any more."""
         self._interrupted: int | None = None
         """That signal, if it ended the run between two attempts."""
         self._context = context
@@ -119,6 +122,8 @@ class Supervisor:
             error = caught
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
+        if self._is_fruitless and self._last is not None:
+            end = end_without_progress(self._last.verdict)
         if error is None:
             return self._report(left, end)
         if self._last is None or not (self._last.number > 1 or self._last.state.started):
@@ -186,7 +191,7 @@ class Supervisor:
             number, state, loop.plan, verdict, started, self._timing.now(), shown, self._time_at(state.last_progress)
         )
         self._context.journal.write(AttemptEnded(make_attempt_report(self._last)))
-        self._endings = remember([*self._endings, make_ending(self._last)])
+        self._endings = remember([*self._endings, make_ending(self._last, saved=loop.has_saved)])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
 
@@ -213,6 +218,7 @@ class Supervisor:
         if isinstance(decision, GiveUp):
             if decision.reason:
                 self._console.note(decision.reason)
+            self._is_fruitless = decision.fruitless
             return None, None
         if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
             self._interrupted = self._asked

@@ -50,6 +50,12 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
             ("restart", "min_workers"),
             f"the cluster has only {count_of(workers, 'worker')}; lower it",
         )
+    if spec.isolation == "namespace" and len(spec.nodes) > 1:
+        yield ("isolation",), "namespace is for a cluster on one machine; `tunnel` connects several"
+    if spec.isolation == "tunnel" and spec.framework == "torch":
+        yield ("isolation",), "PyTorch opens ports that no tunnel knows; remove it, or `framework: torch`"
+    if spec.isolation == "tunnel" and spec.communication == "nccl":
+        yield ("communication",), "NCCL opens ports that no tunnel knows; choose ring, or remove `isolation:`"
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
@@ -99,6 +105,8 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         if first != index:
             yield (*path, "host"), f"{node.host} is already nodes[{first}]; give that node all of the tasks"
             continue
+        if node.is_local and node.way is not None:
+            yield (*path, "way"), "`local` is this machine, which needs no way; remove it"
         if node.address is not None and node.addresses is not None:
             yield (*path, "addresses"), "there is already an `address:`; keep one of the two"
         if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:

@@ -70,6 +70,17 @@ HostName = Annotated[
 Address = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.:%\[\]-]+$", max_length=255), AfterValidator(_check_colons)
 ]
+
+
+def _check_network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value, strict=False))
+    except ValueError:
+        raise PydanticCustomError("network", "expected an address or a network, like 10.0.0.0/24 or fd00::/8") from None
+
+
+Network = Annotated[str, StringConstraints(max_length=50), AfterValidator(_check_network)]
+"""A network as text, in its usual form."""
 GpuName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9/-]*$"),

@@ -25,6 +25,7 @@ from launcher.spec.fields import (
     HostName,
     Keepable,
     Listen,
+    Network,
     Port,
     PortRange,
     Ports,
@@ -41,6 +42,7 @@ from launcher.spec.parts import (
     SshSpec,
     SyncSpec,
     TimeoutsSpec,
+    Way,
 )
 from launcher.spec.strategies import RULES, TORCH, Framework, StrategyRules
 from launcher.tasks import TASK_TYPES, TaskId, TaskType
@@ -77,6 +79,8 @@ class NodeSpec(Model):
     """The Python interpreter to use on this node."""
     env: Environment = {}
     """Environment variables of the tasks here; they override those of the cluster."""
+    way: Way | None = None
+    """How a command is run on this node, if not as on the others."""
     ssh: SshSpec = SshSpec()
     """How to reach this node; overrides the cluster's `ssh`."""
 
@@ -188,6 +192,16 @@ class ClusterSpec(Model):
     """Variables to take from distlaunch's own environment; their values are never shown."""
     ports: Ports = PortRange(first=20000, last=20999)
     """The range from which each node takes free ports."""
+    guard: Literal["auto", "required", "off"] = "auto"
+    """Keeps all but the cluster from the tasks' ports: where the system can, or else the run does not start."""
+    allow: list[Network] = []
+    """Networks that may reach the tasks' ports, too, like `10.0.0.0/24`."""
+    isolation: Literal["none", "namespace", "tunnel"] = "none"
+    """Whether tasks live in a network of their own, which other users of the machine do not reach: `namespace` on one
+    machine; `tunnel` on several, with encrypted connections between them."""
+    way: Way = "paramiko"
+    """How a command is run on the nodes: over SSH by `paramiko`, which shares one connection among all that is asked
+    there, or by `openssh`, the user's own `ssh`; in running containers by `docker`; or by a program of your own."""
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""

@@ -27,9 +27,9 @@ def _omit_null(schema: dict[str, Any]) -> None:
     """Removes `null` from the schema: a field has a value or is missing, and `null` in YAML is the text "null"."""
     for name, field in schema["properties"].items():
         if {"type": "null"} in field.get("anyOf", ()):
-            value, _ = field["anyOf"]
+            values = [value for value in field["anyOf"] if value != {"type": "null"}]
             rest = {key: entry for key, entry in field.items() if key not in ("anyOf", "default")}
-            schema["properties"][name] = {**value, **rest}
+            schema["properties"][name] = {**(values[0] if len(values) == 1 else {"anyOf": values}), **rest}
 
 
 _Self = TypeVar("_Self", bound="Model")
@@ -70,6 +70,17 @@ class SshSpec(Model):
     """The only file in which to look up host keys, instead of the files that the ssh configuration names."""
     proxy_jump: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@,\[\]-]*$")] | None = None
     """Machines to go through, as for `ssh -J`."""
+
+
+class CommandWaySpec(Model):
+    """A program as the way to a node: it runs a command there and connects its stdin and stdout."""
+
+    command: Annotated[list[FilledText], Field(min_length=1)]
+    """The program and its arguments. `{host}` stands for the node, `{command}` for a line for a shell there. Without
+    `{command}`, the words of the command follow as arguments."""
+
+
+Way = Literal["paramiko", "openssh", "docker"] | CommandWaySpec
 
 
 class SyncSpec(Model):

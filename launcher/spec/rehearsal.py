@@ -23,6 +23,7 @@ _MACHINE_FIELDS = {
     "gpus_per_worker": None,
     "python": None,
     "ssh": SshSpec(),
+    "way": None,
 }
 """Fields of a node that apply only to the real machine, and their values in a container."""
 
@@ -47,7 +48,7 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
         nodes = [node.changed(**_MACHINE_FIELDS, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
         workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)
         restart = spec.restart.changed(min_workers=min(spec.restart.min_workers, workers))
-        return spec.changed(nodes=nodes, ssh=SshSpec(), host_keys="strict", restart=restart)
+        return spec.changed(nodes=nodes, way="paramiko", ssh=SshSpec(), host_keys="strict", restart=restart)
     except ValidationError as error:
         raise refuse_options(explain_option(f"{option} {count}", error)) from None
 

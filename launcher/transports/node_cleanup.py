@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec, NodeSpec
 from launcher.transports.base import LinkError
-from launcher.transports.targets import find_target
+from launcher.transports.payload import make_payload
+from launcher.transports.streams import ask
+from launcher.transports.targets import find_way
+from launcher.transports.way import Opening
 from launcher.wording import count_of
 from worker_entry.agent import cleanup
 from worker_entry.protocol.messages import Cleaned
@@ -53,11 +56,8 @@ def clean_node(
         # This machine's only agent is our child; closing its link has already waited for its exit.
         answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
-    from launcher.transports.ssh.transport import open_stream
-    from launcher.transports.streams import ask
-
     try:
-        stream = open_stream(find_target(spec, node), node.python or "python3", "clean")
+        stream = find_way(spec, node).open(make_payload("clean"), node.python or "python3", Opening())
         message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder, generation), ANSWER_S)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))

@@ -22,11 +22,17 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`command` runs in the user's login shell on the node, whatever that shell is; the rest follows on stdin."""
+    """`words` is a command for a node; the rest follows on its stdin."""
 
-    command: str
+    words: tuple[str, ...]
     bootstrap: bytes
     archive: bytes
+
+    @property
+    def command(self) -> str:
+        """The command as a line for the user's login shell on the node, whatever that shell is."""
+        # It can be any, fish and csh included: it gets single-quoted words and nothing to expand.
+        return f"exec {shlex.join(self.words)}"
 
     def first_bytes(self, python: str) -> bytes:
         """The bytes on stdin before any frame: the interpreter's name, `bootstrap`, then the archive."""
@@ -63,8 +69,7 @@ def _make_payload(verb: str) -> Payload:
         f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '
         f"{len(bootstrap)} {digest} {len(archive)} {verb}"
     )
-    # The login shell can be any, fish and csh included: it gets single-quoted words and nothing to expand.
-    return Payload(f"exec /bin/sh -c {shlex.quote(script)}", bootstrap, archive)
+    return Payload(("/bin/sh", "-c", script), bootstrap, archive)
 
 
 def _make_archive() -> bytes:

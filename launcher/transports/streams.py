@@ -15,6 +15,10 @@ NOISE_LIMIT = 64 << 10
 """Bytes before the start marker that are kept for an error message."""
 
 
+ECHO = b"worker_entry on a node"
+"""A part of what a node is sent first, which only a terminal sends back."""
+
+
 class Stream(Protocol):
     """Bytes to and from an agent; every method may block."""
 
@@ -93,5 +97,7 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
 
 
 def _shown(noise: bytes) -> str:
+    if ECHO in noise:
+        return ": what we send comes back, so the command has a terminal; it needs plain pipes"
     text = noise[-400:].decode(errors="replace").strip()
     return f", only: {text}" if text else ""

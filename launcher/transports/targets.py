@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
 from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.parts import CommandWaySpec
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
-
-if TYPE_CHECKING:
-    from launcher.transports.ssh.config import SshTarget
+from launcher.transports.programs import COMMAND, HOST, ProgramWay
+from launcher.transports.remote import RemoteTransport
+from launcher.transports.way import FIRST_S, Way
 
 ASKING_AT_ONCE = 8
+OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={FIRST_S:.0f}", "-o", "RemoteCommand=none")
+"""Options of `ssh` for a command whose stdin and stdout are not a terminal's, and that asks nothing."""
 
-Targets = Mapping[str, "str | SshTarget"]
-"""How each node is reached: by its Python on this machine, or over SSH."""
+Targets = Mapping[str, "str | Way"]
+"""How each node is reached: by its Python on this machine, or by a way to another one."""
 
 
 def find_targets(spec: ClusterSpec) -> Targets:
@@ -31,32 +34,63 @@ def find_targets(spec: ClusterSpec) -> Targets:
         UsageError: a node has no usable configuration or Python.
     """
     found = map_parallel(
-        lambda node: _find_python(node) if node.is_local else find_target(spec, node), spec.nodes, ASKING_AT_ONCE
+        lambda node: _find_python(node) if node.is_local else find_way(spec, node), spec.nodes, ASKING_AT_ONCE
     )
     return {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
 
 
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
-    """The addresses at which SSH reaches the nodes without an address in the spec, by host.
+    """The addresses at which their ways reach the nodes without an address in the spec, by host.
 
     They are not merged into the spec, where one address for two hosts is a mistake; for SSH it is not.
     """
     reached = {}
     for node in spec.nodes:
         target = targets[node.host]
-        if not isinstance(target, str) and node.address is None and node.addresses is None:
-            reached[node.host] = target.hostname
+        if not isinstance(target, str) and target.address and node.address is None and node.addresses is None:
+            reached[node.host] = target.address
     return reached
 
 
-def find_target(spec: ClusterSpec, node: NodeSpec) -> SshTarget:
-    from launcher.transports.ssh.config import SshOverrides, load_target
+def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
+    """The way to a node that is another machine.
 
-    given = {**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)}
+    Raises:
+        UsageError: its configuration cannot be used, or its program is missing.
+    """
+    way = node.way or spec.way
+    if isinstance(way, CommandWaySpec):
+        return _by_program(node, way.command)
+    if way == "docker":
+        return _by_program(node, ["docker", "exec", "-i", HOST])
+    from launcher.transports.ssh.config import SshOverrides, load_target
+    from launcher.transports.ssh.limits import find_limit
+
+    given = SshOverrides(**{**spec.ssh.model_dump(exclude_none=True), **node.ssh.model_dump(exclude_none=True)})
     try:
-        return load_target(node.host, SshOverrides(**given))
+        target = load_target(node.host, given)
     except LinkError as error:
         raise UsageError(f"{node.host}: {error}") from None
+    accept_new = spec.host_keys == "accept-new"
+    is_chosen = node.way is not None or "way" in spec.model_fields_set
+    limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
+    if way == "openssh" or limit:
+        options = [*given.options(), *given.known_hosts_options()]
+        options += ["StrictHostKeyChecking=accept-new"] if accept_new else []
+        words = [word for option in options for word in ("-o", option)]
+        note = f"node {node.host}: reached by your own ssh, for {limit}; `way:` in the spec chooses" if limit else ""
+        return _by_program(node, ["ssh", *OPENSSH, *words, "--", HOST, COMMAND], target.hostname, note)
+    from launcher.transports.ssh.way import ParamikoWay
+
+    return ParamikoWay(target, accept_new=accept_new)
+
+
+def _by_program(node: NodeSpec, words: list[str], address: str | None = None, note: str = "") -> ProgramWay:
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"{node.host}: no {words[0]} on PATH, the program of its way", hint=f"the way is {shlex.join(words)}"
+        )
+    return ProgramWay(tuple(words), node.host, address, note)
 
 
 def _find_python(node: NodeSpec) -> str:
@@ -70,11 +104,7 @@ def _find_python(node: NodeSpec) -> str:
     return found
 
 
-def make_transport(
-    spec: ClusterSpec, node: NodeSpec, target: str | SshTarget, files: RunPaths, run_id: str
-) -> Transport:
+def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id)
-    from launcher.transports.ssh.transport import SshTransport
-
-    return SshTransport(target, node.python or "python3", accept_new=spec.host_keys == "accept-new")
+    return RemoteTransport(target, node.python or "python3")

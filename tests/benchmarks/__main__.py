@@ -5,6 +5,7 @@ import argparse
 from tests.benchmarks import (
     fan_out,
     faults,
+    guards,
     help_time,
     list_time,
     live_view,
@@ -25,6 +26,7 @@ from tests.benchmarks import (
 BENCHMARKS = {
     "fanout": fan_out.measure,
     "faults": faults.measure,
+    "guards": guards.measure,
     "help": help_time.measure,
     "live": live_view.measure,
     "ls": list_time.measure,

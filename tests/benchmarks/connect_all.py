@@ -17,9 +17,10 @@ from pathlib import Path
 
 from launcher.run.naming import make_run_id
 from launcher.transports.base import LinkNews, LogMirror
+from launcher.transports.remote import RemoteTransport
 from launcher.transports.ssh.config import SshTarget, load_target
 from launcher.transports.ssh.connect import connect
-from launcher.transports.ssh.transport import SshTransport
+from launcher.transports.ssh.way import ParamikoWay
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
@@ -41,7 +42,7 @@ def start_agents(targets: Sequence[SshTarget], python: str) -> float:
     mirror = LogMirror(lambda _attempt, _task: Path("/dev/null"))
     links = []
     for target in targets:
-        link = SshTransport(target, python).connect(target.host, deliver, mirror, hello.lease_s)
+        link = RemoteTransport(ParamikoWay(target), python).connect(target.host, deliver, mirror, hello.lease_s)
         link.send(hello)
         links.append(link)
     for _ in targets:

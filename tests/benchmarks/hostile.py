@@ -19,7 +19,8 @@ from tests.hostile_frames import RandomFrames
 from tests.hostile_nodes import Tally, noting_threads, run_once
 from tests.hostile_orders import Abused
 from worker_entry.protocol.framing import Decoder, ProtocolError
-from worker_entry.protocol.messages import ToAgent, ToController
+from worker_entry.protocol.messages import ToController
+from worker_entry.protocol.orders import ToAgent
 
 TASKS = ["worker:0", "worker:1"]
 MEMORY = Path("/dev/shm")

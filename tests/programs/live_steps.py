@@ -11,7 +11,8 @@ from worker_entry import progress
 
 config = json.loads(os.environ["TF_CONFIG"])
 port = config["cluster"][config["task"]["type"]][config["task"]["index"]].rpartition(":")[2]
-server = socket.create_server(("", int(port)), reuse_port=True)  # as TensorFlow does: distlaunch holds the port
+# As TensorFlow does: distlaunch holds the port, and guards it.
+server = socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=True)
 task = os.environ["DISTLAUNCH_TASK"]
 step_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
 step = 0

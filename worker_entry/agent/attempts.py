@@ -13,7 +13,12 @@ from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.gpu_watch import GpuWatch
+from worker_entry.agent.isolation.outer_network import OuterNetwork
+from worker_entry.agent.isolation.relay import Relay
+from worker_entry.agent.isolation.tunnel import Tunnel
 from worker_entry.agent.log_stream import stream_logs
+from worker_entry.agent.port_guards import PortGuards
+from worker_entry.agent.profile_child import ProfileChild
 from worker_entry.agent.sampling import Sampler
 from worker_entry.agent.stacks import StackDump
 from worker_entry.agent.task_process import TaskStartError
@@ -24,10 +29,12 @@ from worker_entry.protocol import environment, orders
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Status
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
-from worker_entry.system.ports import HeldPorts, is_port
+from worker_entry.system.network import HERE
+from worker_entry.system.ports import HeldPorts, is_port, render_unguarded
 
 FORKSERVER_LOG = "forkserver.log"
 
@@ -43,9 +50,21 @@ class Attempts:
         self._owned.callback(self._forkserver.end)
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
+        self._profile = ProfileChild(selector, send)
+        self._owned.callback(self._profile.end)
+        self._outer: Optional[OuterNetwork] = None
+        """The machine's network, if the tasks live in one of their own."""
+        self._tunnel = Tunnel(selector, lambda text: send(Noted(text)))
+        self._owned.callback(self._tunnel.end)
+        self._tunnel_key: Optional[orders.TunnelKey] = None
+        self._relay = Relay(selector)
+        """Brings TensorBoard's port out of the tasks' own network."""
+        self._owned.callback(self._relay.close)
         self._tree = self._make_tree()
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
+        self._guards = PortGuards(selector, send)
+        self._owned.callback(self._guards.end)
         self._tasks = RunningTasks(send, self._ports)
         self._owned.callback(self._tasks.forget)
         self._owned.callback(self.checks.close)
@@ -80,6 +99,12 @@ class Attempts:
         """The tasks' own processes."""
         return self._tasks.pids
 
+    def leave_network(self, outer: OuterNetwork) -> None:
+        """Called before this process enters a network of its own."""
+        self._outer = outer
+        self._owned.callback(outer.end)
+        self._tree = self._make_tree()
+
     # --- orders ---
 
     def prepare(self, order: orders.Prepare, hello: orders.Hello) -> None:
@@ -93,19 +118,38 @@ class Attempts:
             raise ProtocolError(f"Prepare while attempt {self._number} is running")
         if not all(is_port(port) for port in (order.first_port, order.last_port, *(r.port or 1 for r in order.tasks))):
             raise ProtocolError("Prepare with an invalid port")
+        if order.tunnel is not None and self._outer is None:
+            raise ProtocolError("Prepare with a tunnel, but no other network")
         self._release_ports()
+        self._tunnel_key = order.tunnel
+        outer = None if order.tunnel is None else self._outer
+        self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
         self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
-        problems += self._ports.hold(order.tasks, order.first_port, order.last_port)
+        problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
+        unguarded = {task: why for task, why in self._ports.unguarded.items() if not _is_auxiliary(task)}
+        problems += render_unguarded(unguarded) if order.guard == "required" else []
+        if not problems:
+            self._guards.begin(self._ports, order.allowed, order.nonce, required=order.guard == "required")
         if not problems and order.nonce:
-            problems = self.checks.open_responders(self._ports.numbers, order.nonce)
+            answering = {task: self._ports.numbers[task] for task in unguarded}
+            problems = self.checks.open_responders(answering, order.nonce)
         if problems:
             self._release_ports()
             self._send(Refused(problems))
         else:
-            self._send(Prepared(order.attempt, dict(self._ports.numbers)))
+            self._bring_out()
+            self._send(Prepared(order.attempt, dict(self._ports.numbers), unguarded))
+
+    def _bring_out(self) -> None:
+        for task, port in self._ports.numbers.items():
+            if self._outer is not None and _is_auxiliary(task):
+                try:
+                    self._relay.open(port, self._outer)
+                except OSError as error:
+                    self._send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
     def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
         """Starts the forkserver, which imports what the tasks will import."""
@@ -122,6 +166,12 @@ class Attempts:
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
+        addresses = (address for group in order.cluster.values() for address in group)
+        hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
+        self._guards.learn({*hosts})
+        if self._tunnel_key is not None and self._outer is not None:
+            own = [port for task, port in self._ports.numbers.items() if not _is_auxiliary(task)]
+            self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
             self._forkserver.expect(start.program, cwd)
@@ -129,8 +179,13 @@ class Attempts:
     def show_stacks(self) -> None:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
+    def profile(self, order: Profile) -> None:
+        """Has tasks of this cluster profiled, from where they reach each other."""
+        self._profile.begin(order)
+
     def stop(self, grace_s: float, *, ordered: bool = False) -> None:
         """Begins to stop the tasks; `ordered`: the controller asked for it and waits for Empty."""
+        self._profile.end()
         if self._finished is not None:
             if ordered:  # nothing of this attempt was started here
                 self._send(Empty(self._number, 0, 0))
@@ -144,8 +199,10 @@ class Attempts:
 
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
         """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
-        problem = None
-        if self._pending is not None and hello is not None and self._forkserver.settled(now):
+        self._guards.poll(now)
+        ready = self._forkserver.settled(now) and self._guards.settled(now) and self._tunnel.settled(now)
+        problem = None if self._tree.stopping else self._tunnel.take_problem()
+        if problem is None and self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
             problem = self._start(order, hello)
         for pid, status in self._tree.reap():
@@ -172,6 +229,9 @@ class Attempts:
         if logs_first and any(task.log.unsent() for task in self._tasks.by_name.values()):
             return
         self._tasks.observe_logs(last=True)
+        saved = self._checkpoints.end()
+        if saved is not None:
+            self._send(saved)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
         self._finished, self._tree = self._tree, self._make_tree()
         self._prepared = set()
@@ -211,10 +271,13 @@ class Attempts:
         return None
 
     def _make_tree(self) -> processes.Tree:
-        return processes.Tree(self._forkserver.pids, self._gpus.pids)
+        outer = set() if self._outer is None else self._outer.pids
+        return processes.Tree(self._forkserver.pids, self._gpus.pids, self._profile.pids, self._tunnel.pids, outer)
 
     def _release_ports(self) -> None:
         self.checks.close()
+        self._tunnel.end()
+        self._guards.end()
         self._ports.release()
 
     def forget_finished(self) -> None:
@@ -223,6 +286,11 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
+
+
+def _is_auxiliary(task: str) -> bool:
+    """Whether it is TensorBoard, which listens on the loopback address only."""
+    return task.startswith("tensorboard:")
 
 
 def _find_checkpoints(order: orders.Start, cwd: str) -> str:

@@ -36,8 +36,17 @@ class CheckpointWatch:
         before, self._last = self._last, _find_newest(self._directory)
         if self._last is None or self._last != before or self._last == self._reported:
             return None
-        self._reported = self._last
-        changed, name = self._last
+        return self._report(self._last)
+
+    def end(self) -> Optional[Saved]:
+        """What was saved since; nothing writes there any more, and it is no longer watched."""
+        directory, self._directory = self._directory, ""
+        newest = _find_newest(directory)
+        return self._report(newest) if newest is not None and newest != self._reported else None
+
+    def _report(self, entry: _Entry) -> Saved:
+        self._reported = entry
+        changed, name = entry
         return Saved(name[:200], changed / 1e9)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 import time
@@ -180,12 +179,7 @@ class ForkserverClient:
 
     def end(self) -> None:
         """Kills the forkserver and waits until it is gone."""
-        for pid in list(self.pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        self.pids.clear()
+        processes.end_children(self.pids)
         self._forget()
 
     def _read_answer(self) -> None:

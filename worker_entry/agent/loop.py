@@ -26,6 +26,7 @@ from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Broken, Message, Noted
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.values import Problem
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
@@ -203,6 +204,8 @@ class Agent:
             self._attempts.accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
             self._attempts.show_stacks()
+        elif isinstance(message, Profile):
+            self._attempts.profile(message)
         elif isinstance(message, orders.Scalars):
             self._write_scalars(message)
         elif isinstance(message, orders.Stop):
@@ -235,6 +238,8 @@ class Agent:
             hint = "choose another directory" if self._reattach_folder is None else "make it writable"
             self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", hint))
             return
+        if hello.isolated and not self._isolate():
+            return
         self._hello = hello
         self._owned.callback(remove_empty_directory, hello.directory)
         self._lease.seconds = hello.lease_s
@@ -243,6 +248,20 @@ class Agent:
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
         self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
+
+    def _isolate(self) -> bool:
+        from worker_entry.agent.isolation.outer_network import OuterNetwork
+        from worker_entry.system.isolation import enter_own_network
+
+        try:
+            outer = OuterNetwork()
+            self._attempts.leave_network(outer)
+            enter_own_network()
+        except OSError as error:
+            hint = "the system forbids such namespaces (see `sysctl user.max_user_namespaces` and its AppArmor rules)"
+            self._break(Problem("no-isolation", f"no network of its own: {error.strerror}", hint))
+            return False
+        return True
 
     # --- what happens without an order ---
 

@@ -123,6 +123,7 @@ Number = Annotated[int, Within(-LARGEST, LARGEST)]
 Pid = Annotated[int, Within(1, 1 << 31)]
 Port = Annotated[int, Within(1, 65535)]
 
+NetworkName = Annotated[str, Matches(r"[0-9a-fA-F:.]{2,45}(?:/[0-9]{1,3})?", "network")]
 Name = Annotated[str, Text(256)]
 Line = Annotated[str, Text(8192)]
 Prose = Annotated[str, Text(32_768)]

@@ -22,7 +22,8 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_ty
 
 from worker_entry.protocol.field_limits import FLOAT_LIMIT, LARGEST, Limit
 from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
-from worker_entry.protocol.messages import Message, ToAgent, ToController
+from worker_entry.protocol.messages import Message, ToController
+from worker_entry.protocol.orders import ToAgent
 
 MARKER = b"\x1edistlaunch agent\x1e\n"
 

@@ -26,24 +26,10 @@ from worker_entry.protocol.field_limits import (
     Within,
 )
 from worker_entry.protocol.log_index import MARKS, Mark
-from worker_entry.protocol.orders import (
-    Attach,
-    Beat,
-    Clean,
-    Dial,
-    Goodbye,
-    Hello,
-    Inspect,
-    Offer,
-    Piece,
-    Preload,
-    Prepare,
-    Scalars,
-    ShowStacks,
-    Start,
-    Stop,
-)
+from worker_entry.protocol.orders import Beat, ToAgent
+from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.samples import NodeSample, TaskSample
+from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -104,10 +90,11 @@ class Synced:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All tasks can be started; `ports` are held until the tasks have bound them."""
+    """All tasks can be started; `ports` are held for them. `unguarded`: why strangers can reach some of the ports."""
 
     attempt: Attempt
     ports: Annotated[dict[OwnTask, Port], Items(10_000)]
+    unguarded: Annotated[dict[OwnTask, Line], Items(10_000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,7 @@ class Inspected:
 
     `program_hash`: SHA-256 of the program's own code, empty if there is none to compare. `free_bytes`: on the
     disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
-    written.
+    written. `addresses`: those of the node's interfaces but the loopback.
     """
 
     keras: Optional[Name]
@@ -126,6 +113,7 @@ class Inspected:
     program_hash: Name
     proxies: Annotated[list[Name], Items(16)]
     problem: Line = ""
+    addresses: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -264,9 +252,6 @@ class Broken:
     problem: Problem
 
 
-ToAgent = Union[
-    Hello, Attach, Offer, Piece, Preload, Prepare, Inspect, Dial, Start, ShowStacks, Scalars, Stop, Beat, Goodbye, Clean
-]
 ToController = Union[
     Ready,
     Attached,
@@ -282,8 +267,11 @@ ToController = Union[
     Halted,
     Status,
     Sampled,
+    Repelled,
+    Unguarded,
     Saved,
     Stacks,
+    Profiled,
     Log,
     Exited,
     Empty,

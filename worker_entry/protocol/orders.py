@@ -6,7 +6,7 @@ Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Optional
+from typing import Annotated, Optional, Union
 
 from worker_entry.protocol.field_limits import (
     BODY_LIMIT,
@@ -14,16 +14,20 @@ from worker_entry.protocol.field_limits import (
     Attempt,
     Count,
     Items,
+    Matches,
     Name,
+    NetworkName,
     Path,
     Port,
     TaskName,
+    Text,
     Within,
 )
+from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 8
+VERSION = 9
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
@@ -37,7 +41,7 @@ class Hello:
 
     `lease_s`: how long the agent goes on without hearing from its controller. `stream_logs`: whether the agent sends
     log bytes; a controller on the same machine reads the files itself. `sample_s`: how often the agent measures what
-    tasks use; 0: never.
+    tasks use; 0: never. `isolated`: whether the agent and its tasks live in a network of their own.
     """
 
     version: Count
@@ -47,6 +51,7 @@ class Hello:
     lease_s: float
     stream_logs: bool
     sample_s: Amount = 2.0
+    isolated: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,21 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class TunnelKey:
+    """A certificate and its private key, in PEM: each side of a connection between nodes shows that it has both."""
+
+    certificate: Annotated[str, Text(8192)]
+    key: Annotated[str, Text(8192)] = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Check every program and hold a port for every task, or report all problems.
 
-    With a `nonce`, every port answers a connection with it until the tasks are started.
+    With a `nonce`, every port answers connections until the tasks are started. `allowed`: the networks that may reach
+    the ports, besides this node and the nodes that call it. `guard`: whether to keep others from the ports: `auto`
+    where that is possible, `required`, or `off`. `tunnel`: what encrypts the connections between the nodes; the ports
+    are then held in the network that the agent has left.
     """
 
     attempt: Attempt
@@ -82,6 +98,9 @@ class Prepare:
     first_port: Port
     last_port: Port
     nonce: Name = ""
+    allowed: Annotated[list[NetworkName], Items(10_000)] = field(default_factory=list)
+    guard: Annotated[str, Matches("auto|required|off", "way to guard ports")] = "auto"
+    tunnel: Optional[TunnelKey] = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +140,15 @@ class Preload:
 
 @dataclass(frozen=True)
 class Start:
-    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type."""
+    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type.
+
+    `routes`: with a tunnel, the host that each other node's address in the cluster stands for.
+    """
 
     attempt: Attempt
     tasks: Annotated[list[TaskStart], Items(10_000)]
     cluster: dict[str, list[str]] = field(default_factory=dict)
+    routes: Annotated[dict[Name, Name], Items(10_000)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,3 +230,23 @@ class Clean:
     run_ids: list[Annotated[str, Path()]]
     reattach_folder: Optional[Annotated[str, Path()]] = None
     generation: Optional[Count] = None
+
+
+ToAgent = Union[
+    Hello,
+    Attach,
+    Offer,
+    Piece,
+    Preload,
+    Prepare,
+    Inspect,
+    Dial,
+    Start,
+    ShowStacks,
+    Profile,
+    Scalars,
+    Stop,
+    Beat,
+    Goodbye,
+    Clean,
+]

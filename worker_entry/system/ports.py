@@ -1,24 +1,39 @@
 """Holds ports, so that none is lost between its choice and the moment when TensorFlow binds it.
 
-A port is held by a socket that is bound but does not listen. It is bound *without* SO_REUSEPORT, so that no other
-launcher can hold it, and gets the option afterwards, so that a server with the option (gRPC under
-TF_GRPC_REUSE_PORT=true) can still bind it. Linux and macOS check the existing sockets' option when a new one is bound.
+A port is held by a socket that is bound *without* SO_REUSEPORT, so that no other launcher can hold it, and gets the
+option afterwards, so that a server with the option (gRPC under TF_GRPC_REUSE_PORT=true) can still bind it. Linux and
+macOS check the existing sockets' option when a new one is bound.
 
-For a program that uses SO_REUSEADDR instead, as PyTorch does, the held socket gets that option. Any other program with
-SO_REUSEADDR could then take the port, so it is only protected from other launchers and from ports chosen at random.
+On Linux, that socket also listens, and a filter in the kernel decides for each connection whether the server gets it;
+see `agent.port_guards`. It is of IPv6 and takes IPv4 as well, as gRPC's: sockets of two families share no filter.
+
+For a program that uses SO_REUSEADDR instead, as PyTorch does, the held socket gets that option, and does not listen.
+Any other program with SO_REUSEADDR could then take the port, so it is only protected from other launchers and from
+ports chosen at random.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import socket
+import struct
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 from worker_entry.protocol.values import Problem, TaskRequest
 from worker_entry.system import kernel
+from worker_entry.system.address_filter import compile_filter
+from worker_entry.system.network import HERE, Network
 
 LAST_PORT = 65535
 POLL_S = 0.04
+UNKNOWN = "another process (of another user, or one that does not listen yet)"
+BACKLOG = 128
+NOBODY = compile_filter(())
+"""A filter that lets nobody through."""
+_ATTACH_FILTER = 51
+"""SO_ATTACH_REUSEPORT_CBPF of Linux 4.5 and later, which Python does not name."""
 
 
 class HeldPorts:
@@ -28,11 +43,24 @@ class HeldPorts:
         self.numbers: dict[str, int] = {}
         self.forming: set[str] = set()
         """The tasks that have not opened their ports yet."""
+        self.guarded: dict[str, socket.socket] = {}
+        """The sockets of ports that have a filter; they listen."""
+        self.unguarded: dict[str, str] = {}
+        """Why the other ports have none."""
+        self.probe: Callable[[str, int], Optional[bool]] = lambda _task, _port: None
+        """Tells of a guarded port whether its task listens; None for any other port."""
+        self.network = HERE
+        """Where the ports are held; where their tasks listen does not matter."""
+        self._guards = True
         self._polled = 0.0
         self._sockets: list[socket.socket] = []
 
-    def hold(self, requests: list[TaskRequest], first: int, last: int) -> list[Problem]:
-        """Holds a port for every request; returns the problems of those for which it could not."""
+    def hold(self, requests: list[TaskRequest], first: int, last: int, *, guard: bool = True) -> list[Problem]:
+        """Holds a port for every request; returns the problems of those for which it could not.
+
+        `guard`: whether the ports get a filter where that is possible.
+        """
+        self._guards = guard
         problems = []
         # Explicit ports first, so that no automatic choice takes them.
         for request in requests:
@@ -57,43 +85,95 @@ class HeldPorts:
         if now < self._polled + POLL_S:
             return []
         self._polled = now
-        found = [task for task in self.forming if is_open(self.numbers[task])]
+        found = [task for task in self.forming if self._is_open(task, self.numbers[task])]
         self.forming.difference_update(found)
         return found
+
+    def _is_open(self, task: str, port: int) -> bool:
+        joined = self.probe(task, port)
+        return is_open(port) if joined is None else joined
 
     def release(self) -> None:
         for held in self._sockets:
             held.close()
         self._sockets.clear()
+        self.guarded.clear()
+        self.unguarded.clear()
         self.numbers.clear()
         self.forming.clear()
 
     def _hold_explicit(self, request: TaskRequest) -> Optional[Problem]:
         task, port = request.task, request.port
         error = self._try(request, port)
-        if error is not None and error.errno == errno.EADDRINUSE and kernel.only_closing(port):
+        if error is not None and error.errno == errno.EADDRINUSE and self.network.look_up(port).closing:
             # Closing connections of a run that has just ended block a port for a minute.
             error = self._try(request, port, reuse=True)
         if error is None:
             return None
         if error.errno == errno.EADDRINUSE:
-            holder = kernel.port_holder(port) or "another process (of another user, or one that does not listen yet)"
+            holder = self.network.look_up(port).holder or UNKNOWN
             return Problem("port-taken", f"port {port} is held by {holder}", "stop it or choose another port", task)
         return Problem("port-refused", f"port {port} cannot be bound: {error.strerror}", "choose another port", task)
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
-        held = _socket()
+        try:
+            held = self.network.make_socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
+        except OSError as error:
+            return error
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
             held.bind(("", port))
         except OSError as error:
             held.close()
             return error
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, not request.reuse_address)
         self._sockets.append(held)
         self.numbers[request.task] = port
+        problem = "its program does not share the port" if request.reuse_address else "guard: off in the spec"
+        if self._guards and not request.reuse_address:
+            problem = _guard(held)  # binds it once more, with the same option
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)
+        if problem:
+            self.unguarded[request.task] = problem
+        else:
+            self.guarded[request.task] = held
         return None
+
+
+def render_unguarded(reasons: Mapping[str, str]) -> list[Problem]:
+    """A problem for each task whose port others can reach, and why."""
+    hint = "leave `guard: required` out of the spec to start nevertheless"
+    return [
+        Problem("port-unguarded", f"the port of {task} cannot be guarded: {why}", hint, task)
+        for task, why in reasons.items()
+    ]
+
+
+def _guard(held: socket.socket) -> str:
+    """Lets the socket listen behind a filter that lets nobody through; returns why it cannot, or nothing."""
+    try:
+        attach_filter(held, NOBODY)
+    except (OSError, AttributeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return f"this system has no filters for ports: {why}"
+    held.listen(BACKLOG)
+    held.setblocking(False)
+    return ""
+
+
+def attach_filter(listener: socket.socket, program: bytes) -> None:
+    """From now on, only connections that the program lets through go to the server that shares the listener's port.
+
+    All others, and all while there is no such server, go to the listener itself. `program`: see `compile_filter`.
+
+    Raises:
+        OSError: this system has no such filters.
+    """
+    if not kernel.LINUX:
+        raise OSError(errno.ENOPROTOOPT, "it is not Linux")
+    code = ctypes.create_string_buffer(program, len(program))
+    fields = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))  # struct sock_fprog
+    listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, fields)
 
 
 def is_port(number: int) -> bool:
@@ -102,10 +182,26 @@ def is_port(number: int) -> bool:
 
 def is_open(port: int) -> bool:
     """Whether a process listens on this port of the machine."""
-    with _socket() as probe:
+    with HERE.make_socket(socket.AF_INET) as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def has_ipv4_listener(port: int) -> bool:
+    """Whether a socket of IPv4 alone listens on this port."""
+    try:
+        with open("/proc/net/tcp", encoding="ascii") as stream:
+            rows = [line.split() for line in stream]
+    except OSError:
+        return False
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows[1:])
+
+
+def dual_socket(network: Network) -> socket.socket:
+    """A socket for IPv6 and IPv4, as gRPC's; for IPv4 where there is no IPv6."""
+    try:
+        both = network.make_socket(socket.AF_INET6)
+    except OSError:
+        return network.make_socket(socket.AF_INET)
+    both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return both

@@ -47,6 +47,16 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
     return process.pid
 
 
+def end_children(pids: set[int]) -> None:
+    """Kills these children, waits until they are gone, and empties the set."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    pids.clear()
+
+
 class Tree:
     """All processes below this one, and how they are stopped; `add` names the leaders of the tasks' sessions.
 

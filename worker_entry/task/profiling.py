@@ -48,8 +48,8 @@ _MESSAGES = {
 def main() -> None:
     """Reads `{"tasks": {NAME: {"address": HOST:PORT, "operations": BOOL}}, "directory": …, "duration_s": …}`.
 
-    Writes `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: the folder with each task's NAME.xplane.pb,
-    the tasks whose profile is empty, and those that could not be asked.
+    Writes a last line `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: the folder with each task's
+    NAME.xplane.pb, the tasks whose profile is empty, and those that could not be asked.
     """
     order = json.load(sys.stdin)
     session = time.strftime("%Y_%m_%d_%H_%M_%S")
@@ -59,7 +59,8 @@ def main() -> None:
         silent, failed = _ask_all(messages, order, root, session)
         if failed or not silent:
             break
-    json.dump({"directory": f"{root}/{session}", "silent": silent, "failed": failed}, sys.stdout)
+    answer = {"directory": f"{root}/{session}", "silent": silent, "failed": failed}
+    print(f"\n{json.dumps(answer)}", flush=True)
 
 
 def _ask_all(

@@ -40,6 +40,8 @@ class SshTarget:
     known_hosts: tuple[Path, ...]
     host_key_alias: str | None
     proxy_command: str | None
+    pkcs11: bool = False
+    """Whether keys are on a smart card."""
 
     @property
     def key_name(self) -> str:
@@ -71,6 +73,12 @@ class SshOverrides:
             "ProxyJump": self.proxy_jump,
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+    def known_hosts_options(self) -> list[str]:
+        """The same for where host keys are looked up."""
+        if self.known_hosts_file is None:
+            return []
+        return [f'UserKnownHostsFile="{self.known_hosts_file}"', "GlobalKnownHostsFile=none"]
 
 
 def load_target(host: str, overrides: SshOverrides | None = None) -> SshTarget:
@@ -159,6 +167,7 @@ def parse_target(host: str, text: str) -> SshTarget:
         known_hosts=tuple(_path(name, hostname, user) for name in files if name not in NONE),
         host_key_alias=first("hostkeyalias") or None,
         proxy_command=_proxy_command(first("proxycommand"), first("proxyjump"), hostname, port, user),
+        pkcs11=first("pkcs11provider", "none") not in NONE,
     )
 
 

@@ -13,6 +13,7 @@ from worker_entry.protocol.messages import Inspected, Ready
 from worker_entry.protocol.orders import VERSION, Inspect
 from worker_entry.protocol.values import GpuUse, Program
 from worker_entry.system import clock, hardware
+from worker_entry.system.interfaces import own_addresses
 
 FILES_LIMIT = 2000
 """At most this many files of a module are hashed."""
@@ -46,6 +47,7 @@ def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
         program_hash=_hash_program(order.program, cwd),
         proxies=[name for name in environment.PROXIES if os.environ.get(name)],
         problem=_leave_mark(order.shared, order.mark) if order.mark else "",
+        addresses=[str(address) for address in own_addresses() if not address.is_loopback],
     )
 
 

@@ -10,10 +10,13 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from worker_entry.agent.checks.calls import make_greeting, make_proof
 from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.protocol.messages import Dialled
 from worker_entry.protocol.orders import Dial
 from worker_entry.protocol.values import DialResult, Target
+from worker_entry.system.network import Network
+from worker_entry.system.ports import dual_socket
 
 DIAL_S = 5.0
 """How long a dialled address may take to answer."""
@@ -31,21 +34,21 @@ _FAILURES = {
 
 
 class PortResponders:
-    """Answers connections to held ports, so that other nodes can check that they reach them."""
+    """Answers connections to held ports that have no guard, so that other nodes can check that they reach them."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._open: set[socket.socket] = set()
 
-    def open(self, ports: Mapping[str, int], nonce: str) -> None:
-        """Listens on the tasks' ports.
+    def open(self, ports: Mapping[str, int], nonce: str, network: Network) -> None:
+        """Listens on the tasks' ports in the network that holds them.
 
         Raises:
             OSError: a port cannot be listened on.
         """
         for task, port in ports.items():
-            listener = listen(port)
-            greeting = _greeting(nonce, task)
+            listener = listen(port, network)
+            greeting = make_greeting(nonce, task)
             self._add(listener, lambda listener=listener, greeting=greeting: self._greet(listener, greeting))
 
     def _greet(self, listener: socket.socket, greeting: bytes) -> None:
@@ -53,8 +56,15 @@ class PortResponders:
             caller, _ = listener.accept()
             caller.setblocking(False)
             # The caller has to close first: the kernel then keeps its end of the connection busy, not our port.
-            self._add(caller, lambda: self._remove(caller))
+            self._add(caller, lambda: self._hear(caller))
             caller.send(greeting)
+
+    def _hear(self, caller: socket.socket) -> None:
+        heard = b""
+        with contextlib.suppress(OSError):
+            heard = caller.recv(256)
+        if not heard:
+            self._remove(caller)
 
     def _add(self, new: socket.socket, callback: object) -> None:
         new.setblocking(False)
@@ -71,19 +81,13 @@ class PortResponders:
             self._remove(closing)
 
 
-def listen(port: int) -> socket.socket:
+def listen(port: int, network: Network) -> socket.socket:
     """A listener on a port that another socket holds; for IPv4 and IPv6, like TensorFlow's."""
-    try:
-        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        place: tuple[str, int] = ("::", port)
-    except OSError:  # a kernel without IPv6
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        place = ("0.0.0.0", port)  # noqa: S104 - as TensorFlow's own server will be
+    listener = dual_socket(network)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is held with one of these two options
     try:
-        listener.bind(place)
+        listener.bind(("", port))
         listener.listen(128)
     except OSError:
         listener.close()
@@ -117,7 +121,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
     """Why an address of the target does not answer as expected; empty if it does."""
-    greeting, received = _greeting(nonce, target.task), b""
+    greeting, received = make_greeting(nonce, target.task), b""
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:
             caller.settimeout(DIAL_S)
@@ -125,12 +129,10 @@ def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
             with contextlib.suppress(OSError):
                 while len(received) < len(greeting) and (piece := caller.recv(len(greeting) - len(received))):
                     received += piece
+                if received == greeting:
+                    caller.sendall(make_proof(nonce, target.task))
     except TimeoutError:
         return "timed-out"
     except OSError as error:
         return _FAILURES.get(error.errno or 0, error.strerror or str(error))
     return "" if received == greeting else "other"
-
-
-def _greeting(nonce: str, task: str) -> bytes:
-    return f"distlaunch {nonce} {task}\n".encode()

@@ -1,0 +1,136 @@
+"""Ways by a program of this machine: it runs a command on the node and connects its stdin and stdout to ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.payload import Payload
+from launcher.transports.way import Opening
+
+HOST, COMMAND = "{host}", "{command}"
+STATUS_S = 15.0
+"""How long a program may take to end once its stdout has."""
+SAID_LINES = 20
+"""Lines of a program's stderr that are told; of an error, the last one is."""
+
+
+@dataclass(frozen=True)
+class ProgramWay:
+    """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told."""
+
+    words: tuple[str, ...]
+    host: str
+    address: str | None = None
+    note: str = ""
+
+    def open(self, payload: Payload, python: str, opening: Opening) -> ProgramStream:
+        words = expand(self.words, self.host, payload)
+        opening.begin()
+        if self.note:
+            opening.note(self.note)
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,  # the terminal's Ctrl-C is ours to handle; nothing can be asked there
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise LinkError(f"{words[0]} cannot be started: {reason}") from None
+        stream = ProgramStream(process, os.path.basename(words[0]), opening.note)  # noqa: PTH119 - a word, not a path
+        with contextlib.suppress(OSError):  # the program has ended, and has said why
+            stream.write(payload.first_bytes(python))
+        return stream
+
+
+def expand(words: Sequence[str], host: str, payload: Payload) -> list[str]:
+    """The words with the node and the payload's command in place of `{host}` and `{command}`.
+
+    A word with `{command}` is for a program that gives it to a shell on the node. Without one, the command follows as
+    words of its own, for a program that runs them as they are.
+    """
+    filled = [word.replace(HOST, host).replace(COMMAND, payload.command) for word in words]
+    return filled if any(COMMAND in word for word in words) else [*filled, *payload.words]
+
+
+class ProgramStream:
+    """The running program. `note` gets what it has said on stderr before its first output."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, note: Callable[[str], None]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._name = name
+        self._note = note
+        self._input, self._output = process.stdin, process.stdout
+        self._answered = False
+        self._said: deque[str] = deque(maxlen=SAID_LINES)
+        self._heard = threading.Thread(target=self._listen, name=f"{name}-stderr", daemon=True)
+        self._heard.start()
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        if not select.select([self._output], [], [], timeout_s)[0]:
+            raise LinkBroken(f"no data for {timeout_s:.0f} s{self._last_words}")
+        data = os.read(self._output.fileno(), size)
+        while data and not self._answered and self._said:
+            self._note(f"{self._name}: {self._said.popleft()}")
+        self._answered = self._answered or bool(data)
+        # Programs have many reasons to end. Only 0 is certainly the agent's own status; a new connection shows whether
+        # the agent goes on.
+        if not data and (status := self._wait()) != 0:
+            raise LinkBroken(f"{self._name} {_render_status(status)}{self._last_words}")
+        return data
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._input.fileno(), view) :]
+
+    def finish(self) -> None:
+        self._input.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()  # also wakes a writer
+        self._process.wait()
+
+    def how_ended(self) -> str:
+        return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return self._wait()
+
+    @property
+    def _last_words(self) -> str:
+        self._heard.join(0.5)
+        return f": {self._said[-1]}" if self._said else ""
+
+    def _wait(self) -> int | None:
+        try:
+            return self._process.wait(STATUS_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            for line in stream:
+                if text := line.decode("utf-8", "replace").strip():
+                    self._said.append(text)
+
+
+def _render_status(status: int | None) -> str:
+    if status is None:
+        return "goes on without its stdout"
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,134 @@
+"""Starts another machine's agent: one command there, and frames over its stdin and stdout, by whatever way."""
+
+from __future__ import annotations
+
+import threading
+
+from launcher.transports.base import Deliver, LinkError, LinkNote, LogSink, Resumption
+from launcher.transports.payload import make_payload
+from launcher.transports.resumable_link import ResumableLink
+from launcher.transports.streams import Stream, ask
+from launcher.transports.way import Opening, Way
+from worker_entry.protocol.messages import Cleaned, Message
+from worker_entry.protocol.orders import VERSION, Clean
+
+END_WAIT_S = 15.0
+"""How long an agent may take to stop: its grace for the tasks, and the round trip."""
+LAST_TRY_S = 5.0
+"""How long one more connection may take when a node's agent is silent."""
+END_BY_GUARDIAN_S = 25.0
+"""How long that connection may take to clean the node."""
+
+
+class RemoteTransport:
+    """A machine with Python. `python` is its interpreter, found on its PATH."""
+
+    shares_files = False
+
+    def __init__(self, way: Way, python: str) -> None:
+        self._way = way
+        self._python = python
+
+    def connect(
+        self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
+    ) -> RemoteLink:
+        return RemoteLink(
+            node=node,
+            way=self._way,
+            python=self._python,
+            deliver=deliver,
+            mirror=mirror,
+            lease_s=lease_s,
+            resumption=resumption,
+        )
+
+
+class RemoteLink:
+    """The link to a node, from the first attempt to connect; its own thread makes the connections."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        way: Way,
+        python: str,
+        deliver: Deliver,
+        mirror: LogSink,
+        lease_s: float,
+        resumption: Resumption | None = None,
+    ) -> None:
+        self._way = way
+        self._python = python
+        self._closing = threading.Event()
+        self._opening = Opening(
+            cancelled=self._closing, begin=self._begin, note=lambda text: deliver(node, LinkNote(text))
+        )
+        self._lock = threading.Lock()
+        self._began = resumption is not None
+        self._frames = ResumableLink(
+            node,
+            lambda: self._way.open(make_payload("node"), python, self._opening),
+            deliver,
+            mirror,
+            lease_s=lease_s,
+            reopen=self._reopen,
+            resumption=resumption,
+        )
+
+    @property
+    def last_heard(self) -> float:
+        return self._frames.last_heard
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._frames.clock_offset_s
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        self._frames.send(message, body)
+
+    def confirm(self, frame: int) -> None:
+        self._frames.confirm(frame)
+
+    def drop_if_silent(self, limit_s: float) -> None:
+        self._frames.drop_if_silent(limit_s)
+
+    def abandon(self) -> None:
+        self._frames.give_up()
+
+    def close(self) -> int | None:
+        with self._lock:
+            self._closing.set()
+            if not self._began:
+                return 0  # nothing was started on the node
+        if not self._frames.began:
+            self._frames.give_up()  # an agent that still starts finds its stdin closed, and ends
+            return 0
+        self._frames.finish()
+        if not self._frames.join(END_WAIT_S):
+            self._frames.give_up()
+        if self._frames.taken_over:
+            return None
+        return 0 if self._frames.ended or self._end_by_guardian() else None
+
+    def _end_by_guardian(self) -> bool:
+        """Has the guardian stop an unreachable agent, over a new connection; returns whether nothing is left."""
+        if self._frames.reattach_folder is None:
+            return False
+        try:
+            stream = self._way.open(make_payload("clean"), self._python, Opening(within_s=LAST_TRY_S, attempts=1))
+            order = Clean(VERSION, [], self._frames.reattach_folder, self._frames.generation)
+            answer = ask(stream, order, END_BY_GUARDIAN_S)
+        except LinkError:
+            return False
+        return isinstance(answer, Cleaned) and not answer.left
+
+    def _reopen(self, within_s: float) -> Stream:
+        opening = Opening(within_s=within_s, attempts=1, cancelled=self._closing, begin=self._begin)
+        return self._way.open(make_payload("attach"), self._python, opening)
+
+    def _begin(self) -> None:
+        """Notes that something may be started on the node, which `close` has to wait for."""
+        with self._lock:
+            if self._closing.is_set() and not self._began:
+                raise LinkError("the run ended before the connection was established")
+            self._began = True

@@ -1,0 +1,32 @@
+"""What a host's configuration asks for and paramiko cannot do, so that OpenSSH has to."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from launcher.transports.ssh.config import SshTarget
+from launcher.transports.ssh.known_hosts import load_known_keys
+
+SECURITY_KEY = "sk-"
+"""How the types of keys begin whose private half is on a security key (FIDO)."""
+
+
+def find_limit(target: SshTarget) -> str:
+    """Why the host is not for paramiko; empty if nothing is known against it."""
+    known = load_known_keys(target.key_name, target.known_hosts)
+    if known.has_authority and not known.trusted:
+        return "a certificate authority vouches for its host key"
+    if target.pkcs11:
+        return "its keys are on a smart card"
+    for file in target.identity_files:
+        if _is_on_security_key(file):
+            return f"the key {file.name} is on a security key"
+    return ""
+
+
+def _is_on_security_key(file: Path) -> bool:
+    public = file.with_name(f"{file.name}.pub")
+    with contextlib.suppress(OSError):
+        return file.exists() and public.read_bytes().startswith(SECURITY_KEY.encode())
+    return False

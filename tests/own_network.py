@@ -1,0 +1,55 @@
+"""A network of a test's own, in which every address is this machine's: a caller may have any source address."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.namespaces import IP
+
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_FREEBIND = {socket.AF_INET: (socket.IPPROTO_IP, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
+
+
+def enter_own_network() -> None:
+    """Moves this process, which has one thread, into a new network; works for an ordinary user, too."""
+    user, group = os.getuid(), os.getgid()
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_NETWORK) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    for command in ("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo"):
+        subprocess.run([IP, *command.split()], check=True)
+
+
+def call(source: str, port: int, destination: str | None = None) -> socket.socket:
+    """A connection from this address, which may be any but a mapped one.
+
+    Raises:
+        OSError: it was refused.
+    """
+    family = socket.AF_INET6 if ":" in source else socket.AF_INET
+    caller = socket.socket(family)
+    try:
+        caller.setsockopt(*_FREEBIND[family], 1)
+        caller.settimeout(5)
+        caller.bind((source, 0))
+        caller.connect((destination or ("::1" if family == socket.AF_INET6 else "127.0.0.1"), port))
+    except OSError:
+        caller.close()
+        raise
+    return caller
+
+
+def networks() -> set[str]:
+    """The networks in which processes of this machine live."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):
+            found.add(str(process.readlink()))
+    return found

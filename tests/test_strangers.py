@@ -1,0 +1,107 @@
+"""A machine that is not of the cluster tries its ports all the time, and gets nothing, while the cluster trains."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAMS, Ran, distlaunch_command
+from tests.namespaces import CONTROLLER, Host, Network, running_network
+from tests.sshd import SSHD
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.ssh,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
+        reason="network namespaces want root, iproute2 and OpenSSH's server",
+    ),
+]
+
+
+SHORT = ("-m", "worker_entry.demo.train", "--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with running_network(tmp_path_factory.mktemp("network"), count=3) as network:
+        yield network
+
+
+@contextlib.contextmanager
+def scanning(stranger: Host, target: str, first: int, last: int, found: dict[str, Any]) -> Iterator[None]:
+    """The stranger tries these ports of the target; what it found is known at the end."""
+    program = (PROGRAMS / "scan.py").read_text()  # hosts do not see closed folders, such as this one may be in
+    scan = [sys.executable, "-c", program, target, str(first), str(last)]
+    with subprocess.Popen(
+        [*stranger.enter, *scan], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "scanning\n"
+        try:
+            yield
+        finally:
+            answer, _ = process.communicate(timeout=60)
+        found.update(json.loads(answer))
+
+
+def run(network: Network, directory: Path, *arguments: str) -> Ran:
+    done = network.run(distlaunch_command(arguments[0], "--run-dir", str(directory), *arguments[1:]), timeout=200)
+    return Ran(done.returncode, done.stdout, done.stderr, directory)
+
+
+def refused(ran: Ran) -> set[tuple[str, str]]:
+    """The tasks whose ports have refused somebody, and whom."""
+    lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_text().splitlines()]
+    return {(line["task"], line["address"]) for line in lines if line["event"] == "stranger-refused"}
+
+
+@pytest.mark.parametrize(
+    ("host", "guard"), [(CONTROLLER[0], "off"), (CONTROLLER[0], "required"), (CONTROLLER[1], "required")]
+)
+def test_a_stranger_reaches_a_local_run_only_without_its_guards(
+    network: Network, tmp_path: Path, host: str, guard: str
+) -> None:
+    found: dict[str, Any] = {}
+    first = 23600 + 20 * (guard == "off") + 10 * (":" in host)  # closing connections hold a port for a minute
+    settings = ("--set", f"guard={guard}", "--set", f"ports={first}-{first + 1}")
+    with scanning(network.hosts["gpu-c"], host, first, first + 1, found):
+        ran = run(network, tmp_path / "run", "local", "--workers", "2", *settings, *SHORT)
+    assert ran.status == 0, ran.stderr
+    assert found["tries"] > 200
+    if guard == "off":
+        assert found["answered"] == [first, first + 1]
+        return
+    assert found["answered"] == []
+    assert found["connected"] > 50
+    stranger = network.hosts["gpu-c"]
+    address = stranger.address6 if ":" in host else stranger.address
+    assert refused(ran) == {("worker:0", address), ("worker:1", address)}
+    assert [task["unguarded"] for task in ran.report["attempts"][0]["tasks"]] == [None, None]
+
+
+def test_a_stranger_does_not_reach_parameter_servers_on_two_machines(network: Network, tmp_path: Path) -> None:
+    spec = network.folder / "servers.yaml"
+    spec.write_text(
+        "strategy: parameter_server\nguard: required\nports: 23660-23661\n"
+        "program: {module: worker_entry.demo.train, args: [--epochs, '2']}\n"
+        f"nodes:\n- {{host: gpu-a, python: {sys.executable}, tasks: {{chief: 1, ps: 1}}}}\n"
+        f"- {{host: gpu-b, python: {sys.executable}, tasks: {{worker: 2}}}}\n"
+    )
+    found: dict[str, Any] = {}
+    with scanning(network.hosts["gpu-c"], network.hosts["gpu-b"].address, 23660, 23661, found):
+        ran = run(network, tmp_path / "run", "up", str(spec))
+    assert ran.status == 0, ran.stderr
+    assert found["answered"] == []
+    assert found["connected"] > 50
+    stranger = network.hosts["gpu-c"].address
+    assert refused(ran) == {("worker:0", stranger), ("worker:1", stranger)}

@@ -1,0 +1,241 @@
+"""What every way to a node has to do: the same tests over each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launcher.transports.payload import make_payload
+from launcher.transports.programs import expand
+from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
+from tests.containers import build_image, output_of, skip_without_docker
+from tests.sshd import make_hosts, running_sshd, skip_without_openssh
+from tests.witness import make_mark, marked, wait_until
+
+HOSTILE = ["a b", "'", '"', "$HOME `id` \\", "line\nbreak", "ünïcode ⚙", "-x", "*", ";", "&&", "\t", "#", "~", "%h"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that is reached by `way`, as YAML; `client` finds the program that is the way among our descendants."""
+
+    host: str
+    way: str
+    env: Mapping[str, str]
+    client: str
+    python: str = sys.executable
+
+    def write_spec(self, folder: Path, settings: str) -> str:
+        path = folder / "spec.yaml"
+        path.write_text(
+            f"way: {self.way}\nnodes: [{{host: {self.host}, address: 127.0.0.1, python: {self.python}}}]\n{settings}"
+        )
+        return str(path)
+
+
+WAY = f"{sys.executable}, {PROGRAMS / 'way.py'}"
+PROGRAM_WAYS = {
+    "a line for a shell": f"{{command: [{WAY}, sh, -c, '{{command}}']}}",
+    "words": f"{{command: [{WAY}]}}",
+}
+
+
+@pytest.fixture(
+    params=[
+        *PROGRAM_WAYS,
+        pytest.param("paramiko", marks=pytest.mark.ssh),
+        pytest.param("openssh", marks=pytest.mark.ssh),
+        pytest.param("ssh as a command", marks=pytest.mark.ssh),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param in PROGRAM_WAYS:
+        yield Place("node", PROGRAM_WAYS[request.param], {}, "way.py")
+        return
+    if request.param == "docker":
+        with running_container(tmp_path) as name:
+            yield Place(name, "docker", {}, "docker exec", python="python3")
+        return
+    skip_without_openssh()
+    folder = tmp_path / "ssh"
+    folder.mkdir(mode=0o700)
+    hosts = make_hosts(folder)
+    with running_sshd(hosts, *hosts.addresses.values()):
+        hosts.trust()
+        way = request.param if request.param != "ssh as a command" else "{command: [ssh, -T, '{host}', '{command}']}"
+        yield Place("gpu-a", way, hosts.env, "ssh")
+
+
+@contextlib.contextmanager
+def running_container(shared: Path) -> Iterator[str]:
+    """A container without sshd or network, which sees this folder at its own place."""
+    skip_without_docker()
+    name = f"distlaunch-way-{secrets.token_hex(4)}"
+    wait = "trap 'exit 0' TERM; while :; do sleep 1; done"
+    options = ("-d", "--rm", "--network", "none", "--user", "root", "--entrypoint", "sh", "--name", name)
+    output_of("docker", "run", *options, "-v", f"{shared}:{shared}", build_image(), "-c", wait)
+    try:
+        yield name
+    finally:
+        output_of("docker", "stop", name)
+
+
+def up(distlaunch: Distlaunch, place: Place, folder: Path, settings: str, **env: str) -> Ran:
+    return distlaunch("up", place.write_spec(folder, settings), env={**place.env, **env})
+
+
+def as_yaml(script: str, *arguments: str) -> str:
+    return f"program: {{command: {json.dumps(['sh', '-c', script, *arguments])}}}\n"
+
+
+def test_bytes_hostile_words_and_a_megabyte_of_environment_arrive_as_they_are(
+    distlaunch: Distlaunch, place: Place, tmp_path: Path
+) -> None:
+    large = {f"LARGE_{index}": f"{index}x'\"\n é" * 15_000 for index in range(9)}
+    show = 'printf "%s" ' + " ".join(f'"${name}"' for name in large)
+    script = f'for word; do printf "%s\\0" "$word"; done; {show} | cksum; head -c 2000000 /dev/urandom'
+    settings = f"env_from: [{', '.join(large)}]\n{as_yaml(script, 'sh', *HOSTILE)}"
+    ran = up(distlaunch, place, tmp_path, settings, **large)
+    assert ran.status == 0, ran.stderr
+    assert "0 processes left" in ran.stderr
+    log, whole = ran.log("worker-0"), "".join(large.values()).encode()
+    assert len(whole) > 1_000_000
+    words = "".join(f"{word}\0" for word in HOSTILE).encode()
+    sums = subprocess.run(["cksum"], input=whole, capture_output=True, check=True).stdout
+    assert log.startswith(words + sums)
+    assert len(log) == len(words) + len(sums) + 2_000_000
+
+
+def test_a_way_that_breaks_is_opened_again_and_nothing_is_lost(place: Place, tmp_path: Path) -> None:
+    mark = make_mark()
+    script = "i=0; while [ ! -e end ]; do i=$((i+1)); echo line $i; sleep 0.01; done; echo $i >last"
+    spec = place.write_spec(tmp_path, f"working_directory: {tmp_path}\n{as_yaml(script)}")
+    command = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), "-e", next(iter(mark)), spec)
+    env = {**os.environ, **place.env, **mark}
+    log = tmp_path / "run" / "attempt-1" / "worker-0.log"
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        for number in (1, 2):
+            wait_until(lambda: log.exists() and b"line" in log.read_bytes(), "it runs")
+            break_way(place, process.pid)
+            grown = len(log.read_bytes())
+            wait_until(lambda: len(log.read_bytes()) > grown + 1000, f"it goes on after {number}")  # noqa: B023
+        (tmp_path / "end").touch()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert said.count("nothing was lost") == 2
+    last = int((tmp_path / "last").read_text())
+    assert log.read_text() == "".join(f"line {number}\n" for number in range(1, last + 1))
+    assert marked(mark) == []
+
+
+def break_way(place: Place, controller: int) -> None:
+    """Ends the connection: the program that is the way, or the server's end of it."""
+    if place.way == "paramiko":
+        sessions = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "sshd"]
+        mine = psutil.Process().children(recursive=True)
+        for session in sessions:
+            if session in mine and session.parent() in mine:
+                session.kill()
+        return
+    children = psutil.Process(controller).children()
+    [way] = [child for child in children if place.client in " ".join(child.cmdline())]
+    way.send_signal(signal.SIGKILL)
+
+
+def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
+    mark = make_mark()
+    program = as_yaml("echo begun; setsid sleep 600 & exec sleep 600")
+    spec = place.write_spec(tmp_path, f"working_directory: {tmp_path}\n{program}")
+    command = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), "-e", next(iter(mark)), spec)
+    log = tmp_path / "run" / "attempt-1" / "worker-0.log"
+    env = {**os.environ, **place.env, **mark}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: log.exists() and b"begun" in log.read_bytes(), "it runs")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "0 processes left" in said
+    wait_until(lambda: marked(mark) == [], "nothing is left")
+
+
+# --- programs that are no way ---
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("{command: [no-such-program]}", "node: no no-such-program on PATH, the program of its way"),
+        ("{command: ['false']}", "false ended with status 1"),
+        ("{command: [sh, -c, 'echo no such machine >&2; exit 255']}", "sh ended with status 255: no such machine"),
+        ("{command: [sh, -c, 'echo Welcome; exit 3']}", "Welcome"),
+        ("{command: [sh, -c, 'kill -9 $$']}", "sh was ended by signal 9"),
+    ],
+)
+def test_a_program_that_is_no_way_is_told_with_its_reason(
+    distlaunch: Distlaunch, tmp_path: Path, way: str, said: str
+) -> None:
+    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("true")))
+    assert ran.status in (2, 3)
+    assert "node" in ran.stderr
+    assert said in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "echo Welcome to this machine; {command}",
+        "printf 'no newline'; {command}",
+        "echo a word on stderr >&2; {command}",
+        "{command} 2>&1",
+        "cd /; umask 0; {command}",
+    ],
+)
+def test_what_shells_and_programs_say_around_the_agent_does_not_matter(
+    distlaunch: Distlaunch, tmp_path: Path, around: str
+) -> None:
+    way = f"{{command: [sh, -c, {json.dumps(around)}]}}"
+    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
+    assert ran.status == 0, ran.stderr
+    assert ran.log("worker-0") == b"begun\n"
+
+
+def test_a_way_with_a_terminal_is_told_as_such(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    program = tmp_path / "terminal"
+    program.write_text(
+        textwrap.dedent(f"""\
+            #!{sys.executable}
+            import pty, sys
+            sys.exit(pty.spawn(["/bin/sh", "-c", sys.argv[1]]))
+            """)
+    )
+    program.chmod(0o755)
+    way = f"{{command: [{program}, '{{command}}']}}"
+    ran = distlaunch("up", Place("node", way, {}, "").write_spec(tmp_path, as_yaml("echo begun")))
+    assert ran.status == 3
+    assert "a terminal" in ran.stderr
+
+
+def test_words_and_lines_stand_where_they_are_named() -> None:
+    payload = make_payload("node")
+    assert expand(["ssh", "{host}", "{command}"], "a", payload) == ["ssh", "a", payload.command]
+    assert expand(["gcloud", "--command={command}", "x-{host}"], "a", payload)[1:] == [
+        f"--command={payload.command}",
+        "x-a",
+    ]
+    assert expand(["docker", "exec", "-i", "{host}"], "a", payload) == ["docker", "exec", "-i", "a", *payload.words]
+    show = f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""
+    done = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
+    assert done.stdout == payload.words[2]

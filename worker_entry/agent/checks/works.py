@@ -1,0 +1,51 @@
+"""What an agent lets children do, because it may block: on a name server, on a network file system, on a peer.
+
+A work has a name and takes bytes, so that a child of another process can do it as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+
+from worker_entry.agent.checks.inspection import inspect
+from worker_entry.agent.checks.port_responder import dial
+from worker_entry.protocol.framing import Decoder, encode
+from worker_entry.protocol.messages import Message
+from worker_entry.protocol.orders import Dial, Hello, Inspect
+
+INSPECT, DIAL, RESOLVE = "inspect", "dial", "resolve"
+
+
+def perform(work: str, data: bytes) -> bytes:
+    """Does the work.
+
+    Args:
+        work: INSPECT, DIAL or RESOLVE.
+        data: frames of Hello and Inspect; a frame of Dial; a list of names in JSON.
+
+    Returns:
+        A frame of the answer; for RESOLVE, what is known of each name: its addresses, in JSON.
+    """
+    if work == RESOLVE:
+        return json.dumps({name: _resolve(name) for name in json.loads(data)}).encode()
+    return encode(_answer([message for message, _ in Decoder().feed(data)]))
+
+
+def _answer(orders: list[Message]) -> Message:
+    order = orders[-1]
+    if isinstance(order, Dial):
+        return dial(order)
+    hello = orders[0]
+    assert isinstance(hello, Hello)
+    assert isinstance(order, Inspect)
+    return inspect(order, hello.cwd, hello.directory)
+
+
+def _resolve(name: str) -> list[str]:
+    """The addresses of this name, as far as they are known here; may take long."""
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return []

@@ -1,0 +1,80 @@
+"""Work that may block (on a name server, on a network file system) in child processes: the agent must not.
+
+The children belong to the agent's process tree and are stopped with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from collections.abc import Callable
+from typing import Optional
+
+from worker_entry.agent.checks.works import perform
+from worker_entry.agent.isolation.outer_network import OuterNetwork
+
+
+class ChildWork:
+    """The children at work."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._readers: set[int] = set()
+
+    def begin(
+        self, work: str, data: bytes, done: Callable[[bytes], None], outer: Optional[OuterNetwork] = None
+    ) -> None:
+        """Does the work in a child; `done` gets its answer, which is empty or incomplete if the child has failed.
+
+        Args:
+            work: its name.
+            data: what it gets; see `checks.works`.
+            done: called with the answer, unless the work is cancelled.
+            outer: where it is done, if not in this process's network.
+        """
+        reader, writer = os.pipe()
+        if outer is None:
+            fork_work(lambda: perform(work, data), writer)
+        else:
+            with contextlib.suppress(OSError):  # its process is gone: there is no answer
+                outer.begin_work(work, data, writer)
+        os.close(writer)
+        answer = bytearray()
+
+        def read_answer() -> None:
+            data = os.read(reader, 1 << 16)
+            answer.extend(data)
+            if data:
+                return
+            self._readers.discard(reader)
+            self._selector.unregister(reader)
+            os.close(reader)
+            done(bytes(answer))
+
+        self._readers.add(reader)
+        self._selector.register(reader, selectors.EVENT_READ, read_answer)
+
+    def cancel(self) -> None:
+        """Drops the answers that are awaited; the caller stops the processes with the rest of the tree."""
+        for reader in self._readers:
+            self._selector.unregister(reader)
+            os.close(reader)
+        self._readers.clear()
+
+
+def fork_work(work: Callable[[], bytes], writer: int) -> None:
+    """Forks a child that does the work, writes its answer to `writer` and exits; this process must have one thread."""
+    if os.fork() != 0:
+        return
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        with os.fdopen(writer, "wb") as stream:
+            stream.write(work())
+        status = 0
+    finally:
+        os._exit(status)

@@ -1,0 +1,42 @@
+"""The order to profile a cluster's tasks, and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from worker_entry.protocol.field_limits import Amount, Items, Line, Name, Path
+
+
+@dataclass(frozen=True)
+class ProfileTarget:
+    """A task's profiler server, at its address in TF_CONFIG, and whether TensorFlow's operations are recorded.
+
+    `name`: of the task's files.
+    """
+
+    name: Name
+    address: Name
+    operations: bool
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Profile these tasks, of this node and others; each writes to `directory` on its own node."""
+
+    targets: Annotated[list[ProfileTarget], Items(10_000)]
+    directory: Annotated[str, Path()]
+    duration_s: Amount
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The answer to Profile: the folder of the files.
+
+    `silent`: the tasks that recorded nothing. `failed`: why others could not be asked. `problem`: why none was.
+    """
+
+    directory: Line = ""
+    silent: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
+    failed: Annotated[dict[Name, Line], Items(10_000)] = field(default_factory=dict)
+    problem: Line = ""

@@ -1,0 +1,24 @@
+"""What an agent says of connections that do not come from the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker_entry.protocol.field_limits import Count, Line, Name, OwnTask
+
+
+@dataclass(frozen=True)
+class Repelled:
+    """The task's port has refused connections from an address that is not of the cluster; once for each address."""
+
+    task: OwnTask
+    address: Name
+    count: Count
+
+
+@dataclass(frozen=True)
+class Unguarded:
+    """Strangers can reach the task's port after all, and why."""
+
+    task: OwnTask
+    why: Line
