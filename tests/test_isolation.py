@@ -22,8 +22,10 @@ from tests.own_network import networks
 from tests.polling import eventually
 from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.agent.isolation.relay import Relay
+from worker_entry.protocol.values import Program, TaskRequest
 from worker_entry.system.interfaces import own_addresses
 from worker_entry.system.isolation import enter_own_network
+from worker_entry.system.ports import HeldPorts
 
 pytestmark = linux
 
@@ -131,6 +133,24 @@ def test_a_system_without_namespaces_starts_nothing_and_says_why(tmp_path: Path)
     assert done.returncode == 2, done.stderr
     assert "[no-isolation]" in done.stderr
     assert not (tmp_path / "started").exists()
+
+
+@apart_on_linux
+def test_the_port_of_tensorboard_is_one_that_nobody_has_outside() -> None:
+    first, *_ = loopback.ports()
+    with socket.create_server(("127.0.0.1", first)):
+        network = OuterNetwork()
+        enter_own_network()
+        held = HeldPorts()
+        held.shown_network = network
+        requests = [
+            TaskRequest("worker:0", Program("command", "true"), 0),
+            TaskRequest("tensorboard:0", Program("module", "tensorboard.main"), 0, reuse_address=True),
+        ]
+        assert held.hold(requests, first, first + 2) == []
+        assert held.numbers == {"worker:0": first, "tensorboard:0": first + 1}
+        held.release()
+        network.end()
 
 
 # --- the relay ---

@@ -92,7 +92,8 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
             assert trained or captures < 5
         assert operations(leader)
         for _ in range(6):
-            capture(distlaunch, 1, {"worker-0", "worker-1"})
+            done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
+            assert done.status == 0 or "no task recorded anything" in done.stderr  # they have only waited
         said = len(run.log(1))
         wait_until(lambda: len(run.log(1)) > said, "it goes on", 60)
 

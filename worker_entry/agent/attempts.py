@@ -124,6 +124,7 @@ class Attempts:
         self._tunnel_key = order.tunnel
         outer = None if order.tunnel is None else self._outer
         self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
+        self._ports.shown_network = self._outer or HERE  # so that it is free where it is brought out
         self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")

@@ -51,6 +51,8 @@ class HeldPorts:
         """Tells of a guarded port whether its task listens; None for any other port."""
         self.network = HERE
         """Where the ports are held; where their tasks listen does not matter."""
+        self.shown_network = HERE
+        """The same for TensorBoard's port, which people look at."""
         self._guards = True
         self._polled = 0.0
         self._sockets: list[socket.socket] = []
@@ -117,7 +119,12 @@ class HeldPorts:
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
         try:
-            held = self.network.make_socket(socket.AF_INET) if request.reuse_address else dual_socket(self.network)
+            if request.task.startswith("tensorboard:"):
+                held = self.shown_network.make_socket(socket.AF_INET)
+            elif request.reuse_address:
+                held = self.network.make_socket(socket.AF_INET)
+            else:
+                held = dual_socket(self.network)
         except OSError as error:
             return error
         try:
