@@ -18,7 +18,7 @@ EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_BUG = 70
 EXIT_NO_PROGRESS = 93
-"""As others have it, for who starts jobs again: this one is not to be queued once more."""
+"""Tells whoever requeues jobs not to requeue this one; other launchers use the same number."""
 
 
 class DistlaunchError(Exception):

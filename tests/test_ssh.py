@@ -67,7 +67,7 @@ def test_a_host_with_a_certificate_is_reached_by_openssh_which_is_told(distlaunc
         assert ran.status == 0, ran.stderr
         assert ran.log("worker-1") == b"begun\n"
         for host in hosts.addresses:
-            assert f"node {host}: reached by your own ssh, for a certificate authority vouches for" in ran.stderr
+            assert f"node {host}: uses your own ssh, because a certificate authority vouches for" in ran.stderr
         chosen = hosts.write_spec("way: paramiko\nprogram: {command: [echo, begun]}\n")
         assert distlaunch("up", chosen, env=hosts.env, run_dir=False).status == 3
 

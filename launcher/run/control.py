@@ -1,4 +1,4 @@
-"""The control socket: how other processes of the user ask a run's controller, for its status, its stacks or its end.
+"""The control socket: how other processes of the user ask a run's controller for its status, stacks, profile or end.
 
 It is a Unix socket in a private folder; run.json has its path. Each connection carries one request and its answer, as
 frames. Both sides check who is at the other end. A request that is not understood, and a client that does not read,

@@ -78,7 +78,7 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
         options = [*given.options(), *given.known_hosts_options()]
         options += ["StrictHostKeyChecking=accept-new"] if accept_new else []
         words = [word for option in options for word in ("-o", option)]
-        note = f"node {node.host}: reached by your own ssh, for {limit}; `way:` in the spec chooses" if limit else ""
+        note = f"node {node.host}: uses your own ssh, because {limit}; `way:` overrides this" if limit else ""
         return _by_program(node, ["ssh", *OPENSSH, *words, "--", HOST, COMMAND], target.hostname, note)
     from launcher.transports.ssh.way import ParamikoWay
 

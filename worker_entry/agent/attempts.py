@@ -34,7 +34,7 @@ from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
 from worker_entry.system.network import HERE
-from worker_entry.system.ports import HeldPorts, is_port, render_unguarded
+from worker_entry.system.ports import HeldPorts, is_auxiliary, is_port, render_unguarded
 
 FORKSERVER_LOG = "forkserver.log"
 
@@ -130,23 +130,22 @@ class Attempts:
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
         self._prepared = set() if problems else {request.task for request in order.tasks}
-        unguarded = {task: why for task, why in self._ports.unguarded.items() if not _is_auxiliary(task)}
-        problems += render_unguarded(unguarded) if order.guard == "required" else []
+        problems += render_unguarded(self._ports.unguarded) if order.guard == "required" else []
         if not problems:
             self._guards.begin(self._ports, order.allowed, order.nonce, required=order.guard == "required")
         if not problems and order.nonce:
-            answering = {task: self._ports.numbers[task] for task in unguarded}
+            answering = {task: self._ports.numbers[task] for task in self._ports.unguarded}
             problems = self.checks.open_responders(answering, order.nonce)
         if problems:
             self._release_ports()
             self._send(Refused(problems))
         else:
             self._bring_out()
-            self._send(Prepared(order.attempt, dict(self._ports.numbers), unguarded))
+            self._send(Prepared(order.attempt, dict(self._ports.numbers), dict(self._ports.unguarded)))
 
     def _bring_out(self) -> None:
         for task, port in self._ports.numbers.items():
-            if self._outer is not None and _is_auxiliary(task):
+            if self._outer is not None and is_auxiliary(task):
                 try:
                     self._relay.open(port, self._outer)
                 except OSError as error:
@@ -171,7 +170,7 @@ class Attempts:
         hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
         self._guards.learn({*hosts})
         if self._tunnel_key is not None and self._outer is not None:
-            own = [port for task, port in self._ports.numbers.items() if not _is_auxiliary(task)]
+            own = [port for task, port in self._ports.numbers.items() if not is_auxiliary(task)]
             self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
@@ -287,11 +286,6 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
-
-
-def _is_auxiliary(task: str) -> bool:
-    """Whether it is TensorBoard, which listens on the loopback address only."""
-    return task.startswith("tensorboard:")
 
 
 def _find_checkpoints(order: orders.Start, cwd: str) -> str:

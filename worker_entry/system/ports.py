@@ -46,7 +46,7 @@ class HeldPorts:
         self.guarded: dict[str, socket.socket] = {}
         """The sockets of ports that have a filter; they listen."""
         self.unguarded: dict[str, str] = {}
-        """Why the other ports have none."""
+        """Why the other ports of the cluster have none."""
         self.probe: Callable[[str, int], Optional[bool]] = lambda _task, _port: None
         """Tells of a guarded port whether its task listens; None for any other port."""
         self.network = HERE
@@ -119,7 +119,7 @@ class HeldPorts:
 
     def _try(self, request: TaskRequest, port: int, *, reuse: bool = False) -> Optional[OSError]:
         try:
-            if request.task.startswith("tensorboard:"):
+            if is_auxiliary(request.task):
                 held = self.shown_network.make_socket(socket.AF_INET)
             elif request.reuse_address:
                 held = self.network.make_socket(socket.AF_INET)
@@ -140,6 +140,8 @@ class HeldPorts:
         if self._guards and not request.reuse_address:
             problem = _guard(held)  # binds it once more, with the same option
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)
+        if is_auxiliary(request.task):
+            return None
         if problem:
             self.unguarded[request.task] = problem
         else:
@@ -181,6 +183,11 @@ def attach_filter(listener: socket.socket, program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     fields = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))  # struct sock_fprog
     listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, fields)
+
+
+def is_auxiliary(task: str) -> bool:
+    """Whether it is TensorBoard, which is not of the cluster and listens on the loopback address only."""
+    return task.startswith("tensorboard:")
 
 
 def is_port(number: int) -> bool:
