@@ -60,6 +60,22 @@ class Host:
             [*self.enter, *argv], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=check, timeout=timeout
         )
 
+    @contextlib.contextmanager
+    def watching(self, first: str, source: str, *arguments: str) -> Iterator[list[str]]:
+        """Runs a Python program here meanwhile, from its `first` line to the end of its stdin; has its last words then.
+
+        `source` is its text: hosts do not see closed folders, such as the one of a test's programs may be in.
+        """
+        words: list[str] = []
+        command = [*self.enter, sys.executable, "-c", source, *arguments]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{first}\n"
+            try:
+                yield words
+            finally:
+                words.append(process.communicate(timeout=60)[0])
+
     def down(self) -> None:
         """Cuts the host off, both ways; nobody is told."""
         _ip("-n", self.namespace, "link", "set", self.device, "down")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,18 +39,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @contextlib.contextmanager
 def scanning(stranger: Host, target: str, first: int, last: int, found: dict[str, Any]) -> Iterator[None]:
     """The stranger tries these ports of the target; what it found is known at the end."""
-    program = (PROGRAMS / "scan.py").read_text()  # hosts do not see closed folders, such as this one may be in
-    scan = [sys.executable, "-c", program, target, str(first), str(last)]
-    with subprocess.Popen(
-        [*stranger.enter, *scan], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "scanning\n"
-        try:
-            yield
-        finally:
-            answer, _ = process.communicate(timeout=60)
-        found.update(json.loads(answer))
+    with stranger.watching("scanning", (PROGRAMS / "scan.py").read_text(), target, str(first), str(last)) as words:
+        yield
+    found.update(json.loads(words[0]))
 
 
 def run(network: Network, directory: Path, *arguments: str) -> Ran:

@@ -74,16 +74,9 @@ def up(network: Network, directory: Path, settings: str, *, nodes: str = NODES) 
 @contextlib.contextmanager
 def sniffing(host: Host, word: str, found: list[int]) -> Iterator[None]:
     """How many packets with the word, and how many at all, have passed this host; known at the end."""
-    with subprocess.Popen(
-        [*host.enter, sys.executable, "-c", SNIFF, word], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listening\n"
-        try:
-            yield
-        finally:
-            answer, _ = process.communicate(timeout=60)
-        found.extend(map(int, answer.split()))
+    with host.watching("listening", SNIFF, word) as words:
+        yield
+    found.extend(map(int, words[0].split()))
 
 
 @pytest.mark.parametrize("isolation", ["none", "tunnel"])
