@@ -34,7 +34,8 @@ from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.supervisor import Supervisor
 from launcher.run.sync import make_bundle
-from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import LOCAL
 from launcher.transports.base import Deliver, LinkClosed, LinkDropped, LinkNews, LinkResumed, LogSink, Resumption
 from tests.fake_timing import FakeTiming
 from worker_entry.protocol.framing import Decoder, encode

@@ -43,6 +43,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "restart": ("$defs", "RestartSpec"),
     "ssh": ("$defs", "SshSpec"),
     "ways-to-a-node": ("$defs", "CommandWaySpec"),
+    "slurm": ("$defs", "SlurmSpec"),
     "sync": ("$defs", "SyncSpec"),
     "keras": ("$defs", "KerasSpec"),
     "notify": ("$defs", "NotifySpec"),

@@ -31,7 +31,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
         elif line:
             listed.setdefault(title, []).append(line.split()[0])
     assert listed == {
-        "Run:": ["local", "up", "resume"],
+        "Run:": ["local", "up", "submit", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
         "Prepare:": ["init", "compose", "schema", "completion"],

@@ -26,6 +26,9 @@ FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_
 FOREIGN: Mapping[str, set[str]] = {
     "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
+    "Slurm": {"--constraint", "--export", "--external-launcher", "--full", "--gpus-per-node", "--job-name", "--jobid"}
+    | {"--mpi", "--no-kill", "--no-requeue", "--nodelist", "--ntasks", "--open-mode", "--overlap", "--parsable"}
+    | {"--requeue", "--signal", "--states", "--time"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launcher.errors import UsageError
 from launcher.spec.command_line import make_host_spec, read_hosts
 from launcher.spec.hosts import SLOTS_LIMIT, Host, HostError, parse_hosts, parse_lines
-from launcher.spec.models import NodeSpec
+from launcher.spec.nodes import NodeSpec
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ LAUNCHER = [
     "report",
     "pages",
     "console",
+    "slurm",
     "transports",
     "run",
     "commands",

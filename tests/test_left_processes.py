@@ -19,7 +19,7 @@ from launcher.console.writer import Console
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.left_processes import confirm_left, find_left_processes
 from launcher.run.naming import runs_directory
-from launcher.spec.models import LOCAL
+from launcher.spec.nodes import LOCAL
 from tests.conftest import Distlaunch
 from tests.witness import wait_until
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from launcher.gang.state import Phase
 from launcher.run.node_list import NodeCommandError, ask_nodes
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
+from launcher.spec.nodes import NodeSpec
 from tests.conftest import Distlaunch, distlaunch_command
 from tests.fake_nodes import KILL, At, Exit, FakeRun, lose
 from tests.polling import eventually

@@ -42,7 +42,10 @@ class TestSpec:
             spec = yaml.safe_load(file.read_text(encoding="utf-8"))
             jsonschema.validate(spec, schema, jsonschema.Draft202012Validator)
             assert not accepts(schema, {**spec, "nodse": []}), file
-            spec["nodes"][0]["prot"] = 2222
+            if spec["nodes"] == "slurm":
+                spec["nodes"] = "slrum"
+            else:
+                spec["nodes"][0]["prot"] = 2222
             assert not accepts(schema, spec), file
 
     def test_accepts_what_the_reader_accepts(self, distlaunch: Distlaunch) -> None:

@@ -21,6 +21,7 @@ from launcher.transports.payload import make_payload
 from launcher.transports.programs import expand
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.containers import build_image, output_of, skip_without_docker
+from tests.slurm import running_slurm
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
 
@@ -59,15 +60,22 @@ PROGRAM_WAYS = {
         pytest.param("openssh", marks=pytest.mark.ssh),
         pytest.param("ssh as a command", marks=pytest.mark.ssh),
         pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("slurm", marks=pytest.mark.slurm),
     ]
 )
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     if request.param in PROGRAM_WAYS:
         yield Place("node", PROGRAM_WAYS[request.param], {}, "way.py")
         return
     if request.param == "docker":
         with running_container(tmp_path) as name:
             yield Place(name, "docker", {}, "docker exec", python="python3")
+        return
+    if request.param == "slurm":
+        with running_slurm(tmp_path_factory.mktemp("slurm"), nodes=1) as cluster:
+            cluster.run("salloc", "--no-shell", "-N1")
+            job = cluster.run("squeue", "-h", "-o", "%i").strip()
+            yield Place("node1", "slurm", {**cluster.env, "SLURM_JOB_ID": job}, "srun")
         return
     skip_without_openssh()
     folder = tmp_path / "ssh"
@@ -152,7 +160,10 @@ def break_way(place: Place, controller: int) -> None:
         return
     children = psutil.Process(controller).children()
     [way] = [child for child in children if place.client in " ".join(child.cmdline())]
-    way.send_signal(signal.SIGKILL)
+    if place.way == "slurm":  # a second process of srun cancels the step when the first has died, but not both
+        os.killpg(way.pid, signal.SIGKILL)
+    else:
+        way.send_signal(signal.SIGKILL)
 
 
 def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:

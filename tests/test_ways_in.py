@@ -106,7 +106,7 @@ class TestHosts:
             (["-H", "", "show.py"], "-H: expected a host, or `HOST:SLOTS` like `gpu-a:2`, got ''"),
             (["-H", "local,gpu-a", "show.py"], "-H: nodes[0].host: other machines cannot dial `local`; add the "),
             (["-H", "gpu-a", "spec.yaml"], "spec.yaml is a spec, which names its own machines"),
-            (["spec.yaml", "-H", "gpu-a"], "-H and --hostfile go before the program"),
+            (["spec.yaml", "-H", "gpu-a"], "-H, --hostfile and --slurm go before the program"),
             (["show.py"], "show.py is a program, and no machine is named"),
             (["-m", "my.module"], "-m my.module is a program, and no machine is named"),
             (["-m"], "-m is a program, and no machine is named"),

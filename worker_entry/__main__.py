@@ -1,6 +1,7 @@
 """`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
 
-An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one.
+An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one; `call`
+is a node that makes its first connection itself.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
 `profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do. `outside` and `tunnel` serve an
 agent in a network of its own.
@@ -15,6 +16,11 @@ def main() -> None:
         # Started as a path, Python has put the package itself first on sys.path; the imports need its parent.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if verb == "call":
+        from worker_entry.agent import calling
+
+        calling.call_back()
+        verb = "node"
     if verb in ("agent", "node"):
         from worker_entry.agent import guardian
 

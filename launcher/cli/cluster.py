@@ -167,7 +167,7 @@ def local(
     "program",
     nargs=-1,
     type=click.UNPROCESSED,
-    metavar="SPEC [ARGS]… | -H HOSTS [SCRIPT] [ARGS]…",
+    metavar="SPEC [ARGS]… | (-H HOSTS | --slurm) [SCRIPT] [ARGS]…",
     shell_complete=complete_first_spec,
 )
 @click.pass_context
@@ -177,6 +177,7 @@ def up(
     /,
     hosts: tuple[str, ...],
     hostfile: Path | None,
+    slurm: bool,
     settings: tuple[str, ...],
     module: bool,
     variables: tuple[str, ...],
@@ -196,13 +197,14 @@ def up(
     distlaunch up --set restart.max_restarts=3 cluster.yaml      another value of a field
     distlaunch up -H gpu-a:2,gpu-b:2 train.py --epochs 3         two workers on each of two machines
     distlaunch up --hostfile hosts.txt -m my.module ARGS         a module, or a command after `--`
+    distlaunch up --slurm train.py --epochs 3                    on the nodes of this Slurm job
     """
     from launcher.spec import command_line
     from launcher.spec.loading import load_spec
     from launcher.spec.variables import name_of
 
     if context.meta["distlaunch.names_hosts"]:
-        spec = make_host_spec(context, hosts, hostfile, program, module=module)
+        spec = make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm)
     else:
         path = check_spec_argument(program, module=module)
         # What `-e` sets or leaves out need not be set here.
@@ -278,10 +280,15 @@ def _run(
     from launcher.gang.faults import parse_fault
     from launcher.run.launch import run
     from launcher.run.preview import plan_ahead
+    from launcher.run.resume import find_requeued, resume
 
     faults = [parse_fault(text, spec) for text in chaos]
     if dry_run:
         show_plan(plan_ahead(spec, run_dir), as_json=False)
         return 0
+    requeued = find_requeued(run_dir, os.environ)
+    if requeued is not None:
+        again = functools.partial(resume, requeued, spec, environ=os.environ, verbose=verbose)
+        return run_command(again, detach=detach, live=not no_live)
     start = functools.partial(run, spec, run_dir=run_dir, verbose=verbose, checks=checks, faults=faults)
     return run_command(start, detach=detach, live=not no_live)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def ls(everything: bool, watch: bool, as_json: bool) -> int:
     """List runs: state, age, tasks, progress, restarts.
 
-    Lists the runs that are running, the latest first. States: connecting, forming, running, restarting, waiting (for a
-    lost node), stopping; with -a also succeeded, failed and its class, interrupted, lost (its controller is gone) and
-    ended (nobody recorded how). `on gpu-a`: its controller is on another machine. Lists the runs of the state
-    directory, not those of `--run-dir`.
+    Lists the runs that are running or queued, the latest first. States: pending (in Slurm's queue), connecting,
+    forming, running, restarting, waiting (for a lost node), stopping; with -a also succeeded, failed and its class,
+    interrupted, lost (its controller is gone) and ended (nobody recorded how). `on gpu-a`: its controller is on another
+    machine. Lists the runs of the state directory, not those of `--run-dir`.
     """
     from launcher.commands.listing import describe_no_runs, look, render_runs
 

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
-from launcher.cli import cluster, completion, listing, logs, look, prepare, removal, reporting, resuming, runs, state
+from launcher.cli import (
+    cluster,
+    completion,
+    listing,
+    logs,
+    look,
+    prepare,
+    queueing,
+    removal,
+    reporting,
+    resuming,
+    runs,
+    state,
+)
 from launcher.cli.sections import SectionedGroup
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -52,12 +66,23 @@ def _main(arguments: list[str]) -> int:
             return 141
         raise
     except Exception as error:  # noqa: BLE001 - each becomes an exit status
+        _go_there(error, arguments)
         if flags.get("debug"):
             import traceback
 
             traceback.print_exc()
         return _show_error(error)
     return status if isinstance(status, int) else 0
+
+
+def _go_there(error: Exception, arguments: Sequence[str]) -> None:
+    """Runs the same command in the Slurm job of the run that it is about, where the run's controller is."""
+    from launcher.run.controller import ElsewhereError
+
+    if isinstance(error, ElsewhereError) and error.job:
+        from launcher.run.queue import run_in_job
+
+        run_in_job(error.job, [sys.executable, "-m", "launcher", *arguments])
 
 
 def _show_error(error: Exception) -> int:
@@ -117,7 +142,7 @@ def cli() -> None:
     """
 
 
-cli.add_section("Run", (cluster.local, cluster.up, resuming.resume))
+cli.add_section("Run", (cluster.local, cluster.up, queueing.submit, resuming.resume))
 cli.add_section(
     "Look",
     (

@@ -72,6 +72,12 @@ _HOST_OPTIONS = (
         metavar="FILE",
         help="Use the machines of FILE: a line for each, like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`.",
     ),
+    option(
+        "--slurm",
+        section="Cluster",
+        is_flag=True,
+        help="Use the nodes of the Slurm job that this runs in, with a worker for each of its tasks.",
+    ),
     _SETTING,
     _MODULE,
 )
@@ -186,7 +192,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-setting_option, module_option = _SETTING, _MODULE
+setting_option, module_option, variable_option = _SETTING, _MODULE, _VARIABLE
 
 run_argument = click.argument("run", required=False, shell_complete=complete_runs)
 """RUN; see `launcher.run.selection`."""

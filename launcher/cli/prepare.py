@@ -34,6 +34,7 @@ def init(
     /,
     hosts: tuple[str, ...],
     hostfile: Path | None,
+    slurm: bool,
     settings: tuple[str, ...],
     module: bool,
     output: str,
@@ -42,8 +43,8 @@ def init(
 ) -> None:
     """Write a commented spec, for hosts or for this machine.
 
-    The spec is what `up -H` would run with the same arguments. Without -H and --hostfile, it has two workers on this
-    machine.
+    The spec is what `up` would run with the same arguments. It has two workers on this machine if no hosts are
+    named.
 
     \b
     distlaunch init                                              cluster.yaml, for the built-in demo
@@ -52,8 +53,8 @@ def init(
     from launcher.spec.settings import set_fields
     from launcher.spec.writing import render_commented, write_new
 
-    named = hosts if hosts or hostfile is not None else ("local:2",)
-    spec = set_fields(make_host_spec(context, named, hostfile, program, module=module), settings)
+    named = hosts if hosts or hostfile is not None or slurm else ("local:2",)
+    spec = set_fields(make_host_spec(context, named, hostfile, program, module=module, slurm=slurm), settings)
     if output == STDOUT:
         click.echo(render_commented(spec), nl=False)
         return

@@ -44,7 +44,7 @@ class SpecOrProgramCommand(ProgramCommand):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         first, given = self._skip_options(args, 0)
-        names_hosts = bool(given & {"hosts", "hostfile"})
+        names_hosts = bool(given & {"hosts", "hostfile", "slurm"})
         if not names_hosts:
             if args[first : first + 1] == ["--"]:
                 args = [*args[:first], *args[first + 1 :]]
@@ -57,9 +57,10 @@ class SpecOrProgramCommand(ProgramCommand):
         if (
             not context.resilient_parsing
             and not names_hosts
-            and (context.params["hosts"] or context.params["hostfile"])
+            and (context.params["hosts"] or context.params["hostfile"] or context.params["slurm"])
         ):
-            raise click.UsageError("-H and --hostfile go before the program, and take the place of a spec.", context)
+            message = "-H, --hostfile and --slurm go before the program, and take the place of a spec."
+            raise click.UsageError(message, context)
         context.meta["distlaunch.names_hosts"] = names_hosts
         return left
 
@@ -104,7 +105,7 @@ def complete_first_spec(context: click.Context, parameter: click.Parameter, inco
     from click.shell_completion import CompletionItem
 
     params = context.params
-    if params.get("program") or params.get("hosts") or params.get("hostfile"):
+    if params.get("program") or params.get("hosts") or params.get("hostfile") or params.get("slurm"):
         return [CompletionItem(incomplete, type="file")]
     return complete_specs(context, parameter, incomplete)
 
@@ -115,19 +116,29 @@ def is_flag(parameter: click.Parameter | None) -> bool:
 
 
 def make_host_spec(
-    context: click.Context, hosts: Sequence[str], hostfile: Path | None, program: Sequence[str], *, module: bool
+    context: click.Context,
+    hosts: Sequence[str],
+    hostfile: Path | None,
+    program: Sequence[str],
+    *,
+    module: bool,
+    slurm: bool,
 ) -> ClusterSpec:
-    """The spec that `-H` or `--hostfile` and the program stand for."""
+    """The spec that `-H`, `--hostfile` or `--slurm` and the program stand for."""
     from launcher.errors import UsageError
     from launcher.spec import command_line
 
     if not module and program and Path(program[0]).suffix in (".yaml", ".yml"):
-        raise UsageError(f"{program[0]} is a spec, which names its own machines", hint="remove -H and --hostfile")
-    option, found = command_line.read_hosts(hosts, hostfile)
+        hint = "remove --slurm, and write `nodes: slurm` in the spec" if slurm else "remove -H and --hostfile"
+        raise UsageError(f"{program[0]} is a spec, which names its own machines", hint=hint)
+    if slurm and (hosts or hostfile is not None):
+        raise UsageError("--slurm takes the machines of the job; -H and --hostfile name others", hint="use one of them")
     is_command = context.meta["distlaunch.is_command"]
-    return command_line.make_host_spec(
-        option, found, command_line.make_program(program, is_module=module, is_command=is_command)
-    )
+    what = command_line.make_program(program, is_module=module, is_command=is_command)
+    if slurm:
+        return command_line.make_slurm_spec(what)
+    option, found = command_line.read_hosts(hosts, hostfile)
+    return command_line.make_host_spec(option, found, what)
 
 
 def check_spec_argument(words: Sequence[str], *, module: bool) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run import control
 from launcher.run.control import AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
-from launcher.run.controller import is_alive
+from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.profile_requests import profile_limit_s
-from launcher.run.record import read_record
+from launcher.run.queue import cancel, find_queued, look_up
+from launcher.run.record import RunRecord, read_record
 
 ANSWER_S = 20.0
 END_S = 120.0
@@ -64,7 +66,17 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
         RunDirectoryError: the controller is still running after `within_s`.
         UsageError: the controller cannot be asked from here.
     """
-    run_id, controller = files.read_run()
+    record = read_record(files)
+    if find_queued(record) is not None:
+        cancel(record.job)
+        files.note_cancelled(128 + signal.SIGTERM)
+        return True
+    try:
+        run_id, controller = files.read_run()
+    except ElsewhereError:
+        if not record.job:
+            raise
+        return _cancel(record, now=now, within_s=within_s)
     if controller is None:
         return False
     deadline = time.monotonic() + within_s
@@ -81,6 +93,17 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
         raise RunDirectoryError(
             f"run {run_id} has not ended within {within_s:g} s", hint=f"see `distlaunch logs --distlaunch {files.root}`"
         )
+    return True
+
+
+def _cancel(record: RunRecord, *, now: bool, within_s: float) -> bool:
+    """Ends a run whose controller is on a node of its job, by cancelling the job."""
+    cancel(record.job, now=now)
+    deadline = time.monotonic() + within_s
+    while (queued := look_up(record.job)) is not None and not queued.has_ended:
+        if time.monotonic() > deadline:
+            raise RunDirectoryError(f"job {record.job} has not ended within {within_s:g} s", hint="see `squeue`")
+        time.sleep(POLL_S * 10)
     return True
 
 

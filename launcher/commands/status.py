@@ -15,7 +15,11 @@ from launcher.report.status_report import RunStatus, TaskState
 from launcher.report.status_text import COLUMNS, NODE_COLUMNS, make_node_rows, make_rows, render_header
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import Entry, read_last_entries, said_text
+from launcher.run.log_reading import find_attempts
+from launcher.run.queue import Queued, find_queued
+from launcher.run.record import RunRecord, read_record
 from launcher.wording import render_age
+from worker_entry.system import clock
 
 TAIL_BYTES = 64 << 10
 ENDED = ("succeeded", "failed", "interrupted")
@@ -29,6 +33,9 @@ def read_status(files: RunDir) -> RunStatus:
         RunDirectoryError: the run has ended and left no report.
         UsageError: the controller does not answer, or cannot be seen from here.
     """
+    record = read_record(files)
+    if (queued := find_queued(record)) is not None:
+        return _make_waiting(files, record, queued)
     run_id, controller = files.read_run()
     if controller is not None:
         return RunStatus.model_validate(ask_status(files))
@@ -52,6 +59,23 @@ def read_status(files: RunDir) -> RunStatus:
         tasks=[_make_task_state(task) for task in last.tasks] if last is not None else [],
         nodes=[],
         goodput=report.goodput,
+    )
+
+
+def _make_waiting(files: RunDir, record: RunRecord, queued: Queued) -> RunStatus:
+    attempt = max(find_attempts(files), default=0)
+    return RunStatus(
+        run_id=record.run_id,
+        name=record.run_id,
+        directory=str(files.root),
+        state="pending",
+        attempt=attempt,
+        restarts=max(attempt - 1, 0),
+        started=record.started,
+        now=clock.now(),
+        tasks=[],
+        nodes=[],
+        waits_for=f"job {queued.job}: {queued.reason}",
     )
 
 

@@ -6,6 +6,7 @@ import time
 
 from launcher.errors import EXIT_INFRASTRUCTURE
 from launcher.run.directory import RunDir
+from launcher.run.queue import ASK_SLURM_S, find_queued
 from launcher.run.record import read_record
 from launcher.run.summary import RunSummary, find_controller, summarize
 
@@ -18,9 +19,14 @@ def wait_for_end(files: RunDir) -> RunSummary:
     Raises:
         RunDirectoryError: this is not a run's folder.
     """
-    while find_controller(files, read_record(files)) is not None:
-        time.sleep(POLL_S)
-    return summarize(files)
+    while True:
+        record = read_record(files)
+        if find_controller(files, record) is not None:
+            time.sleep(POLL_S)
+        elif find_queued(record) is not None:
+            time.sleep(ASK_SLURM_S)
+        else:
+            return summarize(files)
 
 
 def find_exit_status(summary: RunSummary) -> int:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import signal
 
 from launcher.gang.busy import render_busy
-from launcher.gang.events import Event, Interrupted, NodeSynced, TaskExited, TaskHalted, TaskListening, TaskReported
+from launcher.gang.events import (
+    EndAnnounced,
+    Event,
+    Interrupted,
+    NodeSynced,
+    TaskExited,
+    TaskHalted,
+    TaskListening,
+    TaskReported,
+)
 from launcher.gang.restarts import Restart
 from launcher.gang.state import BEFORE_START, AttemptState, Phase, Reason
 from launcher.gang.waiting import render_waiting
-from launcher.spec.models import LOCAL, LOOPBACK
+from launcher.spec.nodes import LOCAL, LOOPBACK
 from launcher.tasks import TENSORBOARD, name_tasks
 from launcher.verdict.causes import find_cause
 from launcher.verdict.stall_blame import render_stall
@@ -29,6 +38,8 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
     """The line for the event that led from one state to the other; None if it needs none."""
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
+    if isinstance(event, EndAnnounced) and event.reference and after is not before:
+        return f"{event.message[:1].upper()}{event.message[1:]}{_render_grace(event)}"
     if before.reason is None and after.reason is Reason.TASK_FAILED:
         cause = find_cause(after, {})
         assert cause is not None
@@ -69,6 +80,10 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         count = len(after.policy.forming)
         return f"The cluster is up after {seconds:.1f} s: {count_of(count, 'task')}"
     return None
+
+
+def _render_grace(event: EndAnnounced) -> str:
+    return "" if event.stays else f"; its tasks have {event.grace_s:.0f} s to save and end"
 
 
 def render_patches(event: Event) -> str | None:

@@ -20,6 +20,7 @@ from launcher.gang.events import (
     AskStacks,
     Checked,
     CheckNodes,
+    EndAnnounced,
     Event,
     Finish,
     Interrupted,
@@ -43,6 +44,8 @@ FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""
 SAVED_STATUS = 42
 """The exit status of PreemptionCheckpointHandler when it is asked to save: all workers save, and exit with it."""
+SIGNALLED_GRACE_S = 600.0
+"""The same after a SIGTERM from Slurm, until Slurm has said how long the tasks have."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
@@ -78,6 +81,8 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         if state.is_over and state.policy.keeps_auxiliary:  # only auxiliary tasks, kept for the user, are left
             return _stop(state, Reason.SUCCEEDED, FAILURE_GRACE_S, now)
         return _stop(replace(state, signal=event.signal), Reason.INTERRUPTED, state.policy.stop_grace_s, now)
+    if isinstance(event, EndAnnounced) and state.is_taken_away:
+        return _stop(state, Reason.ANNOUNCED, event.grace_s, now)
     if not state.policy.only_checks:
         if isinstance(event, NodeRefused):
             return _stop(state, Reason.REFUSED, FAILURE_GRACE_S, now)
@@ -217,6 +222,11 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert state.deadline is not None
         return replace(state, deadline=min(state.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
+    if isinstance(event, EndAnnounced):
+        grace_s = event.grace_s if state.is_taken_away else FAILURE_GRACE_S
+        deadline = now + grace_s + STOP_MARGIN_S
+        if state.deadline is not None and deadline < state.deadline:  # it was not known before
+            return replace(state, deadline=deadline), (StopNodes(grace_s),)
     # Nothing was started on a node whose agent has not answered; its link looks after itself.
     silent = state.ready - state.empty.keys() - state.lost.keys()
     if silent and _is_due(state, now):
@@ -228,6 +238,8 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
 
 
 def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float) -> Decision:
+    if state.signalled and state.announced is None:
+        grace_s = SIGNALLED_GRACE_S
     state = replace(
         state,
         phase=Phase.STOPPING,

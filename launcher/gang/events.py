@@ -169,6 +169,29 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class NodeSignalled:
+    """Slurm has sent SIGTERM to all of our processes on the node; it will say why, and when SIGKILL follows."""
+
+    node: str
+    time: float
+
+
+@dataclass(frozen=True)
+class EndAnnounced:
+    """What the engine that gave us the nodes says of a signal, or of the end of their time.
+
+    `reference`: the class of the failure, `interrupted`, or nothing if there is nothing to say. `grace_s`: how long
+    the tasks may still run. `stays`: whether the nodes stay ours, and the engine has only ended what ran there.
+    """
+
+    reference: str
+    message: str = ""
+    evidence: tuple[str, ...] = ()
+    grace_s: float = 0.0
+    stays: bool = False
+
+
+@dataclass(frozen=True)
 class StacksAsked:
     """The user asks what all tasks are doing; the state does not change."""
 
@@ -211,6 +234,8 @@ Event = (
     | TaskWrote
     | TaskExited
     | Interrupted
+    | NodeSignalled
+    | EndAnnounced
     | StacksAsked
     | ProfileAsked
     | StacksReceived

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.gang.events import (
+    EndAnnounced,
     Event,
     LeaderWaits,
     NodeEmpty,
@@ -13,6 +14,7 @@ from launcher.gang.events import (
     NodePrepared,
     NodeReady,
     NodeRefused,
+    NodeSignalled,
     NodeSynced,
     ProfileAsked,
     StacksAsked,
@@ -66,6 +68,10 @@ def is_news(state: AttemptState, event: Event) -> bool:
             return state.phase is Phase.FORMING
         case TaskWrote(task):
             return task in state.started and task not in state.exits
+        case NodeSignalled(node):
+            return node in state.policy.nodes and node not in state.signalled
+        case EndAnnounced():
+            return state.announced is None
         case StacksReceived():
             return state.suspicion is not None
         case StacksAsked() | ProfileAsked():
@@ -97,6 +103,10 @@ def record(state: AttemptState, event: Event) -> AttemptState:
             return replace(state, lost={**state.lost, node: reason})
         case NodeEmpty(node):
             return replace(state, empty={**state.empty, node: event})
+        case NodeSignalled(node):
+            return replace(state, signalled={**state.signalled, node: event})
+        case EndAnnounced():
+            return replace(state, announced=event) if event.reference else replace(state, signalled={})
         case TaskStarted(task):
             stopped = state.stopped | {task} if state.phase is Phase.STOPPING else state.stopped
             return replace(state, started={**state.started, task: event}, stopped=stopped)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from launcher.gang.findings import DialReport, Finding
 from launcher.plan.launch_plan import program_of
 from launcher.plan.tf_config import format_address
-from launcher.spec.models import DEMO_MODULE, ClusterSpec, NodeSpec
+from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.tasks import TaskId
 from worker_entry.protocol.messages import Dialled, Inspected, Ready
 from worker_entry.protocol.orders import Dial, Inspect

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from launcher.gang.events import (
+    EndAnnounced,
     NodeEmpty,
     NodeRefused,
+    NodeSignalled,
     TaskExited,
     TaskHalted,
     TaskListening,
@@ -49,6 +51,7 @@ class Reason(enum.Enum):
     DRAIN_TIMEOUT = "drain-timeout"
     INTERRUPTED = "interrupted"
     CHECKED = "checked"
+    ANNOUNCED = "announced"
 
 
 @dataclass(frozen=True)
@@ -147,12 +150,21 @@ class AttemptState:
     lost: Mapping[str, str] = field(default_factory=dict)
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
     reason: Reason | None = None
+    signalled: Mapping[str, NodeSignalled] = field(default_factory=dict)
+    """The nodes whose processes have got SIGTERM from Slurm, if it has not said yet what that means."""
+    announced: EndAnnounced | None = None
+    """Why the nodes will be taken from us."""
     signal: int | None = None
     """The signal that interrupted the attempt, if one did."""
     stopped: frozenset[TaskId] = frozenset()
     """The tasks that were running, or just starting, when we began to stop them."""
     deadline: float | None = None
     """When a Tick is due at the latest, on the controller's monotonic clock."""
+
+    @property
+    def is_taken_away(self) -> bool:
+        """Whether the engine takes the nodes away: it ends what we cannot reach on them."""
+        return self.announced is not None and not self.announced.stays
 
     @property
     def awaited(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from launcher.gang.events import (
     NodePrepared,
     NodeReady,
     NodeRefused,
+    NodeSignalled,
     NodeSynced,
     TaskExited,
     TaskHalted,
@@ -31,6 +32,7 @@ from worker_entry.protocol.messages import (
     Prepared,
     Ready,
     Refused,
+    Signalled,
     Started,
     Status,
     Synced,
@@ -63,6 +65,8 @@ def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Ev
             return NodeRefused(node, tuple(problems))
         case Broken(problem):
             return NodeRefused(node, (problem,))
+        case Signalled(time):
+            return NodeSignalled(node, time - clock_offset_s)
         case Started(task, pid, time):
             return TaskStarted(parse_task_id(task), pid, time - clock_offset_s)
         case Listening(task, time):

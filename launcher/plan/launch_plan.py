@@ -15,7 +15,8 @@ from pathlib import Path
 from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
 from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
 from launcher.plan.torch_env import make_torch_envs
-from launcher.spec.models import LOOPBACK, ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import LOOPBACK, NodeSpec
 from launcher.spec.redaction import REDACTED, is_secret
 from launcher.spec.strategies import RULES, StrategyRules
 from launcher.tasks import TENSORBOARD, AuxiliaryType, TaskId, TaskType, find_leader
@@ -150,7 +151,7 @@ def make_plan(
                 task=task,
                 node=node.host,
                 directory=_directory(spec, node, directory),
-                python=_python(node, python),
+                python=node.find_python(python),
                 address=addresses[task].rpartition(":")[0],
                 port=ports[task],
                 explicit_port=node.port is not None,
@@ -199,7 +200,7 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         task=TENSORBOARD,
         node=node.host,
         directory=directory,
-        python=_python(node, python),
+        python=node.find_python(python),
         address=LOOPBACK,
         port=port,
         explicit_port=False,
@@ -212,10 +213,6 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
         collective=False,
         reuse_address=True,
     )
-
-
-def _python(node: NodeSpec, default: str) -> str:
-    return node.python or (default if node.is_local else "python3")
 
 
 def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:

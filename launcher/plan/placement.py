@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from pydantic_core import ValidationError
 
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.wording import count_of
 
 

@@ -16,7 +16,8 @@ from launcher.plan.launch_plan import LaunchPlan, make_plan
 from launcher.plan.paths import RunPaths
 from launcher.plan.placement import select_nodes, without_spares
 from launcher.plan.resources import NodeFacts
-from launcher.spec.models import DEMO_MODULE, LOOPBACK, ClusterSpec
+from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.nodes import LOOPBACK
 from launcher.spec.parts import ProgramSpec
 from launcher.tasks import TaskId
 
@@ -100,7 +101,7 @@ def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
     """On this machine, the demo keeps its model beside its logs; elsewhere it needs no working directory."""
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
-    if spec.is_local:
+    if spec.shares_files:
         args = ["--model-dir", str(files.model)]
         if any(node.count("evaluator") for node in spec.nodes):
             args += ["--checkpoints", str(files.checkpoints)]
@@ -112,13 +113,13 @@ def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
 
 def _place_logs(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
     """If all nodes are this machine, TensorBoard shows a folder of the run."""
-    if spec.logs is not None or not spec.is_local:
+    if spec.logs is not None or not spec.shares_files:
         return spec
     return spec.changed(log_directory=str(files.tensorboard))
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
     """If all nodes are this machine, all tasks and attempts share a folder of the run."""
-    if spec.checkpoint_directory is not None or not spec.is_local:
+    if spec.checkpoint_directory is not None or not spec.shares_files:
         return spec
     return spec.changed(checkpoint_directory=str(files.checkpoints))

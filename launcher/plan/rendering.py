@@ -8,8 +8,9 @@ from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
-from launcher.spec.models import ClusterSpec, Nodes
-from launcher.spec.parts import NotifySpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import Nodes
+from launcher.spec.parts import NodeSourceSpec, NotifySpec
 from launcher.spec.redaction import hide_env, hide_words
 from launcher.wording import count_of
 from worker_entry.protocol import environment
@@ -57,7 +58,9 @@ def render_spec(spec: ClusterSpec) -> str:
         notify = NotifySpec(**given, webhook_from=environment.WEBHOOK)
     if notify is not None and notify.command is not None:
         notify = notify.changed(command=hide_words(notify.command))
-    source = spec.source and spec.source.changed(command=hide_words(spec.source.command))
+    source = spec.source
+    if isinstance(source, NodeSourceSpec):
+        source = source.changed(command=hide_words(source.command))
     shown = spec.changed(
         env=hide_env(spec.env),
         nodes=Nodes([node.changed(env=hide_env(node.env)) for node in spec.nodes], source),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import TooFewGpusError
-from launcher.spec.models import NodeSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId
 from launcher.wording import count_of

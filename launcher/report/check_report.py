@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from launcher.gang.findings import Finding
 from launcher.gang.preflight import Answers, Preflight
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.strangers import render_unguarded
-from launcher.report.models import CheckReport, NodeReport
+from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.spec.models import ClusterSpec
 
 
-def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptState) -> CheckReport:
-    """The report of finished checks; `state` knows which nodes are unusable."""
+def make_check_report(
+    spec: ClusterSpec,
+    preflight: Preflight,
+    state: AttemptState,
+    *,
+    job: JobReport | None = None,
+    more: Sequence[Finding] = (),
+) -> CheckReport:
+    """The report of finished checks; `state` knows which nodes are unusable.
+
+    `job`: the Slurm job that gives the nodes; `more`: what else was found.
+    """
     addresses = preflight.choose_addresses()
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
     missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
     findings = [*_unusable(state), *(_render_silence(node, state) for node in sorted(missing)), *preflight.findings()]
     findings += _unguarded(state)
+    findings = sorted([*findings, *more], key=lambda finding: finding.level != "error")
     return CheckReport(
         name=spec.name,
         good=not any(finding.level == "error" for finding in findings),
@@ -36,6 +47,7 @@ def make_check_report(spec: ClusterSpec, preflight: Preflight, state: AttemptSta
         ],
         dials=preflight.dials(),
         findings=findings,
+        slurm=job,
     )
 
 

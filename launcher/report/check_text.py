@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.report.models import CheckReport, NodeReport
-from launcher.wording import count_of
+from launcher.report.models import CheckReport, JobReport, NodeReport
+from launcher.wording import count_of, render_age
 
 COLUMNS = ("node", "address", "Python", "TensorFlow", "Keras", "cores", "GPUs", "disk free", "clock")
 
@@ -29,6 +29,16 @@ def _row(node: NodeReport) -> tuple[str, ...]:
     )
 
 
+def render_job(job: JobReport) -> str:
+    """`Slurm 22.05, job 12 in batch, 58 min left; …`."""
+    left = "without a time limit" if job.left_s is None else f"{render_age(job.left_s)} left"
+    warning = f"{job.grace_s:g} s before that" if job.grace_s else "without a warning before that"
+    preemption = "" if job.preempt_mode in ("", "OFF") else f"; preemption ({job.preempt_mode}) {warning}"
+    again = "can be queued again" if job.requeues else "is not queued again"
+    end = f"tasks have {job.kill_wait_s:g} s from SIGTERM to SIGKILL{preemption}"
+    return f"Slurm {job.version}, job {job.job} in {job.partition}, {left}: {end}; the job {again}"
+
+
 def render_findings(report: CheckReport) -> list[str]:
     """The lines below the table: one for all dials, all findings with their hints, and the result."""
     lines = []
@@ -39,6 +49,8 @@ def render_findings(report: CheckReport) -> list[str]:
         if node.addresses:
             who = "anyone" if node.unguarded else "only the cluster"
             lines.append(f"{node.node} listens on {', '.join(node.addresses)}: {who} reaches its ports there")
+    if report.slurm is not None:
+        lines.append(render_job(report.slurm))
     for finding in report.findings:
         lines.append(f"{finding.level.capitalize()}: {finding.message} [{finding.reference}]")
         lines += [f"  {finding.hint}"] if finding.hint else []

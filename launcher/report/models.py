@@ -164,6 +164,28 @@ class NodeReport(Result):
     """SHA-256 of the program's own code; empty where there is none to compare."""
 
 
+class JobReport(Result):
+    """The Slurm job that a run is in, and how Slurm ends it. Durations are in seconds."""
+
+    job: str
+    """Its id."""
+    version: str
+    """Slurm's version."""
+    partition: str
+    preempt_mode: str
+    """What happens to a job that another one preempts: `OFF`, `REQUEUE`, `CANCEL`, …"""
+    grace_s: float
+    """From the warning of a preemption to its end; 0: there is no warning."""
+    kill_wait_s: float
+    """From SIGTERM to SIGKILL."""
+    left_s: float | None
+    """Until its time is over; null if it has no limit."""
+    requeues: bool
+    """Whether it can be queued again."""
+    process_tracking: str
+    """How Slurm finds the processes of a step."""
+
+
 class CheckReport(Result):
     """What `distlaunch check --json` prints."""
 
@@ -177,6 +199,8 @@ class CheckReport(Result):
     """One from every node to every task, those on the node itself included."""
     findings: list[Finding]
     """All errors and warnings, errors first."""
+    slurm: JobReport | None = None
+    """The Slurm job that distlaunch runs in, if `nodes: slurm` took its nodes."""
 
 
 class FaultReport(Result):

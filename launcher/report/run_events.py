@@ -18,13 +18,23 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter
 
 from launcher.gang import events as gang
+from launcher.gang.restarts import Ending
 from launcher.report.models import AttemptReport
 from launcher.tasks import TaskId
 from launcher.verdict.models import OutcomeName
 from worker_entry.protocol.messages import Ready
 
 StateName = Literal[
-    "connecting", "forming", "running", "restarting", "waiting", "stopping", "succeeded", "failed", "interrupted"
+    "pending",
+    "connecting",
+    "forming",
+    "running",
+    "restarting",
+    "waiting",
+    "stopping",
+    "succeeded",
+    "failed",
+    "interrupted",
 ]
 
 
@@ -112,9 +122,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    """An attempt is over; the report is that of report.json."""
+    """An attempt is over; the report is that of report.json. `ending`: what the rule for restarts has to know of it."""
 
     report: AttemptReport
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,8 @@ class RunStatus(Result):
     """The nodes that were measured."""
     goodput: Goodput | None = None
     """Where the time has gone so far."""
+    waits_for: str = ""
+    """What a pending run waits for: its job, and why Slurm does not begin it yet."""
     eta_s: float | None = None
     """Seconds until training ends, by the recent time of a step; null if it is not known how many steps there are."""
 

@@ -17,7 +17,9 @@ def render_header(status: RunStatus) -> str:
     attempt = f", attempt {status.attempt}" if status.attempt else ""
     restarts = f" ({count_of(status.restarts, 'restart')})" if status.restarts else ""
     left = "" if status.eta_s is None else f", about {render_age(status.eta_s)} left"
-    return f"{status.run_id}: {status.state}{attempt}{restarts}, {render_age(status.now - status.started)}{left}"
+    waits_for = f" ({status.waits_for})" if status.waits_for else ""
+    state = f"{status.state}{waits_for}{attempt}{restarts}"
+    return f"{status.run_id}: {state}, {render_age(status.now - status.started)}{left}"
 
 
 def make_rows(status: RunStatus) -> list[list[str]]:

@@ -88,7 +88,7 @@ class Actions:
             case AskStacks():
                 self._stacks.ask(state)
             case StopNodes(grace_s):
-                if state.signal is not None:
+                if state.signal is not None or state.is_taken_away:
                     self._links.hurry()
                 for node in state.occupied:
                     self._links.send(node, Stop(grace_s))

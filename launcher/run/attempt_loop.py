@@ -11,7 +11,17 @@ from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
-from launcher.gang.events import Event, NodeLost, NodeReady, ProfileAsked, StacksAsked, TaskReported, Tick
+from launcher.gang.events import (
+    EndAnnounced,
+    Event,
+    NodeLost,
+    NodeReady,
+    NodeSignalled,
+    ProfileAsked,
+    StacksAsked,
+    TaskReported,
+    Tick,
+)
 from launcher.gang.faults import Fault
 from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import Standing, StragglerWatch
@@ -128,10 +138,21 @@ class AttemptLoop:
         for action in actions:
             self._actions.perform(action, self.state)
         self._actions.end_checks(self.state)
+        if isinstance(event, NodeSignalled) and len(self.state.signalled) == 1 and not earlier.signalled:
+            self._ask_engine()
         if isinstance(event, StacksAsked):
             self._stacks.ask(self.state, show=True)
         if isinstance(event, ProfileAsked):
             self.profiles.ask(self.plan, event.duration_s)
+
+    def _ask_engine(self) -> None:
+        """Finds out why nodes got a signal: whether they are taken away, and when."""
+        links, engine = self._context.links, self._context.engine
+        unknown = EndAnnounced("")
+        if engine is None:
+            links.put(unknown)
+        else:
+            engine.ask(lambda found: links.put(found or unknown))
 
     def _report(self, earlier: AttemptState, event: Event) -> None:
         console, timing = self._context.console, self._context.timing

@@ -14,6 +14,7 @@ from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.history import History
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
+from launcher.run.slurm_engine import SlurmEngine
 from launcher.run.sync import Bundle
 from launcher.run.timing import Timing
 from launcher.spec.models import ClusterSpec
@@ -37,6 +38,8 @@ class RunContext:
     """How many controllers the run has had before."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
+    engine: SlurmEngine | None = None
+    """The Slurm job that this process belongs to, if it belongs to one."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
     write_page: Callable[[RunReport], str] = lambda _: ""

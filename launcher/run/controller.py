@@ -26,6 +26,8 @@ class ElsewhereError(UsageError):
     def __init__(self, place: str, *, evidence: Sequence[str] = (), hint: str) -> None:
         super().__init__(f"this run's controller is {place}", evidence=evidence, hint=hint)
         self.place = place
+        self.job = ""
+        """The Slurm job whose batch host it is on, if it is in one."""
 
 
 @dataclass(frozen=True)

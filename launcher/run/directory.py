@@ -9,13 +9,13 @@ import json
 import os
 import pwd
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.plan.paths import RunPaths
-from launcher.run.controller import Controller, is_alive, this_process
+from launcher.run.controller import Controller, ElsewhereError, is_alive, this_process
 from launcher.run.naming import absolute, is_utf_8
 from launcher.run.record import read_record
 from launcher.run.replacement import replace_text
@@ -36,7 +36,7 @@ class RunStart:
 
     `started`: Unix seconds. `generation`: how many controllers the run has had before. `socket`: the path of the
     controller's. `cwd`: where it was started. `checks`: whether its nodes are checked. `command`: what was typed,
-    without secrets.
+    without secrets. `job`: the Slurm job that it belongs to, if it belongs to one.
     """
 
     run_id: str
@@ -47,6 +47,7 @@ class RunStart:
     checks: bool = False
     generation: int = 0
     socket: str = ""
+    job: str = ""
 
 
 class RunDir(RunPaths):
@@ -70,6 +71,25 @@ class RunDir(RunPaths):
         except OSError as error:
             raise _cannot_write(root, error) from None
         return cls(root)
+
+    def write_waiting(self, start: RunStart) -> None:
+        """Writes run.json of a run that waits for its job; this process is not its controller for long."""
+        facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
+        self.write_text(self.run, f"{_render({**facts, 'ended': False, 'waits': True})}\n")
+
+    def note_job(self, start: RunStart, job: str) -> None:
+        """Adds the job to what `write_waiting` wrote, unless the run has begun meanwhile and knows it."""
+        with self._lock():
+            if read_record(self).waits:
+                self.write_waiting(replace(start, job=job))
+
+    def note_cancelled(self, exit_status: int) -> None:
+        """Notes that the run waits no longer, because the user has cancelled its job."""
+        end = {"ended": True, "ended_at": clock.now(), "waits": False, "outcome": "interrupted"}
+        with self._lock():
+            facts = json.loads(self.run.read_bytes())
+            end |= {"reference": "interrupted", "exit_status": exit_status}
+            self.write_json(self.run, {**facts, **end})
 
     @contextlib.contextmanager
     def hold(self, start: RunStart) -> Iterator[Journal]:
@@ -124,7 +144,8 @@ class RunDir(RunPaths):
             journal.close()
             end = asdict(journal.ended) if journal.ended is not None else {}
             if self.find_generation() <= start.generation:  # else run.json is another controller's by now
-                self._write_end(f"{_render({**facts, **end, 'ended': True, 'ended_at': clock.now()})}\n")
+                end |= {"ended": True, "ended_at": clock.now(), "waits": journal.waits}
+                self._write_end(f"{_render({**facts, **end})}\n")
 
     def _write_end(self, text: str) -> None:
         try:
@@ -142,7 +163,11 @@ class RunDir(RunPaths):
             UsageError: the controller cannot be seen from here.
         """
         record = read_record(self)
-        return record.run_id, None if record.ended or not is_alive(record.controller) else record.controller
+        try:
+            return record.run_id, None if record.ended or not is_alive(record.controller) else record.controller
+        except ElsewhereError as error:
+            error.job = record.job
+            raise
 
     def find_generation(self) -> int:
         """How many controllers the run has had before the latest one; 0 if that cannot be read."""

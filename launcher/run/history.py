@@ -10,6 +10,7 @@ from typing import get_args
 
 from launcher.gang import events as gang
 from launcher.gang.decide import decide, new_attempt
+from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptPolicy, AttemptState
 from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_records
@@ -26,6 +27,8 @@ class History:
 
     attempts: tuple[AttemptReport, ...] = ()
     """The attempts that are over, in order."""
+    endings: tuple[Ending, ...] = ()
+    """How they ended, as the rule for restarts has to know it."""
     attempt: int = 0
     """The number of the last attempt that began."""
     state: StateName = "connecting"
@@ -68,6 +71,7 @@ def read_history(path: Path) -> History:
     except OSError:
         return NO_HISTORY
     attempts: list[AttemptReport] = []
+    endings: list[Ending] = []
     records: list[Record] = []
     ready: dict[str, Ready] = {}
     frames: dict[str, int] = {}
@@ -82,6 +86,7 @@ def read_history(path: Path) -> History:
             ready[record.event.node] = record.event.ready
         elif isinstance(record.event, AttemptEnded):
             attempts.append(record.event.report)
+            endings += [record.event.ending] if record.event.ending is not None else []
         elif isinstance(record.event, State):
             state, ended = record.event.state, None
         elif isinstance(record.event, Ended):
@@ -94,6 +99,7 @@ def read_history(path: Path) -> History:
             frames[record.node] = max(frames.get(record.node, 0), record.frame)
     return History(
         attempts=tuple(attempts),
+        endings=tuple(endings),
         attempt=number,
         state=state,
         ended=ended,

@@ -27,6 +27,8 @@ class Journal:
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
         self.attempt = 0
+        self.waits = False
+        """Whether the run ends only to go on when Slurm has nodes for it again."""
         self._now = now
         self._lock = threading.Lock()
         self._state: StateName | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +28,16 @@ from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.live import keys_taken, show_run
-from launcher.run.naming import choose_folder, current_command, current_directory, make_run_id
+from launcher.run.naming import choose_folder, current_command, current_directory, make_job_run_id, make_run_id
 from launcher.run.node_list import know_nodes
 from launcher.run.page_writing import write_at_end
+from launcher.run.slurm_check import ask_job, find_job_problems
+from launcher.run.slurm_engine import SlurmEngine, find_engine
 from launcher.run.supervisor import Supervisor
 from launcher.run.ways import Recovery, Relisting
+from launcher.slurm.allocation import find_job
 from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import SLURM
 from launcher.transports.targets import find_targets
 from launcher.wording import count_of
 from worker_entry.system import clock
@@ -80,8 +85,11 @@ def run(
 def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
     """What is known of a new run; fails before anything is written if this machine's tasks cannot run here."""
     cwd = current_directory()
-    run_id = make_run_id(spec.name)
-    return RunStart(run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command)
+    job = find_job(os.environ) if spec.source == SLURM else ""
+    run_id = make_job_run_id(job) if job else make_run_id(spec.name)
+    return RunStart(
+        run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command, job=job
+    )
 
 
 def conduct(
@@ -140,6 +148,11 @@ def conduct(
             context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
+            engine = find_engine(os.environ, targets.values, spec.slurm.stop_early_s)
+            context = replace(context, engine=engine)
+            if start.job:
+                for finding in find_job_problems(spec, start.job, start.cwd, ask_job(start.job)):
+                    console.warn(f"{finding.message} [{finding.reference}]")
             relist = Relisting(context, Recovery(planner.spec, start.run_id))
             if start.generation and taken_over is None:
                 with interrupts.raising():
@@ -157,9 +170,23 @@ def conduct(
             )
             answers.attach(supervisor, context.links)
             companions.attach(planner.spec, context.links)
-            return supervisor.run()
+            report = supervisor.run()
+            journal.waits = engine is not None and supervisor.continues_later and _wait_for_nodes(engine, console)
+        if journal.waits and engine is not None and not engine.is_requeued:
+            engine.requeue()  # ends this process
+        return report
     finally:
         interrupts.mute()
+
+
+def _wait_for_nodes(engine: SlurmEngine, console: Console) -> bool:
+    """Whether the run goes on when Slurm has nodes for it again; tells the user."""
+    if not engine.is_requeued and not engine.can_requeue:
+        hint = "go on in another one with `distlaunch resume`"
+        console.note(f"Slurm does not queue job {engine.job} again (it has no `--requeue`, or is no batch job); {hint}")
+        return False
+    console.note(f"Job {engine.job} is queued again; the run goes on when it starts")
+    return True
 
 
 @contextlib.contextmanager

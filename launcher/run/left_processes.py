@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import psutil
 
 from launcher.console.writer import Console
-from launcher.spec.models import LOCAL
+from launcher.spec.nodes import LOCAL
 from launcher.wording import count_of
 from worker_entry.protocol import environment
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shlex
@@ -18,6 +19,13 @@ from launcher.spec.redaction import hide_command
 def make_run_id(name: str) -> str:
     """`20261121-143005-two-nodes-3f9a`: sorts by time; unique among runs of the same second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
+
+
+def make_job_run_id(job: str) -> str:
+    """`slurm-12`: the run of a job; `slurm-12-2` for a second one in the same job."""
+    taken = {folder.name for folder in runs_directory(os.environ).glob(f"slurm-{job}*")}
+    names = itertools.chain([f"slurm-{job}"], (f"slurm-{job}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def runs_directory(environ: Mapping[str, str]) -> Path:

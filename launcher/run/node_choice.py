@@ -11,7 +11,7 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.run.context import AttemptSetup
 from launcher.run.node_links import NodeLinks
-from launcher.spec.models import NodeSpec
+from launcher.spec.nodes import NodeSpec
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
 """Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the nodes

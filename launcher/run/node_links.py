@@ -138,6 +138,13 @@ class NodeLinks:
             else:
                 self.fences.pop(node, None)
 
+    def give_up(self, nodes: Collection[str]) -> None:
+        """Drops the links to lost nodes on which somebody else stops what is left."""
+        for node in self._links.keys() & {*nodes}:
+            self._close_inbox(node)
+            self._links.pop(node).abandon()
+            self._left[node] = None
+
     def _close_inbox(self, node: str) -> None:
         inbox = self._inboxes.pop(node, None)
         if inbox is not None:

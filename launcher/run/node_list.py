@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from launcher.errors import DistlaunchError, InterruptionError
+from launcher.errors import DistlaunchError, InterruptionError, UsageError
 from launcher.run.interrupts import Interruption, Interrupts
+from launcher.slurm.allocation import find_allocation, make_nodes
 from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
-from launcher.spec.node_list import NodeListError, take_nodes
+from launcher.spec.node_list import NodeListError, take_fields, take_nodes
+from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import hide_text, hide_words
 
 ANSWER_S = 60.0
@@ -52,6 +54,8 @@ def ask_nodes(
     """
     if spec.source is None:
         return spec
+    if spec.source == SLURM:
+        return _take_allocation(spec)
     command = spec.source.command
     shown = shlex.join(hide_words(command))
     answer = _run(command, shown, is_wanted, limit_s)
@@ -62,6 +66,15 @@ def ask_nodes(
     except NodeListError as error:
         lines = [hide_text(line) for line in error.mistakes[:SHOWN_LIMIT]]
     raise NodeCommandError(f"the nodes that `{shown}` names cannot be used", evidence=lines)
+
+
+def _take_allocation(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with the nodes of the Slurm job that this process belongs to."""
+    allocation = find_allocation(os.environ)
+    try:
+        return take_fields(spec, make_nodes(allocation, spec))
+    except NodeListError as error:
+        raise UsageError(f"job {allocation.job} does not fit the spec", evidence=error.mistakes) from None
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:

@@ -17,7 +17,7 @@ from launcher.run.profile_requests import ProfileRequests
 from launcher.run.sample_files import SampleFiles
 from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
-from launcher.spec.models import LOCAL
+from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
 from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks

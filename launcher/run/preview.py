@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -18,9 +19,12 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import choose_folder, current_directory, make_run_id
 from launcher.run.node_list import know_nodes
+from launcher.run.slurm_check import ask_job, find_job_problems
 from launcher.run.supervisor import Supervisor
 from launcher.run.ways import Recovery
-from launcher.spec.models import LOCAL, ClusterSpec
+from launcher.slurm.allocation import find_job
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import LOCAL, SLURM
 from launcher.transports.targets import find_targets
 from worker_entry.system import clock, hardware
 
@@ -58,7 +62,13 @@ def check(spec: ClusterSpec) -> CheckReport:
         interrupts.restore()
     if state.signal is not None:
         raise InterruptionError(state.signal)
-    return make_check_report(first.spec, preflight, state)
+    if spec.source != SLURM:
+        return make_check_report(first.spec, preflight, state)
+    job = find_job(os.environ)
+    report = ask_job(job)
+    return make_check_report(
+        first.spec, preflight, state, job=report, more=[*find_job_problems(spec, job, cwd, report)]
+    )
 
 
 def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:

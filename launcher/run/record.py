@@ -42,7 +42,8 @@ class RunRecord:
     seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
     whether an end is recorded; `end`: what is recorded of it. `cwd`: where the run was started, empty if that is not
     recorded. `checks`: whether its nodes are checked. `command`: what was typed, without secrets; empty if that is not
-    recorded.
+    recorded. `job`: the Slurm job that it belongs to; empty if it belongs to none. `waits`: whether it
+    waits for that job to begin.
     """
 
     run_id: str
@@ -56,6 +57,8 @@ class RunRecord:
     cwd: str
     checks: bool
     command: str
+    job: str
+    waits: bool
 
 
 def read_record(files: RunPaths) -> RunRecord:
@@ -79,6 +82,8 @@ def read_record(files: RunPaths) -> RunRecord:
             cwd=str(facts.get("cwd") or ""),
             checks=bool(facts.get("checks", False)),
             command=str(facts.get("command") or ""),
+            job=str(facts.get("job") or ""),
+            waits=bool(facts.get("waits", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise RunDirectoryError(f"{files.root} is not a run's folder") from None

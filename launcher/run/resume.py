@@ -6,6 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,14 @@ from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import History, read_history
 from launcher.run.launch import conduct
+from launcher.run.naming import absolute, choose_folder
+from launcher.run.node_list import ask_first
 from launcher.run.record import RunRecord, read_record
+from launcher.run.slurm_engine import count_restarts
+from launcher.slurm.allocation import find_job
+from launcher.slurm.calls import JOB_ID
 from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import REDACTED
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.node_cleanup import clean_node
@@ -65,14 +72,24 @@ def resume(
         raise UsageError(f"run {record.run_id} is still running", hint=f"follow it: `distlaunch attach {files.root}`")
     history = read_history(files.events)
     recorded = _load_recorded(files, environ) if spec is None else spec
+    changed = spec is not None
+    job = ""
+    if recorded.source == SLURM:
+        job, known = find_job(environ), recorded.nodes
+        recorded = ask_first(recorded)
+        changed = changed or recorded.nodes != known
+    if not (job and job == record.job and count_restarts(environ)):
+        history = replace(history, endings=())  # only what is one run to Slurm has one budget of restarts
+    has_begun = files.events.exists()  # or this is the first start of a submitted run
     start = RunStart(
         run_id=record.run_id,
         name=recorded.name,
-        started=record.started,
+        started=record.started if has_begun else clock.now(),
         cwd=_find_cwd(record),
         checks=record.checks,
         command=record.command,
-        generation=record.generation + 1,
+        generation=record.generation + 1 if has_begun else 0,
+        job=job,
     )
     return conduct(
         recorded,
@@ -82,8 +99,22 @@ def resume(
         live=live,
         detachment=detachment,
         history=history,
-        prepare=functools.partial(_prepare, files, history, start.run_id, changed=spec is not None),
+        prepare=functools.partial(_prepare, files, history, start.run_id, changed=changed)
+        if has_begun
+        else lambda _planner, _console: None,
     )
+
+
+def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | None:
+    """The folder of the run that this process's Slurm job ran before it was queued again; None if it ran none."""
+    job = environ.get(JOB_ID, "")
+    if not job or not count_restarts(environ):
+        return None
+    files = RunDir(absolute(choose_folder(run_dir, f"slurm-{job}")))
+    try:
+        return files if read_record(files).job == job else None
+    except RunDirectoryError:
+        return None
 
 
 def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
@@ -93,7 +124,7 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
         spec: dict[str, Any] = json.loads(text)
         missing = []
         listed = spec["nodes"] if isinstance(spec["nodes"], dict) else {"known": spec["nodes"]}
-        for env in (spec.get("env", {}), *(node.get("env", {}) for node in listed["known"])):
+        for env in (spec.get("env", {}), *(node.get("env", {}) for node in listed.get("known", []))):
             hidden = [name for name, value in env.items() if REDACTED in value]
             missing += [name for name in hidden if name not in environ]
             env.update({name: environ[name] for name in hidden if name in environ})

@@ -10,6 +10,8 @@ from typing import Any
 
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run.directory import RunDir
+from launcher.run.queue import ASK_SLURM_S, find_queued
+from launcher.run.record import read_record
 
 ASK_S = 1.0
 """How often the controller's process is looked at."""
@@ -26,16 +28,28 @@ class RunWatch:
         self._files = files
         self._seen: tuple[int, int] | None = None
         self._asked = time.monotonic()
+        self._asked_slurm = -ASK_SLURM_S
+        self._waits = True
 
     def is_over(self) -> bool:
         """Whether the run has ended, or its controller is gone."""
         self._read()
+        if self.facts.get("waits"):
+            return not self._is_queued()
         if not self.facts.get("ended") and time.monotonic() - self._asked >= ASK_S:
             self._asked = time.monotonic()
             gone = self._is_gone()
             self._read()  # it may have ended meanwhile
             self.is_lost = gone and not self.facts.get("ended")
         return bool(self.facts.get("ended")) or self.is_lost
+
+    def _is_queued(self) -> bool:
+        if time.monotonic() - self._asked_slurm >= ASK_SLURM_S:
+            self._asked_slurm = time.monotonic()
+            with contextlib.suppress(RunDirectoryError):
+                record = read_record(self._files)
+                self._waits = not record.waits or find_queued(record) is not None
+        return self._waits
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, ValueError):

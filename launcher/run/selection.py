@@ -100,7 +100,7 @@ def list_runs() -> list[RunSummary]:
 
 def list_running() -> list[RunSummary]:
     """The runs that are running, the latest first; quicker than to list all."""
-    unended = (files for files, record in find_runs() if not record.ended)
+    unended = (files for files, record in find_runs() if not record.ended or record.waits)
     return [found for files in unended if (found := _summarize(files)) is not None and found.running]
 
 

@@ -11,6 +11,8 @@ from launcher.run.controller import ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.journal_reading import read_last_entries
 from launcher.run.live_facts import LiveState, live_facts
+from launcher.run.log_reading import find_attempts
+from launcher.run.queue import Queued, find_queued
 from launcher.run.record import (
     RecordedEnd,
     RunRecord,
@@ -21,8 +23,9 @@ from launcher.run.record import (
 )
 
 Outcome = Literal["succeeded", "failed", "interrupted"]
-RunState = Literal[LiveState, Outcome, "lost", "ended"]
-"""`lost`: the controller is gone and has not recorded an end. `ended`: nobody recorded how."""
+RunState = Literal[LiveState, Outcome, "pending", "lost", "ended"]
+"""`pending`: its Slurm job waits to begin, or to begin again. `lost`: the controller is gone and has not recorded an
+end. `ended`: nobody recorded how."""
 
 LAST_BYTES = 2 << 10
 """How much of events.jsonl is read for a run that is over: the last events are enough."""
@@ -90,6 +93,8 @@ def summarize(files: RunDir) -> RunSummary:
         RunDirectoryError: this is not a run's folder.
     """
     record = read_record(files)
+    if (queued := find_queued(record)) is not None:
+        return _summarize_waiting(files, record, queued)
     place = find_controller(files, record)
     if place is not None:
         return _summarize_running(files, record, place)
@@ -125,6 +130,27 @@ def _summarize_running(files: RunDir, record: RunRecord, place: str) -> RunSumma
         tasks_up=facts.tasks_up,
         epoch=facts.epoch,
         step=facts.step,
+    )
+
+
+def _summarize_waiting(files: RunDir, record: RunRecord, queued: Queued) -> RunSummary:
+    attempt = max(find_attempts(files), default=0)
+    return RunSummary(
+        name=files.root.name,
+        run_id=record.run_id,
+        directory=str(files.root),
+        state="pending",
+        reference="",
+        running=True,
+        controller=f"in Slurm's queue: {queued.reason}",
+        started=record.started,
+        ended=None,
+        exit_status=None,
+        restarts=max(0, attempt - 1),
+        tasks=None,
+        tasks_up=None,
+        epoch=None,
+        step=None,
     )
 
 

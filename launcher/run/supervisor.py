@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 from collections.abc import Mapping, Sequence
 
 from launcher.console.messages import render_restart
 from launcher.errors import RunDirectoryError, ShownError, TakenOverError, error_lines
-from launcher.gang.events import Interrupted, StacksAsked
+from launcher.gang.events import EndAnnounced, Interrupted, StacksAsked
 from launcher.gang.faults import Fault, needed, pending
 from launcher.gang.preflight import Preflight
 from launcher.gang.restarts import Ending, GiveUp, Restart, decide_restart, remember
@@ -31,16 +33,17 @@ from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.endings import make_ending
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
+from launcher.run.judging import judge_attempt
 from launcher.run.left_processes import confirm_left
 from launcher.run.log_tails import last_lines
 from launcher.run.node_choice import NodeChoice, Relist
 from launcher.run.pauses import Pauses
 from launcher.run.recovery import Recover
 from launcher.tasks import parse_task_id
-from launcher.verdict.judge import judge, outcome
+from launcher.verdict.judge import outcome
 
-JUDGED_LINES = 60
-"""Lines at the end of a failed task's log, where its cause is most likely."""
+ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""With these, an engine may tell that it takes the nodes away."""
 
 
 class Supervisor:
@@ -94,7 +97,9 @@ class Supervisor:
         """The number of the last attempt that began."""
         self._taken_over = taken_over
         self._earlier = history.earlier
-        self._endings: list[Ending] = []
+        self._endings: list[Ending] = [*history.endings]
+        self.continues_later = False
+        """Whether the run has lost its nodes and should go on when the engine gives it others."""
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
 
@@ -106,6 +111,8 @@ class Supervisor:
             ShownError: an error ended the started cluster; the report is written.
         """
         self._interrupts.deliver_to(self._note_signal)
+        if self._context.engine is not None:
+            self._context.engine.watch(self._links.put)
         error: Exception | None = None
         try:
             chosen = self._taken_over or self._nodes.choose()
@@ -120,6 +127,8 @@ class Supervisor:
             raise
         except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
+        if self._last is not None and self._last.state.is_taken_away:
+            self._links.give_up(self._last.state.lost)
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if self._is_fruitless and self._last is not None:
@@ -134,9 +143,18 @@ class Supervisor:
         raise ShownError(report.verdict.message, report.exit_status) from error
 
     def _note_signal(self, signum: int) -> None:
-        is_end = signum != STACKS_SIGNAL
-        self._asked = signum if is_end else self._asked
-        self._links.put(Interrupted(signum) if is_end else StacksAsked())
+        if signum == STACKS_SIGNAL:
+            self._links.put(StacksAsked())
+        elif signum in ENGINE_SIGNALS and self._context.engine is not None:
+            self._context.engine.ask(functools.partial(self._interrupt, signum))
+        else:
+            self._interrupt(signum, None)
+
+    def _interrupt(self, signum: int, end: EndAnnounced | None) -> None:
+        """Handles a signal; `end`: what it means if the engine has sent it."""
+        if end is None or end.reference == "interrupted":
+            self._asked = signum
+        self._links.put(end or Interrupted(signum))
 
     def check(self) -> tuple[AttemptState, Preflight]:
         """Checks the nodes and starts nothing; returns their answers."""
@@ -159,6 +177,8 @@ class Supervisor:
             started = chosen.taken_over.began
         number = self._number
         faults = pending(self._faults, self._states.values())
+        if self._context.engine is not None:
+            self._context.engine.forget()
         self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
         if self._last is not None:
             self._earlier = self._earlier.add(make_attempt_report(self._last))
@@ -170,18 +190,7 @@ class Supervisor:
             verdict = end_by_error(error).verdict
             self._last = Attempt(number, loop.state, loop.plan, verdict, started, self._timing.now(), shown)
             raise
-        verdict = judge(
-            state,
-            loop.plan,
-            {task: str(path) for task, path in logs.items()},
-            tails={
-                task: last_lines(logs[task], JUDGED_LINES, fold=False)
-                for task, event in state.exits.items()
-                if event.failed
-            },
-            agent_stderr=last_lines(files.agent_errors, 3),
-            stacks=str(files.stacks),
-        )
+        state, verdict = judge_attempt(self._context, state, loop.plan, logs)
         self._console.end_logs()
         if outcome(state) == "failed":
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
@@ -190,8 +199,9 @@ class Supervisor:
         self._last = Attempt(
             number, state, loop.plan, verdict, started, self._timing.now(), shown, self._time_at(state.last_progress)
         )
-        self._context.journal.write(AttemptEnded(make_attempt_report(self._last)))
-        self._endings = remember([*self._endings, make_ending(self._last, saved=loop.has_saved)])
+        ending = make_ending(self._last, saved=loop.has_saved)
+        self._context.journal.write(AttemptEnded(make_attempt_report(self._last), ending))
+        self._endings = remember([*self._endings, ending])
         self._states = needed(self._faults, {**self._states, number: state})
         return following
 
@@ -202,6 +212,13 @@ class Supervisor:
         if outcome(last.state) != "failed":
             return None, None
         decision = decide_restart(self._restart, self._endings)
+        announced = last.state.announced
+        if announced is not None and last.state.is_taken_away and last.verdict.reference == announced.reference:
+            self.continues_later = isinstance(decision, Restart)
+            if isinstance(decision, GiveUp) and decision.reason:
+                self._console.note(decision.reason)
+            self._is_fruitless = isinstance(decision, GiveUp) and decision.fruitless
+            return None, None
         again: AttemptSetup | None = None
         if self.loop is not None and self.loop.unmet and self._asked is None:
             decision, again = Restart(pause_s=0.0, count=0, free=True), self._start_after_takeover(chosen, last)

@@ -12,7 +12,8 @@ from launcher.errors import UsageError
 from launcher.spec.fields import PortRange
 from launcher.spec.hosts import Host, HostError, parse_hosts, parse_lines
 from launcher.spec.mistakes import SHOWN_LIMIT, explain_option, refuse_options
-from launcher.spec.models import LOCAL, ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import LOCAL, SLURM, NodeSpec
 from launcher.spec.overrides import Override, override
 from launcher.spec.parts import ProgramSpec
 from launcher.spec.strategies import RULES, Framework, find_role_problem
@@ -189,6 +190,12 @@ def make_host_spec(option: str, hosts: Sequence[Host], program: ProgramSpec | No
         return ClusterSpec.model_validate({"nodes": [host.fields() for host in hosts], **given})
     except ValidationError as error:
         raise refuse_options(explain_option(option, error)) from None
+
+
+def make_slurm_spec(program: ProgramSpec | None) -> ClusterSpec:
+    """The spec of a cluster on the nodes of the Slurm job that this process runs in."""
+    given: Mapping[str, Any] = {} if program is None else {"program": program}
+    return ClusterSpec.model_validate({"nodes": SLURM, **given})
 
 
 def append_arguments(spec: ClusterSpec, words: Sequence[str]) -> ClusterSpec:

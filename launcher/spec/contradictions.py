@@ -11,7 +11,8 @@ from launcher.wording import count_of
 from worker_entry.protocol import environment
 
 if TYPE_CHECKING:
-    from launcher.spec.models import ClusterSpec, NodeSpec
+    from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 
 OWN_VARIABLES = (environment.TF_CONFIG, "TF_GRPC_REUSE_PORT", *environment.OF_TASKS)
 """Environment variables that distlaunch sets itself."""
@@ -41,7 +42,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     for index, node in enumerate(spec.nodes):
         yield from _gpu_contradictions(node, spec.rules, ("nodes", index))
     yield from _env_contradictions(spec)
-    shared = spec.log_directory or spec.checkpoint_directory or spec.is_local
+    shared = spec.log_directory or spec.checkpoint_directory or spec.shares_files
     if spec.tensorboard and not shared:
         yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
     workers = sum(node.count(task_type) for node in spec.nodes for task_type in spec.rules.computes)
@@ -62,6 +63,8 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
         yield ("cross_device",), "applies only to mirrored; remove it"
+    if "slurm" in spec.model_fields_set and spec.source != "slurm" and not any(n.way == "slurm" for n in spec.nodes):
+        yield ("slurm",), "applies only to `nodes: slurm`; remove it"
     if spec.sync is not None and spec.working_directory is not None:
         yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"
 

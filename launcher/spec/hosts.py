@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.spec.models import LOCAL
+from launcher.spec.nodes import LOCAL
 
 SLOTS_LIMIT = 1024
 """Slots of one host; a larger number is the port of sshd."""

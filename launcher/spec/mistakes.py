@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 from launcher.errors import UsageError
 from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
 from launcher.spec.fields import MANY, ONE
-from launcher.spec.models import ClusterSpec, ListedNodesSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import ListedNodesSpec, NodeSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES

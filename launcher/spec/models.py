@@ -7,38 +7,32 @@ the text "3", and `env: {DEBUG: no}` is the text "no".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, StringConstraints, model_validator
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from launcher.spec.contradictions import find_contradictions, render_path
 from launcher.spec.fields import (
-    MANY,
-    ONE,
-    Address,
     AtMost,
     Environment,
     FilledText,
-    GpuName,
-    HostName,
     Keepable,
     Listen,
     Network,
-    Port,
     PortRange,
     Ports,
     Preload,
     VariableName,
 )
+from launcher.spec.nodes import SLURM, MayBeListed, Nodes, NodeSpec, Source
 from launcher.spec.parts import (
     KerasSpec,
     Model,
-    NodeSourceSpec,
     NotifySpec,
     ProgramSpec,
     RestartSpec,
+    SlurmSpec,
     SshSpec,
     SyncSpec,
     TimeoutsSpec,
@@ -51,118 +45,15 @@ from worker_entry.protocol.strategy_names import Communication, CrossDevice, Str
 DEMO_MODULE = "worker_entry.demo.train"
 """The built-in demo, which runs when a spec names no program."""
 
-LOCAL = "local"
-"""The `host` of this machine."""
-LOOPBACK = "127.0.0.1"
-
-
-class NodeSpec(Model):
-    """One machine of the cluster."""
-
-    host: HostName
-    """The SSH host of the machine; `local` is this machine."""
-    address: Address | None = None
-    """The name or address that the other workers dial, if it differs from `host`."""
-    addresses: Annotated[list[Address], Field(min_length=1)] | None = None
-    """Several addresses instead of `address`: the first one that every node reaches is used."""
-    tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
-    """How many tasks of each type run here."""
-    spare: bool = False
-    """Runs no tasks at first; takes the place of a lost node when the cluster restarts."""
-    port: Port | None = None
-    """The port of the first task here; the next tasks get the next ports. Default: free ports from `ports`."""
-    gpus: list[GpuName] | None = None
-    """The GPUs that the tasks here share, as CUDA_VISIBLE_DEVICES names them; `[]` for none. Default: all."""
-    gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
-    """GPUs for each training task here. Default: an equal share."""
-    python: FilledText | None = None
-    """The Python interpreter to use on this node."""
-    env: Environment = {}
-    """Environment variables of the tasks here; they override those of the cluster."""
-    way: Way | None = None
-    """How a command is run on this node, if not as on the others."""
-    ssh: SshSpec = SshSpec()
-    """How to reach this node; overrides the cluster's `ssh`."""
-
-    def count(self, task_type: TaskType) -> int:
-        """How many tasks of this type run here from the start."""
-        return 0 if self.spare else self.tasks.get(task_type, 0)
-
-    @property
-    def is_local(self) -> bool:
-        return self.host == LOCAL
-
-    @property
-    def candidates(self) -> list[str]:
-        """The names or addresses at which other tasks may reach the tasks here."""
-        if self.address is not None or self.addresses is None:
-            return [self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])]
-        return self.addresses
-
-    @property
-    def default_address(self) -> str:
-        """The candidate that is used unless the checks choose another."""
-        return self.candidates[0]
-
-
-class ListedNodesSpec(Model):
-    """Nodes that a command names, instead of a list of nodes."""
-
-    source: Annotated[NodeSourceSpec, Field(alias="from")]
-    """What names the nodes; asked at the start, and again before each restart."""
-    known: list[NodeSpec] = []
-    """The last answer, which distlaunch writes to the run's files. Leave it out."""
-
-
-class Nodes(list[NodeSpec]):
-    """The nodes that a source has named; none while it has not been asked."""
-
-    def __init__(self, nodes: Iterable[NodeSpec] = (), source: NodeSourceSpec | None = None) -> None:
-        super().__init__(nodes)
-        self.source = source
-
-
-@dataclass(frozen=True)
-class _MayBeListed:
-    """Lets a list of nodes be written as `{from: …}`; reading makes it a `Nodes`."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = handler(source)
-        either = core_schema.tagged_union_schema(
-            {MANY: written, ONE: handler.generate_schema(ListedNodesSpec)},
-            lambda value: ONE if isinstance(value, dict) and "from" in value else MANY,
-        )
-        return core_schema.no_info_wrap_validator_function(
-            _read_nodes,
-            either,
-            serialization=core_schema.wrap_serializer_function_ser_schema(_write_nodes, schema=written),
-        )
-
-
-def _read_nodes(value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> list[NodeSpec]:
-    source = value.source if isinstance(value, Nodes) else None
-    if source is not None and not value:
-        return Nodes((), source)
-    nodes = read(value)
-    if isinstance(nodes, ListedNodesSpec):
-        return Nodes(nodes.known, nodes.source)
-    return nodes if source is None else Nodes(nodes, source)
-
-
-def _write_nodes(nodes: list[NodeSpec], write: core_schema.SerializerFunctionWrapHandler) -> Any:
-    if not isinstance(nodes, Nodes) or nodes.source is None:
-        return write(nodes)
-    known = {"known": write(nodes)} if nodes else {}
-    return {"from": nodes.source.model_dump(), **known}
-
 
 class ClusterSpec(Model):
     """A cluster and the program that it runs."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] = "cluster"
     """The cluster's name; part of each run's name."""
-    nodes: Annotated[list[NodeSpec], Field(min_length=1), _MayBeListed()]
-    """The machines, in the order in which tasks are numbered; or a command that names them."""
+    nodes: Annotated[list[NodeSpec], Field(min_length=1), MayBeListed()]
+    """The machines, in the order in which tasks are numbered; or a command that names them; or `slurm`, the nodes of
+    the Slurm job that distlaunch runs in."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
     """What every task runs. Default: the built-in demo."""
     framework: Framework = "tensorflow"
@@ -201,7 +92,9 @@ class ClusterSpec(Model):
     machine; `tunnel` on several, with encrypted connections between them."""
     way: Way = "paramiko"
     """How a command is run on the nodes: over SSH by `paramiko`, which shares one connection among all that is asked
-    there, or by `openssh`, the user's own `ssh`; in running containers by `docker`; or by a program of your own."""
+    there, or by `openssh`, the user's own `ssh`; in running containers by `docker`; in steps of a `slurm` job; or by a
+    program of your own."""
+    slurm: SlurmSpec = SlurmSpec()
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""
@@ -235,7 +128,7 @@ class ClusterSpec(Model):
         return self
 
     @property
-    def source(self) -> NodeSourceSpec | None:
+    def source(self) -> Source | None:
         """What names the nodes, if the spec does not; there are no nodes before it has been asked."""
         return self.nodes.source if isinstance(self.nodes, Nodes) else None
 
@@ -251,6 +144,11 @@ class ClusterSpec(Model):
     def is_local(self) -> bool:
         """Whether all nodes are this machine."""
         return all(node.is_local for node in self.nodes)
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether the run's files are the same on all nodes: on one machine, and by custom in a Slurm cluster."""
+        return all(node.is_local or node.way == SLURM for node in self.nodes)
 
     @property
     def logs(self) -> str | None:

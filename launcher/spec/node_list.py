@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic_core import ValidationError
@@ -61,8 +61,17 @@ def take_nodes(spec: ClusterSpec, data: bytes) -> ClusterSpec:
     Raises:
         NodeListError: they cannot be read, or make no valid spec.
     """
+    return take_fields(spec, parse_node_list(data))
+
+
+def take_fields(spec: ClusterSpec, nodes: Iterable[Mapping[str, Any]]) -> ClusterSpec:
+    """The spec with nodes of these fields.
+
+    Raises:
+        NodeListError: they make no valid spec.
+    """
     try:
-        return spec.with_nodes(parse_node_list(data))
+        return spec.with_nodes(nodes)
     except ValidationError as error:
         raise NodeListError(*explain_fields(error)) from None
 

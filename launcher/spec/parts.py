@@ -80,7 +80,7 @@ class CommandWaySpec(Model):
     `{command}`, the words of the command follow as arguments."""
 
 
-Way = Literal["paramiko", "openssh", "docker"] | CommandWaySpec
+Way = Literal["paramiko", "openssh", "docker", "slurm"] | CommandWaySpec
 
 
 class SyncSpec(Model):
@@ -100,6 +100,36 @@ class NodeSourceSpec(Model):
     command: Annotated[list[Text], Field(min_length=1)]
     """A program and its arguments, run here without a shell. Prints `HOST` or `HOST:SLOTS` lines, or JSON: hosts,
     objects with the fields of a node, or an Ansible inventory."""
+
+
+_SlurmWord = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.,:@%/+=\[\]-]+$", max_length=255)]
+_SlurmOption = Annotated[
+    str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[A-Za-z0-9_.,:@%/+=&|*()\[\]-]+)?$", max_length=255)
+]
+
+
+class SlurmSpec(Model):
+    """What a job of Slurm asks for, with `nodes: slurm`."""
+
+    nodes: Annotated[int, Field(ge=1), AtMost(10_000, "no job has more nodes")] = 1
+    """How many nodes `distlaunch submit` asks for, spare ones not included."""
+    tasks_per_node: Annotated[int, Field(ge=1), AtMost(1024, "no node has room for more")] = 1
+    """How many workers run on each of them."""
+    partition: _SlurmWord | None = None
+    """The partition of the job."""
+    account: _SlurmWord | None = None
+    """The account that pays for it."""
+    time: _SlurmWord | None = None
+    """The time limit, as `sbatch --time` takes it: minutes, `HH:MM:SS`, `D-HH`. Default: the partition's."""
+    gpus_per_node: _SlurmWord | None = None
+    """GPUs on each node: a number, or a type and a number like `a100:4`."""
+    extra: list[_SlurmOption] = []
+    """More options of `sbatch`, like `--constraint=ib`."""
+    spares: Annotated[int, Field(ge=0), AtMost(1000, "no job needs more")] = 0
+    """The last so many nodes of the job are spare: they take the place of lost ones. The job then survives a lost
+    node."""
+    stop_early_s: Annotated[Seconds, LIMITED_S] = 60.0
+    """How long before the end of the job's time the tasks are asked to stop, so that they can save."""
 
 
 class ProgramSpec(Model):

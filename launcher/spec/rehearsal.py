@@ -9,7 +9,8 @@ from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
 from launcher.spec.mistakes import explain_option, refuse_options
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import SshSpec
 from launcher.tasks import TRAINING_TYPES
 

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from launcher.errors import UsageError
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 
 WIDTH = 100
 

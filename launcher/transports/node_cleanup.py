@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.errors import UsageError
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.transports.base import LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.streams import ask
@@ -57,7 +58,7 @@ def clean_node(
         answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
     try:
-        stream = find_way(spec, node).open(make_payload("clean"), node.python or "python3", Opening())
+        stream = find_way(spec, node).open(make_payload("clean"), node.find_python(), Opening())
         message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder, generation), ANSWER_S)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))

@@ -6,6 +6,7 @@ goes over stdin.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -22,8 +23,9 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`words` is a command for a node; the rest follows on its stdin."""
+    """`words` is a command for a node, which runs `verb`; the rest follows on its stdin."""
 
+    verb: str
     words: tuple[str, ...]
     bootstrap: bytes
     archive: bytes
@@ -69,13 +71,16 @@ def _make_payload(verb: str) -> Payload:
         f'exec "$python" -c "import io,sys;v=sys.version_info;{too_old};{become}" '
         f"{len(bootstrap)} {digest} {len(archive)} {verb}"
     )
-    return Payload(("/bin/sh", "-c", script), bootstrap, archive)
+    return Payload(verb, ("/bin/sh", "-c", script), bootstrap, archive)
 
 
 def _make_archive() -> bytes:
-    """The archive that `worker_entry.agent.bootstrap` unpacks."""
+    """The archive that `worker_entry.agent.bootstrap` unpacks.
+
+    It is plain text: a control character would make a terminal, which should not be there, swallow what shows it.
+    """
     paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz"))
     contents = [path.read_bytes() for path in paths]
     names = [str(Path(PACKAGE.name) / path.relative_to(PACKAGE)) for path in paths]
     header = json.dumps([(name, len(content)) for name, content in zip(names, contents, strict=True)])
-    return zlib.compress(b"\n".join([header.encode(), b"".join(contents)]), 9)
+    return base64.b64encode(zlib.compress(b"\n".join([header.encode(), b"".join(contents)]), 9))

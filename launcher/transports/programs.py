@@ -8,7 +8,7 @@ import select
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.transports.base import LinkBroken, LinkError
@@ -24,12 +24,18 @@ SAID_LINES = 20
 
 @dataclass(frozen=True)
 class ProgramWay:
-    """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told."""
+    """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told.
+
+    `environ`: the program's environment, if it is not ours. `heard` gets each line that it says on stderr, and returns
+    whether the user may see it.
+    """
 
     words: tuple[str, ...]
     host: str
     address: str | None = None
     note: str = ""
+    environ: Mapping[str, str] | None = None
+    heard: Callable[[str], bool] = lambda _: True
 
     def open(self, payload: Payload, python: str, opening: Opening) -> ProgramStream:
         words = expand(self.words, self.host, payload)
@@ -42,13 +48,15 @@ class ProgramWay:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                env=self.environ,
                 bufsize=0,
                 start_new_session=True,  # the terminal's Ctrl-C is ours to handle; nothing can be asked there
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise LinkError(f"{words[0]} cannot be started: {reason}") from None
-        stream = ProgramStream(process, os.path.basename(words[0]), opening.note)  # noqa: PTH119 - a word, not a path
+        name = os.path.basename(words[0])  # noqa: PTH119 - a word, not a path
+        stream = ProgramStream(process, name, opening.note, self.heard)
         with contextlib.suppress(OSError):  # the program has ended, and has said why
             stream.write(payload.first_bytes(python))
         return stream
@@ -65,14 +73,21 @@ def expand(words: Sequence[str], host: str, payload: Payload) -> list[str]:
 
 
 class ProgramStream:
-    """The running program. `note` gets what it has said on stderr before its first output."""
+    """The running program. `note` gets what it says on stderr before its first output; `heard`: see ProgramWay."""
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        note: Callable[[str], None],
+        heard: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
         self._name = name
         self._note = note
+        self._hear = heard
         self._input, self._output = process.stdin, process.stdout
         self._answered = False
         self._said: deque[str] = deque(maxlen=SAID_LINES)
@@ -126,7 +141,7 @@ class ProgramStream:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
-                if text := line.decode("utf-8", "replace").strip():
+                if (text := line.decode("utf-8", "replace").strip()) and self._hear(text):
                     self._said.append(text)
 
 

@@ -64,6 +64,8 @@ def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does no
             data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
         except LinkBroken as broken:
             raise LinkError(f"{silent}: {broken}{_shown(noise)}") from None
+        if ECHO in noise:
+            raise LinkError(f"{silent}{_shown(noise)}")
         if not data:
             status = stream.exit_status()
             ended = f" (its login shell ended with status {status})" if status is not None else ""

@@ -7,16 +7,22 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
-from launcher.spec.models import ClusterSpec, NodeSpec
+from launcher.slurm.allocation import find_job
+from launcher.slurm.calls import SlurmError
+from launcher.slurm.calls import find_addresses as find_slurm_addresses
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import CommandWaySpec
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
 from launcher.transports.programs import COMMAND, HOST, ProgramWay
 from launcher.transports.remote import RemoteTransport
+from launcher.transports.slurm import SlurmWay, gather
 from launcher.transports.way import FIRST_S, Way
 
 ASKING_AT_ONCE = 8
@@ -36,7 +42,16 @@ def find_targets(spec: ClusterSpec) -> Targets:
     found = map_parallel(
         lambda node: _find_python(node) if node.is_local else find_way(spec, node), spec.nodes, ASKING_AT_ONCE
     )
-    return {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
+    targets = {node.host: target for node, target in zip(spec.nodes, found, strict=True)}
+    steps = {host: way for host, way in targets.items() if isinstance(way, SlurmWay)}
+    if not steps:
+        return targets
+    try:
+        addresses = find_slurm_addresses([*steps])
+    except SlurmError:  # as in a container with srun alone: the names have to do
+        addresses = {}
+    ways = gather([replace(way, address=addresses.get(way.host)) for way in steps.values()])
+    return {**targets, **{way.host: way for way in ways}}
 
 
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
@@ -61,6 +76,8 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     way = node.way or spec.way
     if isinstance(way, CommandWaySpec):
         return _by_program(node, way.command)
+    if way == "slurm":
+        return SlurmWay(find_job(os.environ), node.host)
     if way == "docker":
         return _by_program(node, ["docker", "exec", "-i", HOST])
     from launcher.transports.ssh.config import SshOverrides, load_target
@@ -107,4 +124,4 @@ def _find_python(node: NodeSpec) -> str:
 def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
     if isinstance(target, str):
         return LocalTransport(files.agent_errors, target, run_id=run_id)
-    return RemoteTransport(target, node.python or "python3")
+    return RemoteTransport(target, node.find_python())

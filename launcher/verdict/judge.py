@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher.errors import EXIT_OK, EXIT_USAGE
 from launcher.failures import USER_ERRORS, find_exit_status
+from launcher.gang.events import EndAnnounced
 from launcher.gang.stacks import render_places
 from launcher.gang.state import AttemptState, Reason
 from launcher.gang.waiting import render_waiting
@@ -17,6 +18,9 @@ from launcher.verdict.models import OutcomeName, Verdict
 from launcher.verdict.stall_blame import find_staller, render_stall, render_steps
 from launcher.verdict.task_failure import judge_failure
 from worker_entry.protocol.values import Problem, TaskExit
+
+SIGNAL_S = 1.0
+"""How much earlier than its agent a task may get a signal that is sent to both."""
 
 
 def judge(
@@ -40,6 +44,8 @@ def judge(
     """
     plans = {task.task: task for task in plan.tasks}
     tails = tails or {}
+    if state.announced is not None and _is_announced(state):
+        return _judge_announced(state, state.announced)
     match _find_reason(state, tails):
         case Reason.SUCCEEDED:
             verdict = _judge_success(state)
@@ -69,6 +75,8 @@ def exit_status(state: AttemptState, verdict: Verdict) -> int:
     """distlaunch's own exit status for a finished attempt."""
     if state.signal is not None:
         return 128 + state.signal
+    if verdict.reference == "interrupted":
+        return 128 + signal.SIGTERM
     if verdict.reference == "succeeded":
         return EXIT_OK
     references = {problem.reference for refusal in state.refusals for problem in refusal.problems}
@@ -87,9 +95,32 @@ def _find_reason(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> 
 
 
 def outcome(state: AttemptState) -> OutcomeName:
-    if state.signal is not None:
+    if state.signal is not None or (
+        state.announced is not None and state.announced.reference == "interrupted" and _is_announced(state)
+    ):
         return "interrupted"
     return "succeeded" if state.reason is Reason.SUCCEEDED else "failed"
+
+
+def _is_announced(state: AttemptState) -> bool:
+    """Whether the attempt ended because its nodes are taken away, and not by a failure before that."""
+    if state.reason is Reason.ANNOUNCED:
+        return True
+    if state.reason is not Reason.TASK_FAILED:
+        return state.reason in (Reason.NODE_LOST, Reason.STALLED)
+    failed = [event for event in state.exits.values() if event.failed and event.task in state.policy.trainers]
+    signalled = min((event.time for event in state.signalled.values()), default=None)
+    if signalled is not None and failed:
+        return min(event.time for event in failed) > signalled - SIGNAL_S
+    return any(event.exit.signal in (signal.SIGTERM, signal.SIGKILL) for event in failed)
+
+
+def _judge_announced(state: AttemptState, end: EndAnnounced) -> Verdict:
+    ends: dict[str, list[TaskId]] = {}
+    for task, event in sorted(state.exits.items()):
+        ends.setdefault(str(event.exit), []).append(task)
+    evidence = [f"{name_tasks(tasks)} ended with {how}" for how, tasks in ends.items()]
+    return Verdict(reference=end.reference, message=end.message, evidence=[*end.evidence, *evidence])
 
 
 def _judge_success(state: AttemptState) -> Verdict:

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Callable
 from typing import Optional
 
-from worker_entry.agent.checkpoint_watch import CheckpointWatch
+from worker_entry.agent.checkpoint_watch import CheckpointWatch, find_checkpoints
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.forkserver_client import ForkserverClient
@@ -25,14 +25,14 @@ from worker_entry.agent.task_process import TaskStartError
 from worker_entry.agent.task_table import RunningTasks
 from worker_entry.agent.task_watch import TaskWatch
 from worker_entry.program.finding import find_problems
-from worker_entry.protocol import environment, orders
+from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import AttemptFiles
 from worker_entry.protocol.framing import ProtocolError
-from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Status
+from worker_entry.protocol.messages import Empty, Message, Noted, Prepared, Refused, Signalled, Status
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.resend_buffer import Outbox
 from worker_entry.protocol.values import Problem
-from worker_entry.system import processes
+from worker_entry.system import clock, processes
 from worker_entry.system.network import HERE
 from worker_entry.system.ports import HeldPorts, is_auxiliary, is_port, render_unguarded
 
@@ -76,6 +76,8 @@ class Attempts:
         self._checkpoints = CheckpointWatch()
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
+        self._signalled = False
+        """Whether the tasks have got SIGTERM from elsewhere: a second one could disturb them while they save."""
 
     def close(self) -> None:
         """Releases everything in reverse order, even if a step fails."""
@@ -166,6 +168,7 @@ class Attempts:
         if busy or order.attempt != self._number or len(names) < len(order.tasks) or names - self._prepared:
             raise ProtocolError(f"Start of tasks that were not prepared: {', '.join(sorted(names))[:80]}")
         self.checks.close()
+        self._signalled = False
         addresses = (address for group in order.cluster.values() for address in group)
         hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
         self._guards.learn({*hosts})
@@ -193,7 +196,13 @@ class Attempts:
         self._pending = None
         self._ports.forming.clear()
         self.checks.cancel()
-        self._tree.stop(grace_s)
+        self._tree.stop(grace_s, asks=not self._signalled)
+
+    def note_signal(self) -> bool:
+        """Notes that all processes on this node have got SIGTERM; returns False: that is handled."""
+        self._signalled = True
+        self._send(Signalled(clock.now()))
+        return False
 
     # --- one turn of the loop ---
 
@@ -262,7 +271,7 @@ class Attempts:
     def _start(self, order: orders.Start, hello: orders.Hello) -> Optional[Problem]:
         if not self._tasks:
             self._tree = self._make_tree()
-            self._checkpoints.begin(_find_checkpoints(order, hello.cwd))
+            self._checkpoints.begin(find_checkpoints(order, hello.cwd))
         try:
             files = AttemptFiles(hello.directory, order.attempt)
             self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
@@ -286,9 +295,3 @@ class Attempts:
             return
         self._tasks.forget()
         self._finished = None
-
-
-def _find_checkpoints(order: orders.Start, cwd: str) -> str:
-    """The tasks' checkpoint directory; empty if they have none."""
-    directory = next((start.env.get(environment.CHECKPOINT_DIR, "") for start in order.tasks), "")
-    return os.path.join(cwd, os.path.expanduser(directory)) if directory else ""

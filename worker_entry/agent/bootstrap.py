@@ -7,6 +7,7 @@ module of ours. It prints errors to stdout, before the start marker: the control
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import json
 import os
@@ -18,8 +19,8 @@ from typing import NoReturn
 def main() -> None:
     digest, length, verb = sys.argv[2], int(sys.argv[3]), sys.argv[4]
     try:
-        archive = zlib.decompress(receive(length))  # zlib verifies a checksum
-    except zlib.error:
+        archive = zlib.decompress(binascii.a2b_base64(receive(length)))  # zlib verifies a checksum
+    except (binascii.Error, zlib.error):
         refuse("worker_entry was damaged on the way")
     problems = []
     for folder in folders():

@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import Optional
 
+from worker_entry.protocol import environment, orders
 from worker_entry.protocol.messages import Saved
 
 LOOK_S = 2.0
@@ -59,3 +60,9 @@ def _find_newest(directory: str) -> Optional[_Entry]:
                     found = entry.stat().st_mtime_ns, entry.name
                     newest = found if newest is None else max(newest, found)
     return newest
+
+
+def find_checkpoints(order: orders.Start, cwd: str) -> str:
+    """The tasks' checkpoint directory; empty if they have none."""
+    directory = next((start.env.get(environment.CHECKPOINT_DIR, "") for start in order.tasks), "")
+    return os.path.join(cwd, os.path.expanduser(directory)) if directory else ""

@@ -28,6 +28,7 @@ from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.messages import Broken, Message, Noted
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.values import Problem
+from worker_entry.system.engine import is_managed
 from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
@@ -35,10 +36,8 @@ if TYPE_CHECKING:
     from worker_entry.agent.event_files import EventFiles
     from worker_entry.agent.program_copy import ProgramCopy
 
-TICK_S = 0.05
-"""How often logs, ports and ongoing stops are polled."""
-IDLE_TICK_S = 0.5
-"""The same while tasks only train and logs are not streamed."""
+TICK_S, IDLE_TICK_S = 0.05, 0.5
+"""How often logs, ports and ongoing stops are polled, and the same while tasks only train and logs are not streamed."""
 FIRST_LEASE_S = 60.0
 
 
@@ -66,7 +65,8 @@ class Agent:
         self._generation = 0
         """The controller's."""
         self._closing = self._garbled = self._controller_gone = self._failed = False
-        self._asked_to_end = False  # set by a signal handler; the signal also wakes the loop
+        self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
+        self._guardian = os.getppid()
 
     def run(self, stdin: int, stdout: int) -> int:
         """Runs the loop to its end; returns the exit status."""
@@ -75,7 +75,7 @@ class Agent:
         return 1 if self._failed else 0
 
     def _work(self, stdin: int, stdout: int) -> None:
-        wake = wake_on_signals(self._ask_to_end)
+        wake = wake_on_signals(self._note_signal if is_managed() else self._ask_to_end)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
             self._reattach_folder.listen()
@@ -106,6 +106,7 @@ class Agent:
     def _step(self) -> None:
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
+        self._signalled = self._signalled and self._attempts.note_signal()  # before the exits that follow from it
         if self._program_copy is not None and not self._closing and self._hello is not None:
             self._program_copy.step()
             self._hello = replace(self._hello, cwd=self._program_copy.directory or self._hello.cwd)
@@ -267,6 +268,11 @@ class Agent:
 
     def _ask_to_end(self) -> None:
         self._asked_to_end = True
+
+    def _note_signal(self) -> None:
+        """Notes a signal to the whole step, or that the guardian has died."""
+        self._signalled = True
+        self._asked_to_end = self._asked_to_end or os.getppid() != self._guardian
 
     def _lose_connection(self) -> None:
         """Handles a broken connection: with a reattach folder, the controller may come back until the lease expires."""

@@ -34,6 +34,8 @@ CHILDREN = "DISTLAUNCH_CHILDREN"
 """The order for Python processes that a task starts; `children` reads it."""
 CLOCK = "DISTLAUNCH_CLOCK"
 """The machine's clock when the run began; our own processes inherit it."""
+SLURM_STEPS = "DISTLAUNCH_SLURM_STEPS"
+"""How many nodes of a Slurm job have a step of their own; set by tests."""
 PORTABLE = "DISTLAUNCH_PORTABLE"
 """If set, Linux is used like any other system: for tests of the portable fall-backs."""
 

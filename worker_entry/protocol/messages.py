@@ -146,6 +146,14 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class Signalled:
+    """SIGTERM has reached the agent of a node that Slurm has given us: the tasks have got it as well, and SIGKILL
+    follows."""
+
+    time: float
+
+
+@dataclass(frozen=True)
 class Listening:
     """The task has opened its port: TensorFlow's server is up."""
 
@@ -263,6 +271,7 @@ ToController = Union[
     Dialled,
     Started,
     Noted,
+    Signalled,
     Listening,
     Halted,
     Status,

@@ -27,7 +27,7 @@ from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 9
+VERSION = 10
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""

@@ -8,11 +8,15 @@ import socket
 from typing import Optional
 
 from worker_entry.system.cgroups import cores_limit
+from worker_entry.system.engine import is_managed
 
 
 def cores() -> int:
     """Cores that this process may use; a container may have fewer than the machine."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Slurm may leave it to us to keep to the cores that it has given to the job here.
+    given = os.environ.get("SLURM_CPUS_ON_NODE", "") if is_managed() else ""
+    count = min(count, int(given)) if given.isdigit() and int(given) else count
     return math.ceil(min(count, max(cores_limit(), 1.0)))
 
 

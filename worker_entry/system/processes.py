@@ -108,8 +108,11 @@ class Tree:
     def stopping(self) -> bool:
         return self._deadline is not None
 
-    def stop(self, grace_s: float) -> None:
-        """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period."""
+    def stop(self, grace_s: float, *, asks: bool = True) -> None:
+        """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period.
+
+        Without `asks` nobody gets TERM: all have got it from elsewhere.
+        """
         deadline = time.monotonic() + grace_s
         if self._deadline is not None:
             self._deadline = min(deadline, self._deadline)
@@ -118,7 +121,7 @@ class Tree:
         for process in self.living():
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
-            if self._signal(process, signal.SIGTERM):
+            if asks and self._signal(process, signal.SIGTERM):
                 # A stopped process gets TERM only when it continues.
                 self._signal(process, signal.SIGCONT)
 

@@ -1,0 +1,65 @@
+"""The command that queues a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from launcher.cli.completion import complete_specs
+from launcher.cli.options import json_option, option, setting_option, variable_option
+from launcher.cli.sections import SectionedCommand
+
+
+@click.command(cls=SectionedCommand)
+@setting_option
+@variable_option
+@option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's files to this new folder.")
+@option("--no-check", is_flag=True, help="Start without checking the nodes.")
+@option("--dry-run", is_flag=True, help="Print the job's script; queue nothing.")
+@json_option
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
+def submit(
+    spec: Path,
+    arguments: tuple[str, ...],
+    settings: tuple[str, ...],
+    variables: tuple[str, ...],
+    run_dir: Path | None,
+    no_check: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Queue a Slurm job that runs the cluster of a spec.
+
+    SPEC has `nodes: slurm`, and under `slurm:` what the job asks for; ARGS follow the arguments of its program. The run
+    goes on in the same folder when Slurm queues the job again; with `restart:` the job does that itself after a
+    preemption and at the end of its time. `ls`, `status`, `logs -f` and `down` know the run from now on.
+    """
+    from launcher.commands import submit as submission
+    from launcher.spec import command_line
+    from launcher.spec.loading import load_spec
+    from launcher.spec.settings import set_fields
+    from launcher.spec.variables import check_variables, name_of, set_variables
+
+    cluster = load_spec(spec, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
+    cluster = command_line.append_arguments(cluster, arguments)
+    cluster = set_variables(set_fields(cluster, settings), variables, os.environ)
+    check_variables(cluster, os.environ)
+    submission.check_fits(cluster)
+    if dry_run:
+        click.echo(submission.render(cluster, run_dir), nl=False)
+        return
+    submitted = submission.submit(cluster, run_dir, checks=not no_check)
+    from launcher.run.naming import name_run
+
+    name = name_run(submitted.directory)
+    if as_json:
+        click.echo(json.dumps({"job": submitted.job, "run": name, "directory": str(submitted.directory)}))
+        return
+    click.echo(submitted.job)
+    click.echo(f"Queued job {submitted.job}: run {name}", err=True)
+    for verb, what in (("status", "see where it is"), ("logs -f", "follow its output"), ("down", "cancel it")):
+        click.echo(f"  distlaunch {verb} {name:<{len(name) + 8 - len(verb)}}  {what}", err=True)

@@ -1,0 +1,43 @@
+"""Finds out why an attempt ended: from its last state, its logs, and the engine that gave it its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.gang.state import AttemptState
+from launcher.plan.launch_plan import LaunchPlan
+from launcher.run.context import RunContext
+from launcher.run.log_tails import last_lines
+from launcher.tasks import TaskId
+from launcher.verdict.judge import judge, outcome
+from launcher.verdict.models import Verdict
+
+JUDGED_LINES = 60
+"""Lines at the end of a failed task's log, where its cause is most likely."""
+
+
+def judge_attempt(
+    context: RunContext, state: AttemptState, plan: LaunchPlan, logs: Mapping[TaskId, Path]
+) -> tuple[AttemptState, Verdict]:
+    """The last state, with what the engine says of its end, and the verdict on it.
+
+    Args:
+        context: of the run.
+        state: the state with which the attempt ended.
+        plan: what was started.
+        logs: where the tasks' logs are.
+    """
+    if context.engine is not None and state.announced is None and outcome(state) == "failed":
+        state = replace(state, announced=context.engine.find_end())  # it may have acted before anybody could ask
+    failed = [task for task, event in state.exits.items() if event.failed]
+    verdict = judge(
+        state,
+        plan,
+        {task: str(path) for task, path in logs.items()},
+        tails={task: last_lines(logs[task], JUDGED_LINES, fold=False) for task in failed},
+        agent_stderr=last_lines(context.files.agent_errors, 3),
+        stacks=str(context.files.stacks),
+    )
+    return state, verdict

@@ -1,0 +1,81 @@
+"""The job within which a run starts: its nodes, as the environment of a job has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.slurm.calls import JOB_ID, show_job
+from launcher.slurm.host_list import parse_counts, parse_host_list
+from launcher.spec.models import ClusterSpec
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A job's nodes in Slurm's order, and how many tasks the job has on each of them."""
+
+    job: str
+    hosts: tuple[str, ...]
+    tasks: tuple[int, ...]
+
+
+def find_job(environ: Mapping[str, str]) -> str:
+    """The id of the job that this process belongs to.
+
+    Raises:
+        UsageError: it belongs to none.
+    """
+    job = environ.get(JOB_ID, "")
+    if not job.isdigit():
+        raise UsageError(
+            "this is no Slurm job, which would name the nodes",
+            hint="use it within `salloc` or `sbatch`, or queue a job with `distlaunch submit`",
+        )
+    return job
+
+
+def find_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The job's nodes; asks Slurm if only the job's id is known.
+
+    Raises:
+        UsageError: this process belongs to no job, or the variables of the job cannot be read.
+        SlurmError: Slurm does not know the job, or does not answer.
+    """
+    job = find_job(environ)
+    groups = int(environ.get("SLURM_HET_SIZE", "0") or "0")
+    suffixes = [f"_HET_GROUP_{group}" for group in range(groups)] or [""]
+    hosts: list[str] = []
+    tasks: list[int] = []
+    try:
+        for suffix in suffixes:
+            listed = environ.get(f"SLURM_JOB_NODELIST{suffix}") or environ.get(f"SLURM_NODELIST{suffix}")
+            own = parse_host_list(listed or show_job(job).get("NodeList", ""))
+            counts = parse_counts(environ.get(f"SLURM_TASKS_PER_NODE{suffix}") or f"1(x{len(own)})")
+            hosts += own
+            # Within a step, the variable is that of the step.
+            tasks += counts if len(counts) == len(own) else [1] * len(own)
+    except ValueError as error:
+        raise UsageError(f"cannot read the nodes of job {job}: {error}") from None
+    return Allocation(job, tuple(hosts), tuple(tasks))
+
+
+def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]]:
+    """The fields of the nodes: a worker for each task of the job, and what the strategy needs beside workers."""
+    spares = spec.slurm.spares
+    if spares >= len(allocation.hosts):
+        raise UsageError(
+            f"job {allocation.job} has {len(allocation.hosts)} nodes, all of which would be spare",
+            hint="lower `slurm.spares`, or ask for more nodes",
+        )
+    nodes: list[dict[str, Any]] = []
+    for index, (host, count) in enumerate(zip(allocation.hosts, allocation.tasks, strict=True)):
+        if index >= len(allocation.hosts) - spares:
+            nodes.append({"host": host, "way": "slurm", "spare": True})
+            continue
+        tasks = {"worker": count}
+        if index == 0 and spec.strategy == "parameter_server":
+            tasks |= {"chief": 1, "ps": 1}
+        nodes.append({"host": host, "way": "slurm", "tasks": tasks})
+    return nodes

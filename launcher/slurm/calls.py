@@ -1,0 +1,121 @@
+"""Asks Slurm by its own programs."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import DistlaunchError
+
+JOB_ID = "SLURM_JOB_ID"
+"""The variable that names the job of a process."""
+ANSWER_S = 20.0
+"""How long one of Slurm's programs may take; slurmctld may be busy."""
+
+Fields = Mapping[str, str]
+
+
+class SlurmError(DistlaunchError):
+    """One of Slurm's programs is missing, failed, or did not answer in time."""
+
+    reference = "slurm"
+
+
+def call(
+    words: Sequence[str],
+    *,
+    stdin: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    limit_s: float = ANSWER_S,
+) -> str:
+    """What the program prints; `environ`: its environment, if it is not ours.
+
+    Raises:
+        SlurmError: it cannot be run, failed, or was too slow.
+    """
+    try:
+        done = subprocess.run(
+            words,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            env=environ,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+            start_new_session=True,  # the terminal's Ctrl-C is ours to handle
+        )
+    except OSError as error:
+        raise SlurmError(
+            f"cannot run {words[0]}: {error.strerror}", hint="is this a machine of a Slurm cluster?"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{words[0]} did not answer within {limit_s:g} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise SlurmError(f"{words[0]} ended with status {done.returncode}", evidence=lines[-5:])
+    return done.stdout
+
+
+def show_job(job: str) -> Fields:
+    """The fields of a job, as `scontrol show job` names them.
+
+    Raises:
+        SlurmError: there is no such job, or Slurm does not answer.
+    """
+    return parse_fields(call(["scontrol", "show", "job", "-o", job]).partition("\n")[0])
+
+
+def show_configuration() -> Fields:
+    """Slurm's configuration.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    lines = call(["scontrol", "show", "config"]).splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def show_partition(name: str) -> Fields:
+    """The fields of a partition.
+
+    Raises:
+        SlurmError: there is no such partition, or Slurm does not answer.
+    """
+    return parse_fields(call(["scontrol", "show", "partition", "-o", name]).partition("\n")[0])
+
+
+def find_addresses(hosts: Sequence[str]) -> dict[str, str]:
+    """The address of each node, as Slurm's own daemons reach it.
+
+    Raises:
+        SlurmError: it does not answer.
+    """
+    lines = call(["scontrol", "show", "node", "-o", ",".join(hosts)]).splitlines()
+    nodes = map(parse_fields, lines)
+    return {fields["NodeName"]: fields["NodeAddr"] for fields in nodes if {"NodeName", "NodeAddr"} <= fields.keys()}
+
+
+def parse_fields(line: str) -> Fields:
+    """`JobId=1 JobState=RUNNING …` → the fields; a value may contain spaces."""
+    found = [*re.finditer(r"(?:^|\s)([A-Za-z][A-Za-z0-9:/]*)=", line)]
+    ends = [each.start() for each in found[1:]] + [len(line)]
+    return {each[1]: line[each.end() : end].strip() for each, end in zip(found, ends, strict=True)}
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Slurm's version, such as (22, 5).
+
+    Raises:
+        SlurmError: srun is missing, or does not say.
+    """
+    text = call(["srun", "--version"])
+    found = re.search(r"([0-9]+)\.([0-9]+)", text)
+    if found is None:
+        raise SlurmError(f"srun --version prints no version: {text[:80]!r}")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,57 @@
+"""The script of a job that runs distlaunch, for `sbatch`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.spec.models import ClusterSpec
+
+OUTPUT = "slurm-%j.log"
+"""What distlaunch prints in the job, in the run's folder."""
+
+
+def render_script(spec: ClusterSpec, directory: Path, command: Sequence[str], cwd: str) -> str:
+    """The script.
+
+    Args:
+        spec: with `nodes: slurm`.
+        directory: the run's folder.
+        command: what the job runs.
+        cwd: where.
+    """
+    lines = [f"#SBATCH {_quote(option)}" for option in _options(spec, directory, cwd)]
+    # `exec`: a signal to the job's shell reaches distlaunch.
+    return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
+
+
+def _options(spec: ClusterSpec, directory: Path, cwd: str) -> list[str]:
+    slurm = spec.slurm
+    given = {
+        "job-name": spec.name,
+        "nodes": slurm.nodes + slurm.spares,
+        "ntasks-per-node": slurm.tasks_per_node,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "time": slurm.time,
+        "gpus-per-node": slurm.gpus_per_node,
+        "chdir": cwd,
+        "output": f"{str(directory).replace('%', '%%')}/{OUTPUT}",
+    }
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    options.append("--open-mode=append")
+    options.append("--requeue" if spec.restart.max_restarts else "--no-requeue")
+    options += ["--no-kill"] if slurm.spares else []
+    return [*options, *slurm.extra]
+
+
+def _quote(option: str) -> str:
+    """The option as sbatch reads it in a script: it knows quotes and backslashes, and ends it at a space."""
+    return option if option.isascii() and not set(option) & set(" \t\"'\\#") else _escape(option)
+
+
+def _escape(option: str) -> str:
+    name, _, value = option.partition("=")
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"'

@@ -1,0 +1,139 @@
+"""The nodes of a spec as frozen values: a list, or what names them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema, core_schema
+
+from launcher.spec.fields import MANY, ONE, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
+from launcher.spec.parts import Model, NodeSourceSpec, SshSpec, Way
+from launcher.tasks import TaskType
+
+LOCAL = "local"
+"""The `host` of this machine."""
+LOOPBACK = "127.0.0.1"
+SLURM: Literal["slurm"] = "slurm"
+"""As the `nodes` of a spec: those of the Slurm job that distlaunch runs in."""
+
+
+class NodeSpec(Model):
+    """One machine of the cluster."""
+
+    host: HostName
+    """The SSH host of the machine; `local` is this machine."""
+    address: Address | None = None
+    """The name or address that the other workers dial, if it differs from `host`."""
+    addresses: Annotated[list[Address], Field(min_length=1)] | None = None
+    """Several addresses instead of `address`: the first one that every node reaches is used."""
+    tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
+    """How many tasks of each type run here."""
+    spare: bool = False
+    """Runs no tasks at first; takes the place of a lost node when the cluster restarts."""
+    port: Port | None = None
+    """The port of the first task here; the next tasks get the next ports. Default: free ports from `ports`."""
+    gpus: list[GpuName] | None = None
+    """The GPUs that the tasks here share, as CUDA_VISIBLE_DEVICES names them; `[]` for none. Default: all."""
+    gpus_per_worker: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs")] | None = None
+    """GPUs for each training task here. Default: an equal share."""
+    python: FilledText | None = None
+    """The Python interpreter to use on this node. Default: `python3`; in a Slurm job, the one that runs distlaunch."""
+    env: Environment = {}
+    """Environment variables of the tasks here; they override those of the cluster."""
+    way: Way | None = None
+    """How a command is run on this node, if not as on the others."""
+    ssh: SshSpec = SshSpec()
+    """How to reach this node; overrides the cluster's `ssh`."""
+
+    def count(self, task_type: TaskType) -> int:
+        """How many tasks of this type run here from the start."""
+        return 0 if self.spare else self.tasks.get(task_type, 0)
+
+    @property
+    def is_local(self) -> bool:
+        return self.host == LOCAL
+
+    def find_python(self, own: str = sys.executable) -> str:
+        """The interpreter to use here; `own`: the one that runs distlaunch."""
+        return self.python or (own if self.is_local or self.way == SLURM else "python3")
+
+    @property
+    def candidates(self) -> list[str]:
+        """The names or addresses at which other tasks may reach the tasks here."""
+        if self.address is not None or self.addresses is None:
+            return [self.address or (LOOPBACK if self.is_local else self.host.rpartition("@")[2])]
+        return self.addresses
+
+    @property
+    def default_address(self) -> str:
+        """The candidate that is used unless the checks choose another."""
+        return self.candidates[0]
+
+
+Source = Annotated[
+    Annotated[NodeSourceSpec, Tag(ONE)] | Annotated[Literal["slurm"], Tag(MANY)],
+    Discriminator(lambda value: MANY if value == SLURM else ONE),
+]
+"""What names the nodes of a cluster: a command, or the Slurm job that distlaunch runs in."""
+
+
+class ListedNodesSpec(Model):
+    """Nodes that a command or Slurm names, instead of a list of nodes."""
+
+    source: Annotated[Source, Field(alias="from")]
+    """What names the nodes; asked at the start, and again before each restart."""
+    known: list[NodeSpec] = []
+    """The last answer, which distlaunch writes to the run's files. Leave it out."""
+
+
+class Nodes(list[NodeSpec]):
+    """The nodes that a source has named; none while it has not been asked."""
+
+    def __init__(self, nodes: Iterable[NodeSpec] = (), source: Source | None = None) -> None:
+        super().__init__(nodes)
+        self.source = source
+
+
+@dataclass(frozen=True)
+class MayBeListed:
+    """Lets a list of nodes be written as `{from: …}`, or as `slurm`; reading makes it a `Nodes`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        written = handler(source)
+        either = core_schema.tagged_union_schema(
+            {
+                MANY: written,
+                ONE: handler.generate_schema(ListedNodesSpec),
+                SLURM: core_schema.literal_schema([SLURM]),
+            },
+            lambda value: SLURM if value == SLURM else ONE if isinstance(value, dict) and "from" in value else MANY,
+        )
+        return core_schema.no_info_wrap_validator_function(
+            _read_nodes,
+            either,
+            serialization=core_schema.wrap_serializer_function_ser_schema(_write_nodes, schema=written),
+        )
+
+
+def _read_nodes(value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> list[NodeSpec]:
+    source = value.source if isinstance(value, Nodes) else None
+    if source is not None and not value:
+        return Nodes((), source)
+    nodes = read(value)
+    if nodes == SLURM:
+        return Nodes((), SLURM)
+    if isinstance(nodes, ListedNodesSpec):
+        return Nodes(nodes.known, nodes.source)
+    return nodes if source is None else Nodes(nodes, source)
+
+
+def _write_nodes(nodes: list[NodeSpec], write: core_schema.SerializerFunctionWrapHandler) -> Any:
+    if not isinstance(nodes, Nodes) or nodes.source is None:
+        return write(nodes)
+    known = {"known": write(nodes)} if nodes else {}
+    source = nodes.source if nodes.source == SLURM else nodes.source.model_dump()
+    return {"from": source, **known}

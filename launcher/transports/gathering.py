@@ -1,0 +1,190 @@
+"""One step of a Slurm job for the agents of all its nodes, which call the controller back.
+
+A step for each node costs slurmctld a request, and this machine a process; from some number of nodes on, one step is
+started with the same stdin for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.payload import make_payload
+from launcher.transports.programs import ProgramStream
+from launcher.transports.way import FIRST_S, Opening
+from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, prove, receive_line, send_line
+from worker_entry.system.interfaces import own_addresses
+
+WAITING = 4096
+"""Agents that may wait for their handshake."""
+
+
+class Gathering:
+    """The agents that one step starts.
+
+    Args:
+        words: the command of the step, without that of the agents.
+        environ: its environment.
+        hosts: the nodes.
+        hear: gets what the step's program says on stderr; see ProgramWay.
+    """
+
+    def __init__(
+        self, words: Sequence[str], environ: dict[str, str], hosts: Sequence[str], hear: Callable[[str], bool]
+    ) -> None:
+        self._words = [*words]
+        self._environ = environ
+        self._hear = hear
+        self._awaited = {*hosts}
+        """The nodes whose first connection nobody has taken."""
+        self._changed = threading.Condition()
+        self._called: dict[str, socket.socket] = {}
+        self._secret = secrets.token_hex(32)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended = ""
+        """Why the step has ended, once it has."""
+
+    def wants(self, host: str) -> bool:
+        """Whether nobody has taken the node's first connection yet; says so once."""
+        with self._changed:
+            is_first = host in self._awaited
+            self._awaited.discard(host)
+            return is_first
+
+    def take(self, host: str, python: str, opening: Opening) -> SocketStream:
+        """The connection that the node's agent has made; the first call starts the step.
+
+        Raises:
+            LinkError: the step cannot be started or has ended, or the agent does not call.
+        """
+        opening.begin()
+        deadline = time.monotonic() + opening.within_s
+        with self._changed:
+            if self._process is None:
+                self._begin(python, opening.note)
+            while host not in self._called:
+                if self._ended or opening.cancelled.is_set():
+                    raise LinkError(self._ended or "the run ended before the agent called")
+                if time.monotonic() > deadline:
+                    raise LinkError(f"the agent has not called within {opening.within_s:g} s")
+                self._changed.wait(0.5)
+            return SocketStream(self._called.pop(host))
+
+    def _begin(self, python: str, note: Callable[[str], None]) -> None:
+        listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=WAITING)
+        addresses = sorted(own_addresses(), key=lambda address: (address.is_loopback, address.is_link_local))
+        order = {
+            "addresses": [str(address) for address in addresses],
+            "port": listener.getsockname()[1],
+            "secret": self._secret,
+        }
+        payload = make_payload("call")
+        try:
+            self._process = subprocess.Popen(
+                [*self._words, *payload.words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environ,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            listener.close()
+            raise LinkError(f"{self._words[0]} cannot be started: {error.strerror}") from None
+        stream = ProgramStream(self._process, self._words[0], note, self._hear)
+        first = payload.first_bytes(python) + json.dumps(order).encode() + b"\n"
+        threading.Thread(target=self._watch, args=(stream, first, listener), name="gathering", daemon=True).start()
+        threading.Thread(target=self._answer, args=(listener,), name="gathering-calls", daemon=True).start()
+
+    def _watch(self, stream: ProgramStream, first: bytes, listener: socket.socket) -> None:
+        """Starts the agents, and waits for the end of the step. What comes on stdout is an agent's error."""
+        said = ""
+        reason = "its step has ended"
+        with contextlib.suppress(OSError):
+            stream.write(first)
+            stream.finish()
+        try:
+            while data := stream.read(1 << 16, 1e6):
+                said = data.decode(errors="replace").strip().splitlines()[-1]
+        except LinkBroken as broken:
+            reason = str(broken)
+        with self._changed:
+            self._ended = f"{reason}: {said}" if said else reason
+            self._changed.notify_all()
+        listener.close()
+
+    def _answer(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._meet, args=(connection,), name="gathering-call", daemon=True).start()
+
+    def _meet(self, connection: socket.socket) -> None:
+        """Lets an agent in that knows the secret; closes all other connections without a word."""
+        connection.settimeout(CALL_S)
+        try:
+            node = self._identify(connection)
+            connection.settimeout(FIRST_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, ValueError, KeyError):
+            connection.close()
+            return
+        with self._changed:
+            self._called[node] = connection
+            self._changed.notify_all()
+
+    def _identify(self, connection: socket.socket) -> str:
+        """The node of the agent at the other end; raises ValueError if it does not know the secret."""
+        hello = receive_line(connection)
+        node, theirs, ours = str(hello["node"]), str(hello["nonce"]), secrets.token_hex(16)
+        send_line(connection, {"nonce": ours, "proof": prove(self._secret, CONTROLLER, node, theirs, ours)})
+        proof = str(receive_line(connection)["proof"])
+        if not hmac.compare_digest(proof, prove(self._secret, AGENT, node, theirs, ours)):
+            raise ValueError("not an agent of ours")
+        return node
+
+
+class SocketStream:
+    """An agent's connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setblocking(True)
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        try:
+            if not select.select([self._connection], [], [], timeout_s)[0]:
+                raise LinkBroken(f"no data for {timeout_s:.0f} s")
+            return self._connection.recv(size)
+        except (OSError, ValueError) as error:
+            raise LinkBroken(f"the connection has broken: {error}") from None
+
+    def write(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes a reader and a writer
+        self._connection.close()
+
+    def how_ended(self) -> str:
+        return "the agent ended"
+
+    def exit_status(self) -> int | None:
+        return None

@@ -1,0 +1,71 @@
+"""The way to a node of a Slurm job: a step of the job there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from launcher.slurm.calls import SlurmError
+from launcher.slurm.step import make_environment, make_step
+from launcher.transports.base import LinkError
+from launcher.transports.gathering import Gathering
+from launcher.transports.payload import Payload
+from launcher.transports.programs import ProgramWay
+from launcher.transports.streams import Stream
+from launcher.transports.way import Opening
+from worker_entry.protocol import environment
+
+STEPS = int(os.environ.get(environment.SLURM_STEPS) or 64)
+"""Up to so many nodes have a step each."""
+_UNBOUND = "lacks support for cpu binding"
+"""What srun says on clusters that bind no task anyway."""
+
+
+@dataclass(frozen=True)
+class SlurmWay:
+    """`job`: its id. `said`: all that srun and Slurm's daemons have said of our steps.
+
+    `gathering`: the step that starts the first agents of many nodes; None if each has its own.
+    """
+
+    job: str
+    host: str
+    address: str | None = None
+    said: list[str] = field(default_factory=list)
+    gathering: Gathering | None = None
+
+    def open(self, payload: Payload, python: str, opening: Opening) -> Stream:
+        if self.gathering is not None and payload.verb == "node" and self.gathering.wants(self.host):
+            return self.gathering.take(self.host, python, opening)
+        try:
+            words = make_step(self.job, self.host)
+        except SlurmError as error:
+            raise LinkError(error.message) from None
+        environ = make_environment(os.environ)
+        way = ProgramWay(tuple(words), self.host, self.address, environ=environ, heard=listen(self.said))
+        return way.open(payload, python, opening)
+
+
+def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
+    """The same ways; more than `limit` of them begin with one step together.
+
+    Raises:
+        SlurmError: srun is missing.
+    """
+    if len(ways) <= limit:
+        return [*ways]
+    said: list[str] = []
+    hosts = [way.host for way in ways]
+    gathering = Gathering(make_step(ways[0].job, *hosts), make_environment(os.environ), hosts, listen(said))
+    return [replace(way, said=said, gathering=gathering) for way in ways]
+
+
+def listen(said: list[str]) -> Callable[[str], bool]:
+    """Keeps what srun says there; returns whether the user may see a line."""
+
+    def hear(line: str) -> bool:
+        said.append(line)
+        return _UNBOUND not in line
+
+    return hear

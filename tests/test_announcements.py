@@ -1,0 +1,114 @@
+"""What follows when an engine takes nodes away: how long tasks may run, and what the run's end is called."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.gang.decide import FAILURE_GRACE_S, SIGNALLED_GRACE_S, STOP_MARGIN_S
+from launcher.gang.events import Action, EndAnnounced, Event, NodeEmpty, NodeLost, NodeSignalled, StopNodes
+from launcher.gang.restarts import Ending
+from launcher.gang.state import AttemptState, Phase, Reason
+from launcher.report.models import AttemptReport
+from launcher.report.run_events import AttemptEnded
+from launcher.run.history import read_history
+from launcher.run.journal import Journal
+from launcher.verdict.judge import outcome
+from launcher.verdict.models import Verdict
+from tests.test_gang import TWO_NODES, W0, W1, make_policy, play, running
+from tests.test_verdict import ended, failed, judged, status_of
+
+PREEMPTED = EndAnnounced("preempted", "Slurm preempted job 7", ("its words",), 20.0)
+CANCELLED = EndAnnounced("interrupted", "job 7 was cancelled", (), 20.0)
+NOTHING = EndAnnounced("")
+MEMORY = EndAnnounced("out-of-memory", "job 7 exceeded its memory limit", ("its words",), stays=True)
+TERM = NodeSignalled("a", 1050.0)
+
+
+def ending(*events: Event | float) -> tuple[AttemptState, list[Action]]:
+    """A gang on two nodes after these events, and what followed once it ran."""
+    policy = make_policy(TWO_NODES)
+    state, actions = play(policy, *running(policy), *events)
+    return state, actions[2:]
+
+
+def over(*events: Event | float) -> AttemptState:
+    return ending(*events, NodeEmpty("a"), NodeEmpty("b"))[0]
+
+
+def test_after_a_signal_nobody_is_killed_before_slurm_has_said_when_it_will() -> None:
+    _, actions = ending(TERM, ended(W0, 1050.1, 143), PREEMPTED)
+    assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(PREEMPTED.grace_s)]
+
+
+def test_an_announcement_alone_stops_the_tasks_with_its_grace() -> None:
+    state, actions = ending(PREEMPTED)
+    assert (state.phase, state.reason, actions) == (Phase.STOPPING, Reason.ANNOUNCED, [StopNodes(20.0)])
+    assert state.deadline == pytest.approx(20.0 + STOP_MARGIN_S, abs=1)
+
+
+def test_a_signal_that_takes_nothing_away_is_a_failure_as_any() -> None:
+    state, actions = ending(TERM, ended(W0, 1050.1, 143), NOTHING)
+    assert actions == [StopNodes(SIGNALLED_GRACE_S), StopNodes(FAILURE_GRACE_S)]
+    assert state.announced is None
+    assert ending(TERM, NOTHING, ended(W0, 1051.0, 143))[1] == [StopNodes(FAILURE_GRACE_S)]
+
+
+def test_an_announcement_does_not_lengthen_a_grace() -> None:
+    assert ending(failed(W0, 1050.0), PREEMPTED)[1] == [StopNodes(FAILURE_GRACE_S)]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (PREEMPTED, ended(W0, 1060.0, 42), ended(W1, 1060.0, 42)),
+        (TERM, ended(W0, 1050.0, 143), PREEMPTED, ended(W1, 1051.0, 143)),
+        (TERM, ended(W0, 1050.1, by=signal.SIGTERM), ended(W1, 1050.1, by=signal.SIGTERM), PREEMPTED),
+        (TERM, failed(W0, 1052.0, raised=1051.0), PREEMPTED, ended(W1, 1060.0, by=signal.SIGKILL)),
+        (NodeLost("b", "srun ended"), PREEMPTED),
+        (PREEMPTED, NodeLost("b", "srun ended")),
+    ],
+)
+def test_what_ends_tasks_after_slurms_signal_is_the_announced_end(events: tuple[Event, ...]) -> None:
+    state = over(*events)
+    verdict = judged(state)
+    assert (verdict.reference, verdict.message) == ("preempted", "Slurm preempted job 7")
+    assert verdict.evidence[0] == "its words"
+    assert (outcome(state), status_of(state)) == ("failed", 1)
+
+
+def test_a_program_that_failed_before_is_the_cause() -> None:
+    assert judged(over(failed(W0, 1020.0), TERM, PREEMPTED)).reference == "task-failed"
+
+
+def test_a_cancelled_job_is_an_interruption() -> None:
+    state = over(TERM, ended(W0, 1050.1, 143), CANCELLED, ended(W1, 1050.2, 143))
+    assert (judged(state).reference, outcome(state), status_of(state)) == ("interrupted", "interrupted", 143)
+
+
+def test_what_slurm_does_to_a_step_alone_stops_nothing_by_itself() -> None:
+    assert ending(MEMORY)[1] == []
+    state = over(MEMORY, ended(W0, 1050.0, by=signal.SIGKILL))
+    assert judged(state).reference == "out-of-memory"
+    assert not state.is_taken_away
+
+
+def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> None:
+    endings = [
+        Ending("preempted", 1.0, 9.0, trained=True, saved=saved, step=step) for saved, step in ((True, 5), (False, 5))
+    ]
+    journal = Journal(tmp_path / "events.jsonl", lambda: 1.0)
+    for number, each in enumerate(endings, 1):
+        report = AttemptReport(
+            attempt=number,
+            started=1.0,
+            ended=9.0,
+            verdict=Verdict(reference="preempted", message="x"),
+            tasks=[],
+            processes_left=0,
+        )
+        journal.write(AttemptEnded(report, each))
+    journal.close()
+    assert read_history(tmp_path / "events.jsonl").endings == tuple(endings)

@@ -1,0 +1,90 @@
+"""Connects an agent to its controller, where one step of a Slurm job has started the agents of all nodes.
+
+All of them get the same bytes on stdin: where the controller listens, and a secret. Each calls it, both sides prove
+that they know the secret, and the connection takes the place of stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import sys
+from typing import Any
+
+CALL_S = 20.0
+"""How long a connection, and each answer on it, may take."""
+LINE_LIMIT = 1 << 16
+CONTROLLER, AGENT = "controller", "agent"
+"""The sides, as their proofs name them."""
+
+
+def call_back() -> None:
+    """Reads where to call, and makes the connection this process's stdin and stdout."""
+    try:
+        order = json.loads(read_line(lambda: os.read(0, 1)))
+        connection = _connect(order["addresses"], order["port"])
+        with contextlib.closing(connection):
+            _introduce(connection, order["secret"])
+            connection.settimeout(None)
+            os.dup2(connection.fileno(), 0)
+            os.dup2(connection.fileno(), 1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{os.environ.get('SLURMD_NODENAME', 'a node')}: the agent does not reach its controller: {error}")
+
+
+def _connect(addresses: list[str], port: int) -> socket.socket:
+    problems = []
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), CALL_S)
+        except OSError as error:
+            problems.append(f"{address}: {error.strerror or error}")
+    raise OSError("; ".join(problems))
+
+
+def _introduce(connection: socket.socket, secret: str) -> None:
+    """Raises ValueError if the other side does not know the secret."""
+    name, own = os.environ["SLURMD_NODENAME"], secrets.token_hex(16)
+    send_line(connection, {"node": name, "nonce": own})
+    answer = receive_line(connection)
+    other = str(answer["nonce"])
+    if not hmac.compare_digest(str(answer["proof"]), prove(secret, CONTROLLER, name, own, other)):
+        raise ValueError("who answers there is not the controller")
+    send_line(connection, {"proof": prove(secret, AGENT, name, own, other)})
+
+
+def prove(secret: str, side: str, node: str, of_agent: str, of_controller: str) -> str:
+    """The proof that one side knows the secret, for these two random texts."""
+    text = "\n".join((side, node, of_agent, of_controller)).encode()
+    return hmac.new(bytes.fromhex(secret), text, hashlib.sha256).hexdigest()
+
+
+def send_line(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def receive_line(connection: socket.socket) -> dict[str, Any]:
+    """The object in the next line, and no byte more; an empty one for any other value.
+
+    Raises:
+        OSError: the connection has ended, or no answer came.
+        ValueError: this is no JSON.
+    """
+    message = json.loads(read_line(lambda: connection.recv(1)))
+    return message if isinstance(message, dict) else {}
+
+
+def read_line(read: Any) -> bytes:
+    """The bytes up to a line break; `read` returns the next one."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = read()
+        if not byte or len(line) > LINE_LIMIT:
+            raise OSError("the connection has ended")
+        line += byte
+    return line
