@@ -23,6 +23,8 @@ CORES = 8
 """Of each node, by its configuration."""
 MEMORY_MB = 8000
 """Of each node, by its configuration."""
+MANY_PORTS = range(22000, 23000)
+"""For a cluster that has more nodes than a test has ports of its own."""
 KILL_WAIT_S = 8
 """From Slurm's TERM to its KILL."""
 LOST_S = 6
@@ -70,6 +72,10 @@ class SlurmCluster:
         """A field of `scontrol show job`."""
         shown = self.run("scontrol", "show", "job", "-o", job, check=False)
         return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
+
+    def address(self, index: int) -> str:
+        """That of a node, by its place in `nodes`."""
+        return _address(index + 1)
 
     def start_daemon(self, name: str) -> None:
         """Starts `slurmctld`, or the slurmd of a node."""
@@ -128,12 +134,17 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
+def _address(index: int) -> str:
+    """That of the node with this number, which counts from 1."""
+    return address(9 + index // 250, index % 250)
+
+
 def write_configuration(folder: Path, nodes: int) -> list[str]:
     names = [f"node{index}" for index in range(1, nodes + 1)]
-    own = ports()
+    own = ports() if nodes < len(ports()) else MANY_PORTS
     machine = os.uname().nodename
     lines = [
-        f"NodeName={name} NodeHostname={machine} NodeAddr={address(9, index)} Port={own[index]} "
+        f"NodeName={name} NodeHostname={machine} NodeAddr={_address(index)} Port={own[index]} "
         f"CPUs={CORES} RealMemory={MEMORY_MB} State=UNKNOWN"
         for index, name in enumerate(names, 1)
     ]

@@ -660,6 +660,7 @@ anything: st.SearchStrategy[Event] = st.one_of(
     st.builds(
         EndAnnounced,
         st.sampled_from(["", "preempted", "interrupted", "out-of-memory"]),
+        st.just("the nodes are taken away"),
         grace_s=st.sampled_from([0.0, 20.0, 2000.0]),
         stays=st.booleans(),
     ),

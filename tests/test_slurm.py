@@ -291,6 +291,23 @@ def test_who_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
     assert "has not called within 3 s" in str(found[0])
 
 
+def test_another_controller_takes_the_tasks_of_a_job_over(cluster: SlurmCluster, tmp_path: Path) -> None:
+    cluster.run("salloc", "--no-shell", "-N2")
+    env = {**cluster.env, "SLURM_JOB_ID": cluster.run("squeue", "-h", "-o", "%i").strip()}
+    run = tmp_path / "run"
+    program = (SAVES, "100")
+    up = distlaunch_command("up", "--run-dir", str(run), "--set", "restart.max_restarts=1", "--slurm", *program)
+    with subprocess.Popen(up, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        wait_until(lambda: (run / "checkpoints" / "worker-1").exists(), "both have saved", 60)
+        first.kill()
+    second = call(cluster, "resume", str(run), mark=env)
+    assert second.returncode == 0, second.stderr
+    assert "Taking over attempt 1" in second.stderr
+    for worker in (0, 1):
+        log = (run / "attempt-1" / f"worker-{worker}.log").read_text()
+        assert log == "begins at 0\nends at 100\n"
+
+
 def test_check_says_how_the_job_ends_and_that_the_resolver_is_to_be_dropped(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -361,6 +378,20 @@ def test_slurms_own_time_limit_is_a_preemption(cluster: SlurmCluster, tmp_path: 
     assert "at its time limit" in report["verdict"]["message"]
     assert any("DUE TO TIME LIMIT" in line for line in report["verdict"]["evidence"])
     check_resumed(job)
+
+
+def test_a_signal_that_warns_of_the_end_is_a_preemption_and_ends_no_agent(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    job = submit(
+        cluster, tmp_path, saving(900, 0.5), "nodes: 2, time: '2', stop_early_s: 0, extra: [--signal=USR1@115]"
+    )
+    job.await_steps()
+    report = job.await_report(1, 90)
+    assert report["verdict"]["reference"] == "preempted"
+    assert {task["exit_signal"] for task in report["attempts"][0]["tasks"]} <= {signal.SIGUSR1, None}
+    assert report["attempts"][0]["processes_left"] == 0
+    wait_until(lambda: cluster.state(job.job) == "PENDING", "the job is queued again", 60)
 
 
 @pytest.mark.parametrize("partition", ["batch", "graceful", "cancelled"])

@@ -136,6 +136,8 @@ def job(**changes: object) -> Job:
         (job(state="CANCELLED"), [], "interrupted", False),
         (job(state="COMPLETING", reason="TimeLimit"), [STEP.format("")], "preempted", False),
         (job(state="TIMEOUT"), [], "preempted", False),
+        (job(ends=2100.0), [], "preempted", False),  # `--signal`
+        (job(ends=5000.0), [], None, False),
         (job(state="COMPLETING"), [STEP.format(" DUE TO TIME LIMIT")], "preempted", False),
         (job(state="COMPLETING", restarts=1), [STEP.format(" DUE TO PREEMPTION")], "preempted", False),
         (job(preempted=1001.0), [STEP.format("")], "preempted", False),
@@ -162,7 +164,7 @@ def job(**changes: object) -> Job:
 def test_each_end_of_a_job_has_its_class(
     found: Job | None, said: list[str], reference: str | None, stays: bool
 ) -> None:
-    end = explain_end(found, "7", said, restarts=0, since=1000.5)
+    end = explain_end(found, "7", said, restarts=0, since=1000.5, now=2000.0)
     assert (end.reference if end is not None else None) == reference
     if end is not None:
         assert end.stays == stays

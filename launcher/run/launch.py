@@ -28,7 +28,7 @@ from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.live import keys_taken, show_run
-from launcher.run.naming import choose_folder, current_command, current_directory, make_job_run_id, make_run_id
+from launcher.run.naming import choose_folder, current_command, current_directory, make_job_folder, make_run_id
 from launcher.run.node_list import know_nodes
 from launcher.run.page_writing import write_at_end
 from launcher.run.slurm_check import ask_job, find_job_problems
@@ -74,7 +74,7 @@ def run(
     return conduct(
         spec,
         start,
-        lambda: RunDir.create(choose_folder(run_dir, start.run_id)),
+        lambda: RunDir.create(choose_folder(run_dir, make_job_folder(start.job) if start.job else start.run_id)),
         verbose=verbose,
         live=live,
         faults=faults,
@@ -86,7 +86,7 @@ def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart
     """What is known of a new run; fails before anything is written if this machine's tasks cannot run here."""
     cwd = current_directory()
     job = find_job(os.environ) if spec.source == SLURM else ""
-    run_id = make_job_run_id(job) if job else make_run_id(spec.name)
+    run_id = make_run_id(spec.name)
     return RunStart(
         run_id=run_id, name=spec.name, started=clock.now(), cwd=str(cwd), checks=checks, command=command, job=job
     )

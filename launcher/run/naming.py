@@ -21,10 +21,15 @@ def make_run_id(name: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
 
 
-def make_job_run_id(job: str) -> str:
-    """`slurm-12`: the run of a job; `slurm-12-2` for a second one in the same job."""
-    taken = {folder.name for folder in runs_directory(os.environ).glob(f"slurm-{job}*")}
-    names = itertools.chain([f"slurm-{job}"], (f"slurm-{job}-{number}" for number in itertools.count(2)))
+def name_job(job: str) -> str:
+    """The folder's name of a job's run, by which the job finds it when it is queued again."""
+    return f"slurm-{job}"
+
+
+def make_job_folder(job: str) -> str:
+    """A new name of the same form: `slurm-12`, or `slurm-12-2` for a second run in the same job."""
+    taken = {folder.name for folder in runs_directory(os.environ).glob(f"{name_job(job)}*")}
+    names = itertools.chain([name_job(job)], (f"{name_job(job)}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
 
 

@@ -21,7 +21,7 @@ from launcher.run.detached import Detachment
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.history import History, read_history
 from launcher.run.launch import conduct
-from launcher.run.naming import absolute, choose_folder
+from launcher.run.naming import absolute, choose_folder, name_job
 from launcher.run.node_list import ask_first
 from launcher.run.record import RunRecord, read_record
 from launcher.run.slurm_engine import count_restarts
@@ -110,7 +110,7 @@ def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | 
     job = environ.get(JOB_ID, "")
     if not job or not count_restarts(environ):
         return None
-    files = RunDir(absolute(choose_folder(run_dir, f"slurm-{job}")))
+    files = RunDir(absolute(choose_folder(run_dir, name_job(job))))
     try:
         return files if read_record(files).job == job else None
     except RunDirectoryError:

@@ -66,7 +66,7 @@ class SlurmEngine:
         """Why the job ends, and how long its tasks may still run; None if it goes on, as far as is known."""
         job = self._show()
         said = [line for way in self._ways() if isinstance(way, SlurmWay) for line in [*way.said]]
-        found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began)
+        found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began, now=clock.now())
         return replace(found, grace_s=self._find_grace(job)) if found is not None else None
 
     @property
@@ -103,6 +103,8 @@ class SlurmEngine:
             if job is not None and job.state == "RUNNING" and job.preempted is not None:
                 grace_s = parse_seconds(show_partition(job.partition).get("GraceTime", ""))
                 wait_s += max(job.preempted + grace_s - clock.now(), 0.0)
+            elif job is not None and job.state == "RUNNING" and job.ends is not None:
+                wait_s += max(job.ends - clock.now(), 0.0)
         except SlurmError:
             pass
         return wait_s - min(MARGIN_S, wait_s / 3)

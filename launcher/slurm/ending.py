@@ -12,12 +12,15 @@ from launcher.slurm.calls import Fields
 
 KILL_WAIT_S = 30.0
 """Slurm's own default."""
+WARNED_S = 180.0
+"""A signal so short before the end of a job's time is a warning of it: `--signal` may come a minute early."""
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?)(?:, [^*]*)?)? \*\*\*")
 _MEMORY = re.compile(r"exceeded .*memory limit|oom.kill|Out Of Memory|Exceeded job memory", re.IGNORECASE)
 _NODE = re.compile(r"node failure", re.IGNORECASE)
 
 _ENDS = {
     "TIME LIMIT": ("preempted", "Slurm ended job {job} at its time limit"),
+    "WARNING": ("preempted", "the time of job {job} is nearly over"),
     "PREEMPTION": ("preempted", "Slurm preempted job {job}"),
     "NODE FAILURE": ("node-lost", "Slurm lost a node of job {job}"),
     "JOB REQUEUE": ("preempted", "job {job} was requeued"),
@@ -77,7 +80,9 @@ def _parse_time(text: str) -> float | None:
         return None
 
 
-def explain_end(job: Job | None, name: str, said: Sequence[str], *, restarts: int, since: float) -> EndAnnounced | None:
+def explain_end(
+    job: Job | None, name: str, said: Sequence[str], *, restarts: int, since: float, now: float
+) -> EndAnnounced | None:
     """Why the job ends, with Slurm's words as evidence; None if it does not, as far as is known.
 
     Args:
@@ -86,8 +91,9 @@ def explain_end(job: Job | None, name: str, said: Sequence[str], *, restarts: in
         said: what Slurm has said of our steps.
         restarts: how often the job had been requeued when it began.
         since: when the run began, in Unix seconds: what is older belongs to an earlier start of the job.
+        now: Unix seconds.
     """
-    found = _find_reason(job, said, restarts, since)
+    found = _find_reason(job, said, restarts, since, now)
     if found is None:
         return None
     reference, message = _ENDS[found]
@@ -100,7 +106,7 @@ def explain_end(job: Job | None, name: str, said: Sequence[str], *, restarts: in
     return EndAnnounced(reference, message.format(job=name), tuple(evidence), stays=stays)
 
 
-def _find_reason(job: Job | None, said: Sequence[str], restarts: int, since: float) -> str | None:
+def _find_reason(job: Job | None, said: Sequence[str], restarts: int, since: float, now: float) -> str | None:
     if any(_MEMORY.search(line) for line in said):
         return "MEMORY"
     for line in reversed(said):
@@ -115,4 +121,6 @@ def _find_reason(job: Job | None, said: Sequence[str], restarts: int, since: flo
         return "PREEMPTION"
     if job.restarts > restarts:
         return "NODE FAILURE" if any(_NODE.search(line) for line in said) else "JOB REQUEUE"
+    if job.state == "RUNNING" and job.ends is not None and job.ends - now < WARNED_S:
+        return "WARNING"
     return _STATES.get(job.state)

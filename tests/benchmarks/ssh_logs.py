@@ -65,7 +65,7 @@ def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str = "par
             below = [python for session in sessions() for python in session.children(recursive=True)]
             peak[1] = max(peak[1], sum(python.memory_info().rss for python in below if "python" in python.name()))
 
-        seconds = _time(command, hosts.env, Path(folder) / "run" / "attempt-1" / "worker-0.log", big, watch)
+        seconds = time_log(command, hosts.env, Path(folder) / "run" / "attempt-1" / "worker-0.log", big, watch)
         peaks.append((peak[0], peak[1]))
         return seconds
 
@@ -73,10 +73,10 @@ def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str = "par
 def _plain(hosts: Hosts, big: Path) -> float:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        return _time(["sh", "-c", f"exec ssh gpu-a cat {big} > {log}"], hosts.env, log, big, lambda _: None)
+        return time_log(["sh", "-c", f"exec ssh gpu-a cat {big} > {log}"], hosts.env, log, big, lambda _: None)
 
 
-def _time(
+def time_log(
     command: Sequence[str], env: Mapping[str, str], log: Path, big: Path, watch: Callable[[psutil.Process], None]
 ) -> float:
     """Seconds from the first byte in `log` to the last."""

@@ -40,7 +40,7 @@ def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
     """
     for path in reattach_folders:
         _say_goodbye(path)
-        _signal_guardian(path, signal.SIGTERM, signal.SIGCONT)
+        _signal_guardian(path, signal.SIGHUP, signal.SIGCONT)
     for ask, wait_s in ((lambda _: None, within_s), (_kill_guardian, KILL_S)):
         for path in filter(is_alive, reattach_folders):
             ask(path)

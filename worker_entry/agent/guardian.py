@@ -25,6 +25,7 @@ from worker_entry.agent.liveness import TICK_S, HangTimer, LoopCounter
 from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock, kernel, processes
+from worker_entry.system.engine import is_managed
 from worker_entry.system.signal_wakeup import ENDING, wake_on_signals
 
 FIRST_LIMIT_S = 60.0
@@ -106,9 +107,9 @@ def _wait(agent: int, loop_counter: LoopCounter) -> TaskExit:
             ending = True
             hang_timer.restart()
         with contextlib.suppress(ProcessLookupError):  # it has just been reaped
-            os.kill(agent, signal.SIGTERM)
+            os.kill(agent, signal.SIGHUP)  # SIGTERM may be an engine's warning
 
-    wake = wake_on_signals(pass_on)
+    wake = wake_on_signals(pass_on, (lambda: None) if is_managed() else None)  # the agent gets warnings as well
     while True:
         status = _reap(agent)
         if status is not None:

@@ -75,7 +75,7 @@ class Agent:
         return 1 if self._failed else 0
 
     def _work(self, stdin: int, stdout: int) -> None:
-        wake = wake_on_signals(self._note_signal if is_managed() else self._ask_to_end)
+        wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
             self._reattach_folder.listen()

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Optional
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """The signals that ask a process to end."""
 
 
-def wake_on_signals(end: Callable[[], None]) -> int:
-    """A descriptor that becomes readable when a child dies or a signal of `ENDING` arrives; the latter calls `end`."""
+WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals with which an engine may warn all processes of a node."""
+
+
+def wake_on_signals(end: Callable[[], None], warn: Optional[Callable[[], None]] = None) -> int:
+    """A descriptor that becomes readable when a child dies or one of these signals arrives.
+
+    Those of `ENDING` call `end`. With `warn`, those of `WARNING` call that instead.
+    """
     wake, signalled = os.pipe()
     for descriptor in (wake, signalled):
         os.set_blocking(descriptor, False)
@@ -19,4 +27,8 @@ def wake_on_signals(end: Callable[[], None]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for signum in ENDING:
         signal.signal(signum, lambda *_: end())
+    if warn is not None:
+        note = warn
+        for signum in WARNING:
+            signal.signal(signum, lambda *_: note())
     return wake

@@ -1,0 +1,141 @@
+"""Runs in a Slurm job: start, many nodes and logs, against `srun` of the same by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.benchmarks.guards import PROGRAM
+from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
+from tests.slurm import SlurmCluster, running_slurm
+
+BY_HAND = """
+import json, os, sys
+rank = int(os.environ["SLURM_PROCID"])
+addresses = json.loads(sys.argv[1])
+os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+os.environ["DISTLAUNCH_TASK"] = f"worker:{rank}"
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+MANY = (64, 256)
+
+
+def measure(runs: int) -> None:
+    """Prints a line for each number of nodes, and one for a log; needs root and Slurm's daemons."""
+    print("start to the last worker's first all-reduce, in a job; rival: `srun python train.py`, TF_CONFIG by hand")
+    with _cluster(8) as cluster:
+        for nodes in (2, 4, 8):
+            with _job(cluster, nodes) as env:
+                ours, rival = time_pairs(
+                    lambda nodes=nodes, env=env: _start(cluster, nodes, env, _ours),  # type: ignore[misc]
+                    lambda nodes=nodes, env=env: _start(cluster, nodes, env, _by_hand),  # type: ignore[misc]
+                    runs,
+                )
+            print_pair(f"{nodes} nodes", ours, rival)
+        print(f"a worker prints {MEGABYTES} MB, first byte to last; rival: `srun cat file > log`")
+        with _job(cluster, 1) as env:
+            _compare_logs(cluster, env, runs)
+    print("`true` on many nodes, from the command to its end; rival: `srun true`")
+    for nodes in MANY:
+        with _cluster(nodes) as cluster, _job(cluster, nodes) as env:
+            peaks: list[int] = []
+            ours, rival = time_pairs(
+                lambda env=env, peaks=peaks: _time_true(env, peaks),  # type: ignore[misc]
+                lambda nodes=nodes, env=env: _time(["srun", f"-N{nodes}", f"-n{nodes}", "true"], env, []),  # type: ignore[misc]
+                min(runs, 3),
+            )
+            print_pair(f"{nodes} nodes", ours, rival)
+            print(f"  peak RSS of the controller {max(peaks) / 2**20:.0f} MiB", flush=True)
+
+
+@contextlib.contextmanager
+def _cluster(nodes: int) -> Iterator[SlurmCluster]:
+    with tempfile.TemporaryDirectory() as folder, running_slurm(Path(folder), nodes) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def _job(cluster: SlurmCluster, nodes: int) -> Iterator[dict[str, str]]:
+    cluster.run("salloc", "--no-shell", f"-N{nodes}", "--ntasks-per-node=1", timeout=120)
+    job = cluster.run("squeue", "-h", "-o", "%i").split()[0]
+    try:
+        yield {**os.environ, **cluster.env, "SLURM_JOB_ID": job}
+    finally:
+        cluster.run("scancel", job)
+        cluster.await_idle()
+
+
+def _start(
+    cluster: SlurmCluster,
+    nodes: int,
+    env: dict[str, str],
+    command: Callable[[SlurmCluster, int, Path, Sequence[str]], list[str]],
+) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        program, answers = Path(folder) / "train.py", Path(folder) / "answers"
+        program.write_text(PROGRAM)
+        answers.mkdir()
+        began = time.time()
+        words = command(cluster, nodes, Path(folder), [str(program), str(answers), "4", "1"])
+        subprocess.run(words, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        found = [json.loads(path.read_text()) for path in answers.glob("worker:*")]
+        assert len(found) == nodes
+        return float(max(answer["first"] for answer in found)) - began
+
+
+def _ours(_: SlurmCluster, __: int, folder: Path, words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "launcher", "up", "--run-dir", str(folder / "run"), "--slurm", *words]
+
+
+def _by_hand(cluster: SlurmCluster, nodes: int, _: Path, words: Sequence[str]) -> list[str]:
+    addresses = [f"{cluster.address(index)}:{21000 + index}" for index in range(nodes)]
+    srun = ["srun", "--overlap", f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", sys.executable, "-c", BY_HAND]
+    return [*srun, json.dumps(addresses), *words]
+
+
+def _compare_logs(cluster: SlurmCluster, env: dict[str, str], runs: int) -> None:
+    big = cluster.folder / "big"
+    big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
+
+    def ours() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "run" / "attempt-1" / "worker-0.log"
+            up = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", "--slurm"]
+            return time_log([*up, "--", "cat", str(big)], env, log, big, lambda _: None)
+
+    def rival() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            return time_log(["sh", "-c", f"exec srun --overlap cat {big} > {log}"], env, log, big, lambda _: None)
+
+    values = [[MEGABYTES / seconds for seconds in side] for side in time_pairs(ours, rival, runs)]
+    print_pair("a log", values[0], values[1], "MB/s")
+
+
+def _time_true(env: dict[str, str], peaks: list[int]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        up = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", "--slurm"]
+        return _time([*up, "--", "true"], env, peaks)
+
+
+def _time(words: Sequence[str], env: dict[str, str], peaks: list[int]) -> float:
+    began = time.perf_counter()
+    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            peak = max(peak, psutil.Process(process.pid).memory_info().rss)
+        time.sleep(0.05)
+    peaks.append(peak)
+    assert process.returncode == 0
+    return time.perf_counter() - began
