@@ -29,6 +29,7 @@ from launcher.run.attempt_loop import AttemptLoop
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.directory import RunDir
 from launcher.run.goodput_watch import watch_goodput
+from launcher.run.history import NO_HISTORY
 from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
@@ -606,6 +607,8 @@ class FakeRun:
             bundle=make_bundle(self.spec.sync, folder.parent) if self.spec.sync is not None else None,
             only_checks=only_checks,
         )
+        self.history = NO_HISTORY
+        """What earlier controllers have done."""
         self._checks = checks
         self._faults = [parse_fault(fault, self.spec) for fault in faults]
         self._interrupts = Interrupts()
@@ -649,6 +652,7 @@ class FakeRun:
             relist=self._relist,
             checks=self._checks,
             faults=self._faults,
+            history=self.history,
         )
 
     @property

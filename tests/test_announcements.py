@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,14 +14,18 @@ from launcher.gang.decide import FAILURE_GRACE_S, SIGNALLED_GRACE_S, STOP_MARGIN
 from launcher.gang.events import Action, EndAnnounced, Event, NodeEmpty, NodeLost, NodeSignalled, StopNodes
 from launcher.gang.restarts import Ending
 from launcher.gang.state import AttemptState, Phase, Reason
-from launcher.report.models import AttemptReport
+from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import AttemptEnded
-from launcher.run.history import read_history
+from launcher.run.history import History, read_history
 from launcher.run.journal import Journal
+from launcher.run.slurm_engine import SlurmEngine
 from launcher.verdict.judge import outcome
 from launcher.verdict.models import Verdict
+from tests.fake_nodes import At, FakeRun, Steps, say
+from tests.fake_timing import BEGAN
 from tests.test_gang import TWO_NODES, W0, W1, make_policy, play, running
 from tests.test_verdict import ended, failed, judged, status_of
+from worker_entry.protocol.messages import Signalled
 
 PREEMPTED = EndAnnounced("preempted", "Slurm preempted job 7", ("its words",), 20.0)
 CANCELLED = EndAnnounced("interrupted", "job 7 was cancelled", (), 20.0)
@@ -112,3 +119,70 @@ def test_endings_are_known_to_the_controller_after_a_requeue(tmp_path: Path) -> 
         journal.write(AttemptEnded(report, each))
     journal.close()
     assert read_history(tmp_path / "events.jsonl").endings == tuple(endings)
+
+
+# --- whole runs ---
+
+
+class TakesAway:
+    """An engine that answers every question so."""
+
+    def __init__(self, end: EndAnnounced | None) -> None:
+        self.end = end
+
+    def watch(self, put: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def find_end(self) -> EndAnnounced | None:
+        return self.end
+
+    def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
+        answer(self.end)
+
+
+def run_in_job(
+    folder: Path, end: EndAnnounced | None, spec: dict[str, object], *endings: Ending
+) -> tuple[RunReport, bool]:
+    """A run whose first node gets a signal; its report, and whether it goes on later."""
+    steps = [Steps(f"worker:{index}", 1, 5) for index in (0, 1)]
+    run = FakeRun(
+        folder / "run", [*steps, At(Phase.RUNNING, say(Signalled(BEGAN)))], {"timeouts": {"lease_s": 60}, **spec}
+    )
+    run.context = replace(run.context, engine=cast("SlurmEngine", TakesAway(end)))
+    run.history = History(endings=endings)
+    supervisor = run.supervisor()
+    return run._within_signals(supervisor.run), supervisor.continues_later
+
+
+@pytest.mark.parametrize(
+    ("end", "restarts", "reference", "later"),
+    [
+        (PREEMPTED, 1, "preempted", True),
+        (PREEMPTED, 0, "preempted", False),
+        (CANCELLED, 1, "interrupted", False),
+        (EndAnnounced("node-lost", "Slurm lost a node of job 7", (), 20.0), 1, "node-lost", True),
+    ],
+)
+def test_a_run_without_its_nodes_goes_on_later_if_restarts_allow(
+    tmp_path: Path, end: EndAnnounced, restarts: int, reference: str, later: bool
+) -> None:
+    report, goes_on = run_in_job(tmp_path, end, {"restart": {"max_restarts": restarts}})
+    assert (report.verdict.reference, goes_on) == (reference, later)
+    assert len(report.attempts) == 1
+    assert report.outcome == ("interrupted" if reference == "interrupted" else "failed")
+
+
+def test_a_run_that_saves_nothing_over_several_turns_is_not_queued_again(tmp_path: Path) -> None:
+    saved = Ending("preempted", 1.0, 9.0, trained=True, saved=True, step=50)
+    fruitless = Ending("preempted", 1.0, 9.0, trained=True, step=20)
+    restart: dict[str, object] = {"restart": {"max_restarts": 100}}
+    report, goes_on = run_in_job(tmp_path / "1", PREEMPTED, restart, saved, fruitless, fruitless)
+    assert (report.verdict.reference, report.exit_status, goes_on) == ("no-progress", 93, False)
+    report, goes_on = run_in_job(tmp_path / "2", PREEMPTED, restart, saved, fruitless)
+    assert (report.verdict.reference, report.exit_status, goes_on) == ("preempted", 1, True)

@@ -294,7 +294,7 @@ def test_a_process_does_not_wait_for_ever_for_a_guardian_that_stays(tmp_path: Pa
 STUBBORN = """
 import os, signal, subprocess, sys, time
 from worker_entry.agent.reattach import ReattachFolder
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 folder = ReattachFolder.make()
 folder.note_run(sys.argv[1])
 subprocess.Popen(["sleep", "600"], start_new_session=True)

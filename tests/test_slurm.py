@@ -291,6 +291,26 @@ def test_who_does_not_know_the_secret_is_no_agent(tmp_path: Path) -> None:
     assert "has not called within 3 s" in str(found[0])
 
 
+def test_all_parts_of_a_heterogeneous_job_train(cluster: SlurmCluster, tmp_path: Path) -> None:
+    up = distlaunch_command("up", "--run-dir", str(tmp_path / "run"), "--slurm", "--", "true")
+    cluster.run("salloc", "-N1", ":", "-N1", "--ntasks-per-node=2", *up)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["outcome"] == "succeeded"
+    nodes = [task["node"] for task in report["attempts"][0]["tasks"]]
+    assert len(nodes) == 3
+    assert nodes[0] != nodes[1] == nodes[2]
+
+
+def test_the_gpus_of_a_step_are_shared_out(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm names them in the environment of the step; a cluster of this test has none, so the test names some."""
+    up = distlaunch_command(
+        "up", "--run-dir", str(tmp_path / "run"), "--slurm", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
+    )
+    cluster.run("salloc", "-N1", "--ntasks-per-node=2", *up, env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    logs = [(tmp_path / "run" / "attempt-1" / f"worker-{number}.log").read_text() for number in (0, 1)]
+    assert logs == ["2\n", "3\n"]
+
+
 def test_another_controller_takes_the_tasks_of_a_job_over(cluster: SlurmCluster, tmp_path: Path) -> None:
     cluster.run("salloc", "--no-shell", "-N2")
     env = {**cluster.env, "SLURM_JOB_ID": cluster.run("squeue", "-h", "-o", "%i").strip()}

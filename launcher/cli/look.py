@@ -35,7 +35,12 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
     cluster = load(spec, rehearsal, asks=not spec_only)
     if spec_only:
         if not cluster.nodes:
-            click.echo(f"{spec}: good; the command that names its nodes was not run")
+            where = (
+                "its nodes are a Slurm job's"
+                if cluster.source == "slurm"
+                else "the command that names its nodes was not run"
+            )
+            click.echo(f"{spec}: good; {where}")
             return 0
         tasks = len(list(cluster.placements()))
         nodes = len(cluster.nodes)

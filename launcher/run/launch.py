@@ -31,7 +31,7 @@ from launcher.run.live import keys_taken, show_run
 from launcher.run.naming import choose_folder, current_command, current_directory, make_job_folder, make_run_id
 from launcher.run.node_list import know_nodes
 from launcher.run.page_writing import write_at_end
-from launcher.run.slurm_check import ask_job, find_job_problems
+from launcher.run.slurm_check import find_program_problems
 from launcher.run.slurm_engine import SlurmEngine, find_engine
 from launcher.run.supervisor import Supervisor
 from launcher.run.ways import Recovery, Relisting
@@ -148,10 +148,10 @@ def conduct(
             context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
-            engine = find_engine(os.environ, targets.values, spec.slurm.stop_early_s)
+            engine = find_engine(spec, targets.values)
             context = replace(context, engine=engine)
             if start.job:
-                for finding in find_job_problems(spec, start.job, start.cwd, ask_job(start.job)):
+                for finding in find_program_problems(spec, start.cwd):
                     console.warn(f"{finding.message} [{finding.reference}]")
             relist = Relisting(context, Recovery(planner.spec, start.run_id))
             if start.generation and taken_over is None:

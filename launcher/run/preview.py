@@ -19,7 +19,7 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import choose_folder, current_directory, make_run_id
 from launcher.run.node_list import know_nodes
-from launcher.run.slurm_check import ask_job, find_job_problems
+from launcher.run.slurm_check import ask_job, find_job_problems, find_program_problems
 from launcher.run.supervisor import Supervisor
 from launcher.run.ways import Recovery
 from launcher.slurm.allocation import find_job
@@ -66,9 +66,8 @@ def check(spec: ClusterSpec) -> CheckReport:
         return make_check_report(first.spec, preflight, state)
     job = find_job(os.environ)
     report = ask_job(job)
-    return make_check_report(
-        first.spec, preflight, state, job=report, more=[*find_job_problems(spec, job, cwd, report)]
-    )
+    more = [*find_program_problems(spec, cwd), *find_job_problems(spec, job, report)]
+    return make_check_report(first.spec, preflight, state, job=report, more=more)
 
 
 def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:

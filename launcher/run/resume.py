@@ -123,7 +123,8 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
         text = files.spec.read_text(encoding="utf-8")
         spec: dict[str, Any] = json.loads(text)
         missing = []
-        listed = spec["nodes"] if isinstance(spec["nodes"], dict) else {"known": spec["nodes"]}
+        nodes = spec["nodes"]
+        listed = nodes if isinstance(nodes, dict) else {"known": nodes if isinstance(nodes, list) else []}
         for env in (spec.get("env", {}), *(node.get("env", {}) for node in listed.get("known", []))):
             hidden = [name for name, value in env.items() if REDACTED in value]
             missing += [name for name in hidden if name not in environ]

@@ -43,15 +43,8 @@ def report_job(job: str) -> JobReport:
     )
 
 
-def find_job_problems(spec: ClusterSpec, job: str, cwd: str, report: JobReport | None) -> Iterator[Finding]:
-    """What the user may want to change.
-
-    Args:
-        spec: what to run in the job.
-        job: its id.
-        cwd: where the program runs.
-        report: what is known of the job; None if Slurm does not answer.
-    """
+def find_program_problems(spec: ClusterSpec, cwd: str) -> Iterator[Finding]:
+    """What the user may want to change in the program; `cwd`: where it runs by default."""
     if uses_resolver(spec.program, Path(spec.working_directory or cwd)):
         yield Finding(
             level="warning",
@@ -60,6 +53,16 @@ def find_job_problems(spec: ClusterSpec, job: str, cwd: str, report: JobReport |
             message=f"the program uses {RESOLVER}, which sorts nodes as text and uses the ports from 8888 on",
             hint="leave it out: MultiWorkerMirroredStrategy() takes the cluster from TF_CONFIG, which is complete",
         )
+
+
+def find_job_problems(spec: ClusterSpec, job: str, report: JobReport | None) -> Iterator[Finding]:
+    """What the user may want to change in the job.
+
+    Args:
+        spec: what to run in the job.
+        job: its id.
+        report: what is known of the job; None if Slurm does not answer.
+    """
     if report is None:
         yield Finding(level="warning", node="", reference="slurm", message=f"Slurm tells nothing of job {job}")
         return

@@ -11,8 +11,11 @@ from launcher.gang.events import EndAnnounced
 from launcher.slurm.calls import JOB_ID, SlurmError, call, show_configuration, show_job, show_partition
 from launcher.slurm.durations import parse_seconds
 from launcher.slurm.ending import KILL_WAIT_S, Job, explain_end, parse_job
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import SLURM
 from launcher.transports.slurm import SlurmWay
 from worker_entry.system import clock
+from worker_entry.system.engine import is_managed
 
 MARGIN_S = 5.0
 """How long before Slurm's SIGKILL our own one comes, so that the report is written; at most a third of the time."""
@@ -112,24 +115,24 @@ class SlurmEngine:
     def _await_end(self, put: Callable[[EndAnnounced], None]) -> None:
         while True:
             job = self._show()
-            left_s = job.ends - self._stop_early_s - clock.now() if job is not None and job.ends is not None else None
-            if job is not None and left_s is not None and left_s <= 0 and job.ends is not None:
+            ends = job.ends if job is not None else None
+            left_s = ends - clock.now() if ends is not None else None
+            if left_s is not None and left_s <= self._stop_early_s:
                 break
-            if self._closed.wait(RECHECK_S if left_s is None else min(max(left_s, 0.1), RECHECK_S)):
+            wait_s = RECHECK_S if left_s is None else min(left_s - self._stop_early_s, RECHECK_S)
+            if self._closed.wait(max(wait_s, 0.1)):
                 return
-        message = f"the time of job {self.job} ends in {max(job.ends - clock.now(), 0):.0f} s"
+        message = f"the time of job {self.job} ends in {max(left_s, 0):.0f} s"
         margin_s = min(MARGIN_S, self._stop_early_s / 3)
         put(EndAnnounced("preempted", message, (), max(self._stop_early_s - margin_s, 0.0)))
 
 
-def find_engine(
-    environ: Mapping[str, str], ways: Callable[[], Iterable[object]], stop_early_s: float
-) -> SlurmEngine | None:
-    """The job that this process belongs to; None if it belongs to none."""
-    job = environ.get(JOB_ID, "")
-    if not job.isdigit():
+def find_engine(spec: ClusterSpec, ways: Callable[[], Iterable[object]]) -> SlurmEngine | None:
+    """The job that this process belongs to, if the run depends on it; None if it does not."""
+    job = os.environ.get(JOB_ID, "")
+    if not job.isdigit() or not (is_managed() or any(node.way == SLURM for node in spec.nodes)):
         return None
-    return SlurmEngine(job, count_restarts(environ), ways, stop_early_s)
+    return SlurmEngine(job, count_restarts(), ways, spec.slurm.stop_early_s)
 
 
 def count_restarts(environ: Mapping[str, str] = os.environ) -> int:

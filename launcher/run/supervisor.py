@@ -127,6 +127,8 @@ class Supervisor:
             raise
         except Exception as caught:  # noqa: BLE001 - after any error, everything is stopped and reported
             error = caught
+        if self._context.engine is not None:
+            self._context.engine.close()
         if self._last is not None and self._last.state.is_taken_away:
             self._links.give_up(self._last.state.lost)
         left = confirm_left(self._links.close(), self._context.run_id, self._console)

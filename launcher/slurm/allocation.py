@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,14 +45,11 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
         SlurmError: Slurm does not know the job, or does not answer.
     """
     job = find_job(environ)
-    groups = int(environ.get("SLURM_HET_SIZE", "0") or "0")
-    suffixes = [f"_HET_GROUP_{group}" for group in range(groups)] or [""]
     hosts: list[str] = []
     tasks: list[int] = []
     try:
-        for suffix in suffixes:
-            listed = environ.get(f"SLURM_JOB_NODELIST{suffix}") or environ.get(f"SLURM_NODELIST{suffix}")
-            own = parse_host_list(listed or show_job(job).get("NodeList", ""))
+        for suffix in _suffixes(environ) or [""]:
+            own = parse_host_list(_listed(environ, suffix) or show_job(job).get("NodeList", ""))
             counts = parse_counts(environ.get(f"SLURM_TASKS_PER_NODE{suffix}") or f"1(x{len(own)})")
             hosts += own
             # Within a step, the variable is that of the step.
@@ -59,6 +57,25 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     except ValueError as error:
         raise UsageError(f"cannot read the nodes of job {job}: {error}") from None
     return Allocation(job, tuple(hosts), tuple(tasks))
+
+
+def find_group(environ: Mapping[str, str], host: str) -> int | None:
+    """The component of a heterogeneous job that the node belongs to; None for a job of one kind."""
+    for group, suffix in enumerate(_suffixes(environ)):
+        with contextlib.suppress(ValueError):
+            if host in parse_host_list(_listed(environ, suffix)):
+                return group
+    return None
+
+
+def _suffixes(environ: Mapping[str, str]) -> list[str]:
+    """How the names of the variables of each component of a heterogeneous job end; empty for any other job."""
+    size = environ.get("SLURM_HET_SIZE", "")
+    return [f"_HET_GROUP_{group}" for group in range(int(size))] if size.isdigit() else []
+
+
+def _listed(environ: Mapping[str, str], suffix: str) -> str:
+    return environ.get(f"SLURM_JOB_NODELIST{suffix}") or environ.get(f"SLURM_NODELIST{suffix}") or ""
 
 
 def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]]:

@@ -18,8 +18,13 @@ _OF_REQUEST = re.compile(
 )
 
 
-def make_step(job: str, *hosts: str) -> list[str]:
+def make_step(job: str, *hosts: str, group: int | None = None) -> list[str]:
     """The words of a command that runs the words after it on each of the nodes.
+
+    Args:
+        job: its id.
+        hosts: the nodes.
+        group: the component of a heterogeneous job that they belong to.
 
     Raises:
         SlurmError: srun is missing.
@@ -35,6 +40,7 @@ def make_step(job: str, *hosts: str) -> list[str]:
         "--mpi=none",
         "--export=ALL",
         "--job-name=distlaunch",
+        *([] if group is None else [f"--het-group={group}"]),
     ]
 
 

@@ -135,5 +135,7 @@ def _write_nodes(nodes: list[NodeSpec], write: core_schema.SerializerFunctionWra
     if not isinstance(nodes, Nodes) or nodes.source is None:
         return write(nodes)
     known = {"known": write(nodes)} if nodes else {}
+    if nodes.source == SLURM and not nodes:
+        return SLURM
     source = nodes.source if nodes.source == SLURM else nodes.source.model_dump()
     return {"from": source, **known}

@@ -24,14 +24,16 @@ _UNBOUND = "lacks support for cpu binding"
 
 @dataclass(frozen=True)
 class SlurmWay:
-    """`job`: its id. `said`: all that srun and Slurm's daemons have said of our steps.
+    """`job`: its id. `group`: the component of a heterogeneous job that the node belongs to.
 
-    `gathering`: the step that starts the first agents of many nodes; None if each has its own.
+    `said`: all that srun and Slurm's daemons have said of our steps. `gathering`: the step that starts the first agents
+    of many nodes; None if each has its own.
     """
 
     job: str
     host: str
     address: str | None = None
+    group: int | None = None
     said: list[str] = field(default_factory=list)
     gathering: Gathering | None = None
 
@@ -39,7 +41,7 @@ class SlurmWay:
         if self.gathering is not None and payload.verb == "node" and self.gathering.wants(self.host):
             return self.gathering.take(self.host, python, opening)
         try:
-            words = make_step(self.job, self.host)
+            words = make_step(self.job, self.host, group=self.group)
         except SlurmError as error:
             raise LinkError(error.message) from None
         environ = make_environment(os.environ)
@@ -53,7 +55,7 @@ def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
     Raises:
         SlurmError: srun is missing.
     """
-    if len(ways) <= limit:
+    if len(ways) <= limit or any(way.group is not None for way in ways):
         return [*ways]
     said: list[str] = []
     hosts = [way.host for way in ways]

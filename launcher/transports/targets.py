@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from launcher.errors import UsageError
 from launcher.plan.paths import RunPaths
-from launcher.slurm.allocation import find_job
+from launcher.slurm.allocation import find_group, find_job
 from launcher.slurm.calls import SlurmError
 from launcher.slurm.calls import find_addresses as find_slurm_addresses
 from launcher.spec.models import ClusterSpec
@@ -77,7 +77,7 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     if isinstance(way, CommandWaySpec):
         return _by_program(node, way.command)
     if way == "slurm":
-        return SlurmWay(find_job(os.environ), node.host)
+        return SlurmWay(find_job(os.environ), node.host, group=find_group(os.environ, node.host))
     if way == "docker":
         return _by_program(node, ["docker", "exec", "-i", HOST])
     from launcher.transports.ssh.config import SshOverrides, load_target

@@ -22,6 +22,7 @@ from tests.benchmarks import (
     stop_time,
     stragglers,
     verdicts,
+    way_logs,
 )
 
 BENCHMARKS = {
@@ -44,6 +45,7 @@ BENCHMARKS = {
     "stop": stop_time.measure,
     "stragglers": stragglers.measure,
     "verdicts": verdicts.measure,
+    "way-logs": way_logs.measure,
 }
 
 

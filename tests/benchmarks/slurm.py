@@ -1,4 +1,4 @@
-"""Runs in a Slurm job: start, many nodes and logs, against `srun` of the same by hand."""
+"""Runs in a Slurm job: their start, and many nodes, against `srun` of the same by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import psutil
 
 from tests.benchmarks.guards import PROGRAM
 from tests.benchmarks.pairs import print_pair, time_pairs
-from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
 from tests.slurm import SlurmCluster, running_slurm
 
 BY_HAND = """
@@ -31,7 +30,7 @@ MANY = (64, 256)
 
 
 def measure(runs: int) -> None:
-    """Prints a line for each number of nodes, and one for a log; needs root and Slurm's daemons."""
+    """Prints a line for each number of nodes; needs root and Slurm's daemons."""
     print("start to the last worker's first all-reduce, in a job; rival: `srun python train.py`, TF_CONFIG by hand")
     with _cluster(8) as cluster:
         for nodes in (2, 4, 8):
@@ -42,9 +41,6 @@ def measure(runs: int) -> None:
                     runs,
                 )
             print_pair(f"{nodes} nodes", ours, rival)
-        print(f"a worker prints {MEGABYTES} MB, first byte to last; rival: `srun cat file > log`")
-        with _job(cluster, 1) as env:
-            _compare_logs(cluster, env, runs)
     print("`true` on many nodes, from the command to its end; rival: `srun true`")
     for nodes in MANY:
         with _cluster(nodes) as cluster, _job(cluster, nodes) as env:
@@ -101,25 +97,6 @@ def _by_hand(cluster: SlurmCluster, nodes: int, _: Path, words: Sequence[str]) -
     addresses = [f"{cluster.address(index)}:{21000 + index}" for index in range(nodes)]
     srun = ["srun", "--overlap", f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", sys.executable, "-c", BY_HAND]
     return [*srun, json.dumps(addresses), *words]
-
-
-def _compare_logs(cluster: SlurmCluster, env: dict[str, str], runs: int) -> None:
-    big = cluster.folder / "big"
-    big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
-
-    def ours() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "run" / "attempt-1" / "worker-0.log"
-            up = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", "--slurm"]
-            return time_log([*up, "--", "cat", str(big)], env, log, big, lambda _: None)
-
-    def rival() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "log"
-            return time_log(["sh", "-c", f"exec srun --overlap cat {big} > {log}"], env, log, big, lambda _: None)
-
-    values = [[MEGABYTES / seconds for seconds in side] for side in time_pairs(ours, rival, runs)]
-    print_pair("a log", values[0], values[1], "MB/s")
 
 
 def _time_true(env: dict[str, str], peaks: list[int]) -> float:

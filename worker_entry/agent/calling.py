@@ -17,7 +17,9 @@ import sys
 from typing import Any
 
 CALL_S = 20.0
-"""How long a connection, and each answer on it, may take."""
+"""How long an answer may take."""
+CONNECT_S = 5.0
+"""How long a connection to one address may take."""
 LINE_LIMIT = 1 << 16
 CONTROLLER, AGENT = "controller", "agent"
 """The sides, as their proofs name them."""
@@ -27,7 +29,9 @@ def call_back() -> None:
     """Reads where to call, and makes the connection this process's stdin and stdout."""
     try:
         order = json.loads(read_line(lambda: os.read(0, 1)))
-        connection = _connect(order["addresses"], order["port"])
+        # srun is on the controller's machine, and listens at an address that the nodes reach.
+        known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
+        connection = _connect([*([known] if known else []), *order["addresses"]], order["port"])
         with contextlib.closing(connection):
             _introduce(connection, order["secret"])
             connection.settimeout(None)
@@ -41,9 +45,12 @@ def _connect(addresses: list[str], port: int) -> socket.socket:
     problems = []
     for address in addresses:
         try:
-            return socket.create_connection((address, port), CALL_S)
+            connection = socket.create_connection((address, port), CONNECT_S)
         except OSError as error:
             problems.append(f"{address}: {error.strerror or error}")
+        else:
+            connection.settimeout(CALL_S)
+            return connection
     raise OSError("; ".join(problems))
 
 

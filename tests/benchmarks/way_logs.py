@@ -1,0 +1,88 @@
+"""A worker that prints a large file as fast as it can, over the ways that are programs, against `cat` over the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
+from tests.slurm import running_slurm
+from tests.test_ways import running_container
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A way to a node, as YAML, and the words with which a user runs a command there."""
+
+    way: str
+    host: str
+    words: Sequence[str]
+    python: str
+    env: Mapping[str, str]
+
+
+def measure(runs: int) -> None:
+    """Prints a line for each way; docker needs an engine, Slurm its daemons and root."""
+    print(f"a worker prints {MEGABYTES} MB, first byte to last; rival: `cat file > log` by the same program")
+    with tempfile.TemporaryDirectory() as folder:
+        big = Path(folder) / "big"
+        big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
+        for name, place in (("sh -c", _by_shell), ("docker exec", _by_docker), ("srun", _by_slurm)):
+            with place(Path(folder)) as tried:
+                if tried is not None:
+                    _compare(name, tried, big, runs)
+
+
+@contextlib.contextmanager
+def _by_shell(_: Path) -> Iterator[Tried]:
+    yield Tried("{command: [sh, -c, '{command}']}", "node", ("sh", "-c", 'exec "$@"', "sh"), sys.executable, {})
+
+
+@contextlib.contextmanager
+def _by_docker(folder: Path) -> Iterator[Tried | None]:
+    if shutil.which("docker") is None or not os.environ.get("DOCKER_HOST"):
+        print("  docker exec: DOCKER_HOST is not set")
+        yield None
+        return
+    with running_container(folder) as name:
+        yield Tried("docker", name, ("docker", "exec", "-i", name), "python3", {})
+
+
+@contextlib.contextmanager
+def _by_slurm(folder: Path) -> Iterator[Tried]:
+    own = folder / "slurm"
+    own.mkdir()
+    with running_slurm(own, nodes=1) as cluster:
+        cluster.run("salloc", "--no-shell", "-N1")
+        job = cluster.run("squeue", "-h", "-o", "%i").strip()
+        env = {**cluster.env, "SLURM_JOB_ID": job}
+        yield Tried("slurm", "node1", ("srun", "--overlap", "-n1"), sys.executable, env)
+
+
+def _compare(name: str, tried: Tried, big: Path, runs: int) -> None:
+    def ours() -> float:
+        with tempfile.TemporaryDirectory(dir=big.parent) as folder:
+            spec = Path(folder) / "spec.yaml"
+            spec.write_text(
+                f"way: {tried.way}\nnodes: [{{host: {tried.host}, address: 127.0.0.1, python: {tried.python}}}]\n"
+                f"program: {{command: [cat, {big}]}}\nworking_directory: {big.parent}\n"
+            )
+            up = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", str(spec)]
+            log = Path(folder) / "run" / "attempt-1" / "worker-0.log"
+            return time_log(up, tried.env, log, big, lambda _: None)
+
+    def rival() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            words = ["sh", "-c", 'log=$1; shift; exec "$@" >"$log"', "sh", str(log), *tried.words, "cat", str(big)]
+            return time_log(words, tried.env, log, big, lambda _: None)
+
+    values = [[MEGABYTES / seconds for seconds in side] for side in time_pairs(ours, rival, runs)]
+    print_pair(name, values[0], values[1], "MB/s")
