@@ -26,7 +26,16 @@ FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_
 FOREIGN: Mapping[str, set[str]] = {
     "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
-    "Slurm": {"--constraint", "--export", "--external-launcher", "--full", "--gpus-per-node", "--job-name", "--jobid"}
+    "Slurm": {
+        "--constraint",
+        "--export",
+        "--external-launcher",
+        "--full",
+        "--gpus-per-node",
+        "--het-group",
+        "--job-name",
+        "--jobid",
+    }
     | {"--mpi", "--no-kill", "--no-requeue", "--nodelist", "--ntasks", "--open-mode", "--overlap", "--parsable"}
     | {"--requeue", "--signal", "--states", "--time"},
     "git": {"--cached", "--others", "--exclude-standard"},
