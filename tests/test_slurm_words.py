@@ -252,7 +252,7 @@ def test_folders_with_spaces_are_quoted_as_sbatch_reads_them(tmp_path: Path) -> 
 def test_a_spec_for_other_nodes_is_not_queued() -> None:
     with pytest.raises(UsageError, match="names its own nodes"):
         check_fits(ClusterSpec.model_validate({"nodes": [{"host": "a"}]}))
-    with pytest.raises(ValueError, match="one process"):
+    with pytest.raises(UsageError, match="does not fit the spec"):
         check_fits(ClusterSpec.model_validate({"nodes": "slurm", "strategy": "mirrored", "slurm": {"nodes": 2}}))
     check_fits(ClusterSpec.model_validate({"nodes": "slurm", "strategy": "parameter_server", "slurm": {"nodes": 2}}))
 

@@ -93,14 +93,13 @@ def load(path: Path, rehearsal: int | None, *, asks: bool = True) -> ClusterSpec
 
 def find_nodes(spec: ClusterSpec, rehearsal: int | None) -> ClusterSpec:
     """The spec with the nodes that its command names, or on containers."""
-    from launcher.run.node_list import ask_first
+    from launcher.run.node_list import ask_first, expect
 
-    spec = ask_first(spec)
     if rehearsal is None:
-        return spec
+        return ask_first(spec)
     from launcher.spec.rehearsal import rehearse
 
-    return rehearse(spec, rehearsal)
+    return rehearse(expect(spec), rehearsal)
 
 
 def show_plan(launch_plan: LaunchPlan, *, as_json: bool) -> None:

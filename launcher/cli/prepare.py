@@ -86,12 +86,12 @@ def compose(spec: Path, nodes: int | None) -> None:
     from launcher.errors import UsageError
     from launcher.plan.compose import render_compose
     from launcher.run.naming import current_directory
-    from launcher.run.node_list import ask_first
+    from launcher.run.node_list import expect
     from launcher.spec.loading import load_spec
 
     here = current_directory()
     path = spec.resolve()
-    cluster = ask_first(load_spec(spec))
+    cluster = expect(load_spec(spec))
     if not path.is_relative_to(here):
         raise UsageError(
             f"{spec} is not below {here}, the only folder that containers see", hint="change to its folder"

@@ -12,12 +12,12 @@ from launcher.errors import UsageError
 from launcher.plan.rendering import render_spec
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.naming import choose_folder, current_command, current_directory, make_run_id
+from launcher.run.node_list import expect
 from launcher.slurm.calls import SlurmError, call
 from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import SLURM, NodeSpec
+from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import is_secret
-from launcher.tasks import TaskType
 from worker_entry.system import clock
 
 SUBMIT_S = 60.0
@@ -33,18 +33,13 @@ def check_fits(spec: ClusterSpec) -> None:
     """Checks what only shows once there are nodes, with nodes like those that the job asks for.
 
     Raises:
-        UsageError: the spec is for other nodes.
-        ValidationError: it contradicts itself.
+        UsageError: the spec is for other nodes, or contradicts itself.
     """
     if spec.source != SLURM:
         raise UsageError("the spec names its own nodes", hint="write `nodes: slurm` to take those of a job")
     if spec.tensorboard == "keep":
         raise UsageError("`tensorboard: keep` would keep the job's nodes until its time ends", hint="use `true`")
-    alone: dict[TaskType, int] = {"worker": spec.slurm.tasks_per_node}
-    first: dict[TaskType, int] = {**alone, "chief": 1, "ps": 1} if spec.strategy == "parameter_server" else alone
-    nodes = [NodeSpec(host=f"node{number}", tasks=alone if number else first) for number in range(spec.slurm.nodes)]
-    spares = [NodeSpec(host=f"spare{number}", spare=True) for number in range(spec.slurm.spares)]
-    spec.with_nodes([*nodes, *spares])
+    expect(spec)
 
 
 def render(spec: ClusterSpec, run_dir: Path | None) -> str:

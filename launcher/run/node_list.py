@@ -10,12 +10,12 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 from launcher.errors import DistlaunchError, InterruptionError, UsageError
 from launcher.run.interrupts import Interruption, Interrupts
-from launcher.slurm.allocation import find_allocation, make_nodes
+from launcher.slurm.allocation import expect_nodes, find_allocation, make_nodes
 from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, take_fields, take_nodes
@@ -71,10 +71,24 @@ def ask_nodes(
 def _take_allocation(spec: ClusterSpec) -> ClusterSpec:
     """The spec with the nodes of the Slurm job that this process belongs to."""
     allocation = find_allocation(os.environ)
+    return _take(spec, make_nodes(allocation, spec), f"job {allocation.job}")
+
+
+def expect(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with nodes to look at or to rehearse; those of a Slurm job need not be there.
+
+    Raises:
+        UsageError: a job like that does not fit the spec.
+        InterruptionError, NodeCommandError: see `ask_first`.
+    """
+    return ask_first(spec) if spec.source != SLURM else _take(spec, expect_nodes(spec), "the job that it asks for")
+
+
+def _take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], job: str) -> ClusterSpec:
     try:
-        return take_fields(spec, make_nodes(allocation, spec))
+        return take_fields(spec, nodes)
     except NodeListError as error:
-        raise UsageError(f"job {allocation.job} does not fit the spec", evidence=error.mistakes) from None
+        raise UsageError(f"{job} does not fit the spec", evidence=error.mistakes) from None
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:

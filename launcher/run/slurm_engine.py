@@ -44,8 +44,9 @@ class SlurmEngine:
         self._closed = threading.Event()
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
-        """Announces the end of the job's time, early enough for the tasks to save."""
-        threading.Thread(target=self._await_end, args=(put,), name="slurm time", daemon=True).start()
+        """Announces the end of the job's time, early enough for the tasks to save; unless that is left to Slurm."""
+        if self._stop_early_s:
+            threading.Thread(target=self._await_end, args=(put,), name="slurm time", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()

@@ -59,6 +59,13 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     return Allocation(job, tuple(hosts), tuple(tasks))
 
 
+def expect_nodes(spec: ClusterSpec) -> list[dict[str, Any]]:
+    """The fields of nodes like those of the job that `submit` asks for."""
+    count = spec.slurm.nodes + spec.slurm.spares
+    hosts = tuple(f"node{number}" for number in range(1, count + 1))
+    return make_nodes(Allocation("", hosts, (spec.slurm.tasks_per_node,) * count), spec)
+
+
 def find_group(environ: Mapping[str, str], host: str) -> int | None:
     """The component of a heterogeneous job that the node belongs to; None for a job of one kind."""
     for group, suffix in enumerate(_suffixes(environ)):

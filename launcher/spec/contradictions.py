@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from launcher.spec.parts import SlurmSpec
 from launcher.spec.strategies import StrategyRules, find_role_problem
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId
 from launcher.wording import count_of
@@ -63,7 +64,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
         yield ("cross_device",), "applies only to mirrored; remove it"
-    if "slurm" in spec.model_fields_set and spec.source != "slurm" and not any(n.way == "slurm" for n in spec.nodes):
+    if spec.slurm != SlurmSpec() and spec.source != "slurm" and not any(node.way == "slurm" for node in spec.nodes):
         yield ("slurm",), "applies only to `nodes: slurm`; remove it"
     if spec.sync is not None and spec.working_directory is not None:
         yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"

@@ -129,7 +129,7 @@ class SlurmSpec(Model):
     """The last so many nodes of the job are spare: they take the place of lost ones. The job then survives a lost
     node."""
     stop_early_s: Annotated[Seconds, LIMITED_S] = 60.0
-    """How long before the end of the job's time the tasks are asked to stop, so that they can save."""
+    """How long before the end of the job's time the tasks are asked to stop, so that they can save; 0: Slurm asks."""
 
 
 class ProgramSpec(Model):

@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.spec.parts import SshSpec
+from launcher.spec.parts import SlurmSpec, SshSpec
 from launcher.tasks import TRAINING_TYPES
 
 RESERVED = ("controller", "keys")
@@ -49,7 +49,9 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
         nodes = [node.changed(**_MACHINE_FIELDS, host=name) for node, name in zip(chosen, _names(chosen), strict=True)]
         workers = sum(node.count(task_type) for node in nodes for task_type in spec.rules.computes)
         restart = spec.restart.changed(min_workers=min(spec.restart.min_workers, workers))
-        return spec.changed(nodes=nodes, way="paramiko", ssh=SshSpec(), host_keys="strict", restart=restart)
+        return spec.changed(
+            nodes=nodes, way="paramiko", ssh=SshSpec(), host_keys="strict", restart=restart, slurm=SlurmSpec()
+        )
     except ValidationError as error:
         raise refuse_options(explain_option(f"{option} {count}", error)) from None
 
