@@ -24,6 +24,8 @@ from launcher.transports.way import FIRST_S, Opening
 from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, prove, receive_line, send_line
 from worker_entry.system.interfaces import own_addresses
 
+NODE_S = 0.5
+"""How much longer each further node may make the start of all."""
 WAITING = 4096
 """Agents that may wait for their handshake."""
 
@@ -46,6 +48,7 @@ class Gathering:
         self._hear = hear
         self._awaited = {*hosts}
         """The nodes whose first connection nobody has taken."""
+        self._extra_s = NODE_S * len(hosts)
         self._changed = threading.Condition()
         self._called: dict[str, socket.socket] = {}
         self._secret = secrets.token_hex(32)
@@ -67,7 +70,8 @@ class Gathering:
             LinkError: the step cannot be started or has ended, or the agent does not call.
         """
         opening.begin()
-        deadline = time.monotonic() + opening.within_s
+        within_s = opening.within_s + self._extra_s
+        deadline = time.monotonic() + within_s
         with self._changed:
             if self._process is None:
                 self._begin(python, opening.note)
@@ -75,7 +79,7 @@ class Gathering:
                 if self._ended or opening.cancelled.is_set():
                     raise LinkError(self._ended or "the run ended before the agent called")
                 if time.monotonic() > deadline:
-                    raise LinkError(f"the agent has not called within {opening.within_s:g} s")
+                    raise LinkError(f"the agent has not called within {within_s:g} s")
                 self._changed.wait(0.5)
             return SocketStream(self._called.pop(host))
 
