@@ -16,7 +16,6 @@ from launcher.gang.events import (
     Event,
     NodeLost,
     NodeReady,
-    NodeSignalled,
     ProfileAsked,
     StacksAsked,
     TaskReported,
@@ -138,7 +137,7 @@ class AttemptLoop:
         for action in actions:
             self._actions.perform(action, self.state)
         self._actions.end_checks(self.state)
-        if isinstance(event, NodeSignalled) and len(self.state.signalled) == 1 and not earlier.signalled:
+        if self.state.signalled and not earlier.signalled:
             self._ask_engine()
         if isinstance(event, StacksAsked):
             self._stacks.ask(self.state, show=True)

@@ -181,7 +181,7 @@ def conduct(
 
 def _wait_for_nodes(engine: SlurmEngine, console: Console) -> bool:
     """Whether the run goes on when Slurm has nodes for it again; tells the user."""
-    if not engine.is_requeued and not engine.can_requeue:
+    if not engine.can_requeue:
         hint = "go on in another one with `distlaunch resume`"
         console.note(f"Slurm does not queue job {engine.job} again (it has no `--requeue`, or is no batch job); {hint}")
         return False

@@ -81,9 +81,9 @@ class SlurmEngine:
 
     @property
     def can_requeue(self) -> bool:
-        """Whether the job may be queued again, as far as is known."""
+        """Whether the job is queued again already, or may be, as far as is known."""
         job = self._show()
-        return job is None or job.can_requeue
+        return job is None or job.restarts > self._restarts or job.can_requeue
 
     def requeue(self) -> None:
         """Queues the job again, as the last act: Slurm ends all of its processes, this one included.

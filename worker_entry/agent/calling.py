@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 CALL_S = 20.0
@@ -86,7 +87,7 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def read_line(read: Any) -> bytes:
+def read_line(read: Callable[[], bytes]) -> bytes:
     """The bytes up to a line break; `read` returns the next one."""
     line = b""
     while not line.endswith(b"\n"):
