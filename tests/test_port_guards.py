@@ -304,6 +304,8 @@ def test_networks_of_the_spec_and_names_of_the_cluster_may_reach_the_port() -> N
         assert node.guards.settled(time.monotonic())
 
     eventually(is_settled)
+    _, status = os.wait()  # who resolved the names has answered, and may still be about to exit
+    assert status == 0
     with node.serve() as server:
         for source, allowed in (("10.9.3.4", True), ("fd09::7", True), (STRANGER, False)):
             with call(source, port):
