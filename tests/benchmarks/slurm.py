@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -30,21 +31,38 @@ MANY = (64, 128)
 """A step each, and one step for all. Each agent is a Python here: two cores do not start 256 in minutes."""
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a job has: nodes, and tasks on each of them."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def tasks(self) -> int:
+        return self.nodes * self.per_node
+
+    @property
+    def options(self) -> list[str]:
+        """Slurm's own."""
+        return [f"-N{self.nodes}", f"-n{self.tasks}", f"--ntasks-per-node={self.per_node}"]
+
+
 def measure(runs: int) -> None:
     """Prints a line for each number of nodes; needs root and Slurm's daemons."""
     print("start to the last worker's first all-reduce, in a job; rival: `srun python train.py`, TF_CONFIG by hand")
     with _cluster(8) as cluster:
-        for nodes in (2, 4, 8):
-            with _job(cluster, nodes) as env:
+        for shape in (Shape(2, 1), Shape(2, 2), Shape(2, 4), Shape(4, 1), Shape(8, 1)):
+            with _job(cluster, shape) as env:
                 ours, rival = time_pairs(
-                    lambda nodes=nodes, env=env: _start(cluster, nodes, env, _ours),  # type: ignore[misc]
-                    lambda nodes=nodes, env=env: _start(cluster, nodes, env, _by_hand),  # type: ignore[misc]
+                    lambda shape=shape, env=env: _start(cluster, shape, env, _ours),  # type: ignore[misc]
+                    lambda shape=shape, env=env: _start(cluster, shape, env, _by_hand),  # type: ignore[misc]
                     runs,
                 )
-            print_pair(f"{nodes} nodes", ours, rival)
+            print_pair(f"{shape.nodes} nodes, {shape.tasks} tasks", ours, rival)
     print("`true` on many nodes, from the command to its end; rival: `srun true`")
     for nodes in MANY:
-        with _cluster(nodes) as cluster, _job(cluster, nodes) as env:
+        with _cluster(nodes) as cluster, _job(cluster, Shape(nodes, 1)) as env:
             peaks: list[int] = []
             ours, rival = time_pairs(
                 lambda env=env, peaks=peaks: _time_true(env, peaks),  # type: ignore[misc]
@@ -62,11 +80,12 @@ def _cluster(nodes: int) -> Iterator[SlurmCluster]:
 
 
 @contextlib.contextmanager
-def _job(cluster: SlurmCluster, nodes: int) -> Iterator[dict[str, str]]:
-    cluster.run("salloc", "--no-shell", f"-N{nodes}", "--ntasks-per-node=1", timeout=120)
+def _job(cluster: SlurmCluster, shape: Shape) -> Iterator[dict[str, str]]:
+    cluster.run("salloc", "--no-shell", *shape.options, timeout=120)
     job = cluster.run("squeue", "-h", "-o", "%i").split()[0]
     try:
-        yield {**os.environ, **cluster.env, "SLURM_JOB_ID": job}
+        tasks = f"{shape.per_node}(x{shape.nodes})"  # as salloc tells it to the command that it starts
+        yield {**os.environ, **cluster.env, "SLURM_JOB_ID": job, "SLURM_TASKS_PER_NODE": tasks}
     finally:
         cluster.run("scancel", job)
         cluster.await_idle()
@@ -74,29 +93,29 @@ def _job(cluster: SlurmCluster, nodes: int) -> Iterator[dict[str, str]]:
 
 def _start(
     cluster: SlurmCluster,
-    nodes: int,
+    shape: Shape,
     env: dict[str, str],
-    command: Callable[[SlurmCluster, int, Path, Sequence[str]], list[str]],
+    command: Callable[[SlurmCluster, Shape, Path, Sequence[str]], list[str]],
 ) -> float:
     with tempfile.TemporaryDirectory() as folder:
         program, answers = Path(folder) / "train.py", Path(folder) / "answers"
         program.write_text(PROGRAM)
         answers.mkdir()
         began = time.time()
-        words = command(cluster, nodes, Path(folder), [str(program), str(answers), "4", "1"])
+        words = command(cluster, shape, Path(folder), [str(program), str(answers), "4", "1"])
         subprocess.run(words, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         found = [json.loads(path.read_text()) for path in answers.glob("worker:*")]
-        assert len(found) == nodes
+        assert len(found) == shape.tasks
         return float(max(answer["first"] for answer in found)) - began
 
 
-def _ours(_: SlurmCluster, __: int, folder: Path, words: Sequence[str]) -> list[str]:
+def _ours(_: SlurmCluster, __: Shape, folder: Path, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "launcher", "up", "--run-dir", str(folder / "run"), "--slurm", *words]
 
 
-def _by_hand(cluster: SlurmCluster, nodes: int, _: Path, words: Sequence[str]) -> list[str]:
-    addresses = [f"{cluster.address(index)}:{21000 + index}" for index in range(nodes)]
-    srun = ["srun", "--overlap", f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", sys.executable, "-c", BY_HAND]
+def _by_hand(cluster: SlurmCluster, shape: Shape, _: Path, words: Sequence[str]) -> list[str]:
+    addresses = [f"{cluster.address(rank // shape.per_node)}:{21000 + rank}" for rank in range(shape.tasks)]
+    srun = ["srun", "--overlap", *shape.options, sys.executable, "-c", BY_HAND]
     return [*srun, json.dumps(addresses), *words]
 
 
