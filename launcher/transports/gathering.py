@@ -21,7 +21,7 @@ from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import ProgramStream
 from launcher.transports.way import FIRST_S, Opening
-from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, prove, receive_line, send_line
+from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
 from worker_entry.system.interfaces import own_addresses
 
 NODE_S = 0.5
@@ -55,6 +55,8 @@ class Gathering:
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = ""
         """Why the step has ended, once it has."""
+        self._failed: dict[str, str] = {}
+        """What agents have said that gave up."""
 
     def wants(self, host: str) -> bool:
         """Whether nobody has taken the node's first connection yet; says so once."""
@@ -74,8 +76,10 @@ class Gathering:
         deadline = time.monotonic() + within_s
         with self._changed:
             if self._process is None:
-                self._begin(python, opening.note)
+                self._begin(python, opening.note, within_s)
             while host not in self._called:
+                if host in self._failed:
+                    raise LinkError(self._failed[host])
                 if self._ended or opening.cancelled.is_set():
                     raise LinkError(self._ended or "the run ended before the agent called")
                 if time.monotonic() > deadline:
@@ -83,13 +87,14 @@ class Gathering:
                 self._changed.wait(0.5)
             return SocketStream(self._called.pop(host))
 
-    def _begin(self, python: str, note: Callable[[str], None]) -> None:
+    def _begin(self, python: str, note: Callable[[str], None], within_s: float) -> None:
         listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=WAITING)
         addresses = sorted(own_addresses(), key=lambda address: (address.is_loopback, address.is_link_local))
         order = {
             "addresses": [str(address) for address in addresses],
             "port": listener.getsockname()[1],
             "secret": self._secret,
+            "within_s": within_s,
         }
         payload = make_payload("call")
         try:
@@ -105,7 +110,7 @@ class Gathering:
         except OSError as error:
             listener.close()
             raise LinkError(f"{self._words[0]} cannot be started: {error.strerror}") from None
-        stream = ProgramStream(self._process, self._words[0], note, self._hear)
+        stream = ProgramStream(self._process, self._words[0], note, self._listen)
         first = payload.first_bytes(python) + json.dumps(order).encode() + b"\n"
         threading.Thread(target=self._watch, args=(stream, first, listener), name="gathering", daemon=True).start()
         threading.Thread(target=self._answer, args=(listener,), name="gathering-calls", daemon=True).start()
@@ -126,6 +131,14 @@ class Gathering:
             self._ended = f"{reason}: {said}" if said else reason
             self._changed.notify_all()
         listener.close()
+
+    def _listen(self, line: str) -> bool:
+        node, _, reason = line.partition(": ")
+        if reason.startswith(FAILED):
+            with self._changed:
+                self._failed[node] = reason
+                self._changed.notify_all()
+        return self._hear(line)
 
     def _answer(self, listener: socket.socket) -> None:
         while True:

@@ -11,14 +11,20 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 CALL_S = 20.0
 """How long an answer may take."""
+PAUSE_S = 2.0
+"""Between two tries, at most."""
+FAILED = "the agent does not reach its controller"
+"""What an agent says, after its node's name, before it ends."""
 CONNECT_S = 5.0
 """How long a connection to one address may take."""
 LINE_LIMIT = 1 << 16
@@ -32,14 +38,32 @@ def call_back() -> None:
         order = json.loads(read_line(lambda: os.read(0, 1)))
         # srun is on the controller's machine, and listens at an address that the nodes reach.
         known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
-        connection = _connect([*([known] if known else []), *order["addresses"]], order["port"])
-        with contextlib.closing(connection):
-            _introduce(connection, order["secret"])
+        addresses = [*([known] if known else []), *order["addresses"]]
+        with contextlib.closing(_call(addresses, order["port"], order["secret"], order["within_s"])) as connection:
             connection.settimeout(None)
             os.dup2(connection.fileno(), 0)
             os.dup2(connection.fileno(), 1)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"{os.environ.get('SLURMD_NODENAME', 'a node')}: the agent does not reach its controller: {error}")
+        sys.exit(f"{os.environ.get('SLURMD_NODENAME', 'a node')}: {FAILED}: {error}")
+
+
+def _call(addresses: list[str], port: int, secret: str, within_s: float) -> socket.socket:
+    """The connection to the controller, which is busy while hundreds call at once: tries again until it answers."""
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            connection = _connect(addresses, port)
+            try:
+                _introduce(connection, secret)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(random.uniform(0.5, 1.0) * PAUSE_S)
+        else:
+            return connection
 
 
 def _connect(addresses: list[str], port: int) -> socket.socket:
