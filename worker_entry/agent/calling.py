@@ -61,7 +61,7 @@ def _call(addresses: list[str], port: int, secret: str, within_s: float) -> sock
         except OSError:
             if time.monotonic() > until:
                 raise
-            time.sleep(random.uniform(0.5, 1.0) * PAUSE_S)
+            time.sleep(random.uniform(0.5, 1.0) * PAUSE_S)  # noqa: S311 - only spreads the tries
         else:
             return connection
 
