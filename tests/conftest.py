@@ -94,7 +94,7 @@ def distlaunch(tmp_path: Path) -> Distlaunch:
     return run
 
 
-COSTLY = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "slow"}
+COSTLY = {"tensorflow", "ssh", "docker", "browser", "prometheus", "slurm", "kubernetes", "slow"}
 """Marks of tests that only a complete run has, unless they are marked `quick` as well."""
 
 

@@ -10,11 +10,12 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).parents[1]
+ON_KUBERNETES = "tests/test_kubernetes.py"
 
 
 @functools.cache
 def _reads(module: str, pattern: str) -> bool:
-    return re.search(pattern, (ROOT / module).read_text()) is not None
+    return re.search(pattern, (ROOT / module).read_text(), re.MULTILINE) is not None
 
 
 def _shares(module: str) -> bool:
@@ -26,11 +27,18 @@ def _is_costly(module: str) -> bool:
     return _reads(module, r"\bmark\.(tensorflow|ssh|docker|browser|slow)\b")
 
 
+def _uses_kubernetes(nodeid: str) -> bool:
+    module = nodeid.partition("::")[0]
+    return "[kubernetes]" in nodeid or _reads(module, r"^pytestmark = pytest\.mark\.kubernetes$")
+
+
 class Longest(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Sends the tests of a module to one process; each by itself where they are costly and share nothing."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
+        if _uses_kubernetes(nodeid):  # there is one cluster, whose daemons some tests stop
+            return ON_KUBERNETES
         return module if _shares(module) or not _is_costly(module) else nodeid
 
     def _assign_work_unit(self, node: WorkerController) -> None:

@@ -44,6 +44,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "ssh": ("$defs", "SshSpec"),
     "ways-to-a-node": ("$defs", "CommandWaySpec"),
     "slurm": ("$defs", "SlurmSpec"),
+    "kubernetes": ("$defs", "PodNodesSpec"),
     "sync": ("$defs", "SyncSpec"),
     "keras": ("$defs", "KerasSpec"),
     "notify": ("$defs", "NotifySpec"),
@@ -172,13 +173,22 @@ def test_both_commands_of_tests_are_lines_that_ci_can_find() -> None:
     assert (ROOT / "pyproject.toml").exists()
 
 
+def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that these words begin with, which may be one of a group, and the words after it."""
+    command, rest = cli.commands[words[0]], words[1:]
+    while isinstance(command, click.Group) and rest:
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
 def test_the_table_of_commands_is_complete() -> None:
     named = [command for cells in rows(section(README, "commands")) for command in code(cells[0])]
     words = [command.split() for command in named if command.startswith("distlaunch ")]
     assert sorted(word[1] for word in words) == sorted(cli.commands)
     for word in words:
-        arguments = [parameter for parameter in cli.commands[word[1]].params if isinstance(parameter, click.Argument)]
-        named_required = any(not name.startswith("[") for name in word[2:])
+        command, rest = find_command(word[1:])
+        arguments = [parameter for parameter in command.params if isinstance(parameter, click.Argument)]
+        named_required = any(not name.startswith("[") for name in rest)
         assert named_required == any(argument.required for argument in arguments), word
 
 
@@ -200,9 +210,10 @@ def test_every_command_in_a_block_is_one_that_can_be_typed() -> None:
             if typed is None:
                 continue
             seen += 1
-            name, *words = re.sub(r"\s+#.*|>.*", "", typed[1]).split()
+            name, *words = re.sub(r"\s+#.*|[>|].*", "", typed[1]).split()
             assert name in cli.commands, line
-            known = {"-h", "--help"} | {option for parameter in cli.commands[name].params for option in parameter.opts}
+            command, words = find_command([name, *words])
+            known = {"-h", "--help"} | {option for parameter in command.params for option in parameter.opts}
             program = next((place for place, word in enumerate(words) if word == "--" or word.endswith(".py")), None)
             given = {word for word in words[:program] if word.startswith("-")}
             assert given <= known, line

@@ -22,6 +22,15 @@ def help_of(*words: str, width: int = 80) -> list[str]:
     return ran.output.splitlines()
 
 
+def command_of(first: str, *inner: str) -> click.Command:
+    """The command, or that of a group."""
+    command = cli.commands[first]
+    for name in inner:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return command
+
+
 def test_commands_are_listed_by_what_they_are_for() -> None:
     lines = help_of()
     listed: dict[str, list[str]] = {}
@@ -34,7 +43,7 @@ def test_commands_are_listed_by_what_they_are_for() -> None:
         "Run:": ["local", "up", "submit", "resume"],
         "Look:": ["check", "plan", "ls", "status", "logs", "attach", "report", "stacks", "profile"],
         "End:": ["wait", "down", "clean", "rm", "prune"],
-        "Prepare:": ["init", "compose", "schema", "completion"],
+        "Prepare:": ["init", "compose", "export", "schema", "completion"],
     }
     assert sorted(name for names in listed.values() for name in names) == COMMANDS
 
@@ -48,11 +57,12 @@ def test_what_a_command_does_fits_on_one_line() -> None:
         assert line.endswith(".")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "export kubernetes"])
 def test_every_option_is_shown_once(name: str) -> None:
-    lines = help_of(name)
-    context = click.Context(cli.commands[name], info_name=name, help_option_names=["-h", "--help"])
-    options = [each for each in cli.commands[name].get_params(context) if isinstance(each, click.Option)]
+    lines = help_of(*name.split())
+    command = command_of(*name.split())
+    context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
     for option in options:
         longest = max(option.opts, key=len)
         assert sum(bool(re.match(rf"  (-\w, )?{longest}( |$)", line)) for line in lines) == 1, longest

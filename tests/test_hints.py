@@ -38,6 +38,10 @@ FOREIGN: Mapping[str, set[str]] = {
     }
     | {"--mpi", "--no-kill", "--no-requeue", "--nodelist", "--ntasks", "--open-mode", "--overlap", "--parsable"}
     | {"--requeue", "--signal", "--states", "--time"},
+    "kubectl": {"--field-selector", "--follow", "--force", "--grace-period", "--ignore-not-found", "--output"}
+    | {"--output-watch-events", "--selector", "--wait", "--watch", "--cascade", "--filename"}
+    | {"--context", "--from-literal", "--server-side"},
+    "the first process of a pod": {"--sync", "--termination-log", "--tfjob"},
     "git": {"--cached", "--others", "--exclude-standard"},
     "ansible-inventory": {"--list"},
     "docker": {"--rm", "--volumes", "--profile"},

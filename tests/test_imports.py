@@ -21,6 +21,7 @@ LAUNCHER = [
     "pages",
     "console",
     "slurm",
+    "kubernetes",
     "transports",
     "run",
     "commands",
@@ -40,10 +41,11 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "strategies": {"protocol"},
     "demo": {"progress", "strategies"},
     "children": {"task"},
-    "__main__": {"agent", "task"},
+    "pod": {"protocol", "program", "agent"},
+    "__main__": {"agent", "pod", "task"},
 }
 """Folders and modules, each with what it may import."""
-BASICS = {"errors", "tasks", "failures", "printable", "result", "wording"}
+BASICS = {"errors", "tasks", "failures", "printable", "program_calls", "result", "wording"}
 """Modules of `launcher` that all folders may import."""
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """They know of the node's side what messages are made of, and nothing else."""
@@ -53,7 +55,13 @@ ONLY_IN = {
     "cryptography": {"launcher.run.tunnel_key"},
     "jinja2": {"launcher.pages.html"},
     "plotly": set(),
-    "yaml": {"launcher.spec.yaml_positions", "launcher.spec.writing", "launcher.plan.compose"},
+    "yaml": {
+        "launcher.spec.yaml_positions",
+        "launcher.spec.writing",
+        "launcher.plan.compose",
+        "launcher.kubernetes.yaml_comments",
+        "launcher.kubernetes.template",
+    },
     "pathspec": {"launcher.run.sync"},
     "psutil": {"launcher.run.controller", "launcher.run.left_processes"},
     "rich": {"launcher.console"},

@@ -28,8 +28,6 @@ from launcher.gang.state import AttemptPolicy, AttemptState, Reason
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.tasks import TaskId
 from launcher.verdict.causes import (
-    COLLATERAL_EXCEPTIONS,
-    COLLATERAL_SIGNATURES,
     failed_by_itself,
     find_cause,
     is_collateral,
@@ -56,6 +54,7 @@ from tests.test_gang import (
     running,
     started,
 )
+from worker_entry.protocol import collateral
 from worker_entry.protocol.values import CrashRecord, Problem, Program, TaskExit
 
 W3 = TaskId("worker", 3)
@@ -132,8 +131,8 @@ class TestCause:
 
         assert judged(state).task == "worker:1"
 
-    @pytest.mark.parametrize("signature", COLLATERAL_SIGNATURES)
-    @pytest.mark.parametrize("exception", COLLATERAL_EXCEPTIONS)
+    @pytest.mark.parametrize("signature", collateral.SIGNATURES)
+    @pytest.mark.parametrize("exception", collateral.EXCEPTIONS)
     def test_is_never_a_task_that_only_lost_its_peer_when_another_failed(self, exception: str, signature: str) -> None:
         victim = failed(W0, 1049.0, exception, f"Graph execution error:\n{signature} and so on")
 

@@ -21,6 +21,7 @@ from launcher.transports.payload import make_payload
 from launcher.transports.programs import expand
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.containers import build_image, output_of, skip_without_docker
+from tests.kubernetes import find_cluster
 from tests.slurm import running_slurm
 from tests.sshd import make_hosts, running_sshd, skip_without_openssh
 from tests.witness import make_mark, marked, wait_until
@@ -61,6 +62,7 @@ PROGRAM_WAYS = {
         pytest.param("ssh as a command", marks=pytest.mark.ssh),
         pytest.param("docker", marks=pytest.mark.docker),
         pytest.param("slurm", marks=pytest.mark.slurm),
+        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
@@ -76,6 +78,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
             cluster.run("salloc", "--no-shell", "-N1")
             job = cluster.run("squeue", "-h", "-o", "%i").strip()
             yield Place("node1", "slurm", {**cluster.env, "SLURM_JOB_ID": job}, "srun")
+        return
+    if request.param == "kubernetes":
+        kubernetes = find_cluster()
+        with kubernetes.running_pod(tmp_path) as name:
+            yield Place(name, "kubernetes", kubernetes.env, "kubectl")
         return
     skip_without_openssh()
     folder = tmp_path / "ssh"

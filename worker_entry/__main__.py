@@ -3,6 +3,7 @@
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one; `call`
 is a node that makes its first connection itself.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
+`pod` runs a task in a pod of Kubernetes, where there is no agent.
 `profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do. `outside` and `tunnel` serve an
 agent in a network of its own.
 """
@@ -57,6 +58,10 @@ def main() -> None:
 
         gpu_reader.main(float(rest[0]))
         return
+    if verb == "pod":
+        from worker_entry.pod import entry
+
+        sys.exit(entry.main(rest))
     # Imported while the parent is on sys.path; the user's program gets a path without it.
     from worker_entry.task import runner
 

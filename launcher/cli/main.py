@@ -15,6 +15,7 @@ import click
 from launcher.cli import (
     cluster,
     completion,
+    exporting,
     listing,
     logs,
     look,
@@ -158,4 +159,4 @@ cli.add_section(
     ),
 )
 cli.add_section("End", (listing.wait, runs.down, runs.clean, removal.rm, removal.prune))
-cli.add_section("Prepare", (prepare.init, prepare.compose, prepare.schema, completion.completion))
+cli.add_section("Prepare", (prepare.init, prepare.compose, exporting.export, prepare.schema, completion.completion))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +14,16 @@ from launcher.cli.completion import complete_specs
 from launcher.cli.options import json_option, option, setting_option, variable_option
 from launcher.cli.sections import SectionedCommand
 
+if TYPE_CHECKING:
+    from launcher.commands.submit_controller import SubmittedController
+
 
 @click.command(cls=SectionedCommand)
 @setting_option
 @variable_option
 @option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's files to this new folder.")
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
-@option("--dry-run", is_flag=True, help="Print the job's script; queue nothing.")
+@option("--dry-run", is_flag=True, help="Print the job's script, or its manifests; queue nothing.")
 @json_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
@@ -32,15 +37,20 @@ def submit(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Queue a Slurm job that runs the cluster of a spec.
+    """Queue a job of Slurm or Kubernetes that runs a spec.
 
     SPEC has `nodes: slurm`, and under `slurm:` what the job asks for; ARGS follow the arguments of its program. The run
     goes on in the same folder when Slurm queues the job again; with `restart:` the job does that itself after a
     preemption and at the end of its time. `ls`, `status`, `logs -f` and `down` know the run from now on.
+
+    With `nodes: {from: kubernetes, …}`, distlaunch runs in a pod, with the rights that this takes and no others.
     """
     from launcher.commands import submit as submission
+    from launcher.commands import submit_controller
+    from launcher.errors import UsageError
     from launcher.spec import command_line
     from launcher.spec.loading import load_spec
+    from launcher.spec.pods import PodsSpec
     from launcher.spec.settings import set_fields
     from launcher.spec.variables import check_variables, name_of, set_variables
 
@@ -48,6 +58,15 @@ def submit(
     cluster = command_line.append_arguments(cluster, arguments)
     cluster = set_variables(set_fields(cluster, settings), variables, os.environ)
     check_variables(cluster, os.environ)
+    if isinstance(cluster.source, PodsSpec):
+        if run_dir is not None:
+            raise UsageError("the run's files are in its controller's pod", hint="remove --run-dir")
+        prepared = submit_controller.prepare(cluster, os.environ, checks=not no_check)
+        if dry_run:
+            click.echo(submit_controller.render(prepared), nl=False)
+            return
+        _tell_controller(submit_controller.submit(prepared), as_json=as_json)
+        return
     submission.check_fits(cluster)
     if dry_run:
         click.echo(submission.render(cluster, run_dir), nl=False)
@@ -63,3 +82,14 @@ def submit(
     click.echo(f"Queued job {submitted.job}: run {name}", err=True)
     for verb, what in (("status", "see where it is"), ("logs -f", "follow its output"), ("down", "cancel it")):
         click.echo(f"  distlaunch {verb} {name:<{len(name) + 8 - len(verb)}}  {what}", err=True)
+
+
+def _tell_controller(submitted: SubmittedController, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"job": submitted.job}))
+        return
+    click.echo(submitted.job)
+    click.echo(f"Made job {submitted.job}", err=True)
+    kubectl = shlex.join(submitted.kubectl.words)
+    for verb, what in (("logs --follow", "follow its output"), ("delete", "end the run and remove its pods")):
+        click.echo(f"  {kubectl} {verb} job/{submitted.job}  {what}", err=True)

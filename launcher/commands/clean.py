@@ -8,12 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
+from launcher.kubernetes.calls import Kubectl
+from launcher.kubernetes.job import JOB_NAME_LENGTH
+from launcher.kubernetes.pod import make_name
 from launcher.run.directory import RunDir
 from launcher.run.naming import runs_directory
-from launcher.run.node_list import ask_first
+from launcher.run.node_list import know_nodes
+from launcher.run.pods import remove_pods
 from launcher.run.selection import select_run
 from launcher.spec.loading import load_spec
 from launcher.spec.models import ClusterSpec
+from launcher.spec.pods import PodsSpec
 from launcher.transports.node_cleanup import CleanedNode, clean_node
 
 NODES_AT_ONCE = 32
@@ -30,13 +35,24 @@ def clean(what: str) -> Iterator[CleanedNode]:
         DistlaunchError: there is no such run or spec, or the run is still running.
     """
     spec, run_ids = _find(what)
+    if isinstance(spec.source, PodsSpec):
+        yield from (_clean_pods(spec.source, run_id) for run_id in run_ids)
+        return
     with ThreadPoolExecutor(max_workers=NODES_AT_ONCE) as pool:
         yield from pool.map(lambda node: clean_node(spec, node, run_ids), spec.nodes)
 
 
+def _clean_pods(source: PodsSpec, run_id: str) -> CleanedNode:
+    """Removes the pods that a run has left."""
+    left = remove_pods(Kubectl(source.context, source.namespace), make_name(run_id, JOB_NAME_LENGTH))
+    return CleanedNode(
+        f"pods of {run_id}", problem="" if left == 0 else "Kubernetes still has them, or does not answer"
+    )
+
+
 def _find(what: str) -> tuple[ClusterSpec, list[str]]:
     if Path(what).is_file():
-        return ask_first(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
+        return know_nodes(load_spec(Path(what), os.environ)), [*_ended_runs(runs_directory(os.environ))]
     files = select_run(what)
     run_id, controller = files.read_run()
     if controller is not None:

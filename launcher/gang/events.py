@@ -182,6 +182,7 @@ class EndAnnounced:
 
     `reference`: the class of the failure, `interrupted`, or nothing if there is nothing to say. `grace_s`: how long
     the tasks may still run. `stays`: whether the nodes stay ours, and the engine has only ended what ran there.
+    `replaced`: whether it gives others at once in place of those that it takes. `node`: which one it takes, if not all.
     """
 
     reference: str
@@ -189,6 +190,8 @@ class EndAnnounced:
     evidence: tuple[str, ...] = ()
     grace_s: float = 0.0
     stays: bool = False
+    replaced: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True)

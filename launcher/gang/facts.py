@@ -71,7 +71,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
         case NodeSignalled(node):
             return node in state.policy.nodes and node not in state.signalled
         case EndAnnounced():
-            return state.announced is None
+            return state.announced is None and (not event.node or event.node in state.policy.nodes)
         case StacksReceived():
             return state.suspicion is not None
         case StacksAsked() | ProfileAsked():

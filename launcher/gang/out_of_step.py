@@ -6,26 +6,20 @@ worker is in its crash record, or in its stack, which it sends before it is stop
 
 from __future__ import annotations
 
-import re
-
 from launcher.gang.events import TaskExited
 from launcher.gang.stacks import find_call
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId, name_tasks
+from worker_entry.protocol.collateral import OUT_OF_STEP
 from worker_entry.protocol.values import Place
 
-SIGNATURE = re.compile(
-    r"Collective instance \d+ expected |Shape mismatch in the collective instance"
-    r"|is joining a group (?:with size|with incompatible device type|that is already full)"
-)
-"""What TensorFlow reports when collectives that meet differ."""
 PHRASES = ("Collective instance ", "Shape mismatch in the collective instance", "is joining a group ")
 """Parts of its sentence."""
 
 
 def is_out_of_step(event: TaskExited) -> bool:
     """Whether the task failed because its peers did something else."""
-    return event.crash is not None and SIGNATURE.search(event.crash.message) is not None
+    return event.crash is not None and OUT_OF_STEP.search(event.crash.message) is not None
 
 
 def render_split(state: AttemptState) -> str:

@@ -144,7 +144,7 @@ def make_plan(
     secrets = {name: environ.get(name, "") for name in spec.env_from}
     plans = []
     for node, task in placements:
-        own = _own_env(spec, task, configs[task])
+        own = own_env(spec, task, configs[task])
         env = {**own, **torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
         plans.append(
             TaskPlan(
@@ -262,7 +262,8 @@ def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = N
     return Program("script", program.script, list(program.args))
 
 
-def _own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
+def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
+    """The variables of a task that follow from the spec's fields other than `env`."""
     env = {
         environment.TASK: str(task),
         # Output reaches the log at once, even if the task is killed.

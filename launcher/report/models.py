@@ -248,3 +248,5 @@ class RunReport(Result):
     """The faults that were injected on purpose."""
     goodput: Goodput | None = None
     """Where the time went; null if the run ended before its first attempt."""
+    pods_left: int | None = None
+    """Pods of the run that are left in Kubernetes; null if it made none, or if they could not be counted."""

@@ -134,6 +134,7 @@ def make_run_report(
     end: RunEnd | None = None,
     chaos: Sequence[FaultReport] = (),
     goodput: Goodput | None = None,
+    pods_left: int | None = None,
 ) -> RunReport:
     """The report of a run that is over.
 
@@ -149,6 +150,7 @@ def make_run_report(
         versions: the versions of what took part.
         end: what ended the run, if not the last attempt.
         chaos: the faults that were injected on purpose.
+        pods_left: how many of the pods that it made are left; None if that is unknown, or it made none.
     """
     if end is None:
         last = attempts[-1]
@@ -172,6 +174,7 @@ def make_run_report(
         left_out=earlier.left_out,
         chaos=list(chaos),
         goodput=goodput,
+        pods_left=pods_left,
     )
 
 

@@ -85,10 +85,11 @@ def _render_left(report: RunReport) -> list[str]:
     unverified = attempt.unverified
     verified = len(nodes - {*unverified})
     where = "this machine" if nodes == {"local"} else count_of(verified, "node")
+    pods = f", {count_of(report.pods_left, 'pod')} left" if report.pods_left is not None else ""
     if not unverified:
         count = count_of(attempt.processes_left or 0, "process", "processes")
-        return [f"  {count} left on {where}{_render_cleaning(attempt)}"]
-    lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}"] if verified else []
+        return [f"  {count} left on {where}{_render_cleaning(attempt)}{pods}"]
+    lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}{pods}"] if verified else []
     lines.append(f"  unknown what is left on {', '.join(unverified)}; once reachable, run:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
 

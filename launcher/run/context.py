@@ -10,11 +10,11 @@ from launcher.gang.preflight import Preflight
 from launcher.plan.planner import Planner
 from launcher.report.models import RunReport
 from launcher.run.directory import RunDir
+from launcher.run.engine import Engine
 from launcher.run.goodput_watch import GoodputWatch
 from launcher.run.history import History
 from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
-from launcher.run.slurm_engine import SlurmEngine
 from launcher.run.sync import Bundle
 from launcher.run.timing import Timing
 from launcher.spec.models import ClusterSpec
@@ -38,8 +38,8 @@ class RunContext:
     """How many controllers the run has had before."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
-    engine: SlurmEngine | None = None
-    """The Slurm job that this process belongs to, if it belongs to one."""
+    engine: Engine | None = None
+    """What has given the run its nodes, if they may be taken away: Slurm or Kubernetes."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
     write_page: Callable[[RunReport], str] = lambda _: ""

@@ -30,7 +30,8 @@ def judge_attempt(
         logs: where the tasks' logs are.
     """
     if context.engine is not None and state.announced is None and outcome(state) == "failed":
-        state = replace(state, announced=context.engine.find_end())  # it may have acted before anybody could ask
+        # It may have acted before anybody could ask.
+        state = replace(state, announced=context.engine.find_end({*state.lost}))
     failed = [task for task, event in state.exits.items() if event.failed]
     verdict = judge(
         state,

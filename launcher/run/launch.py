@@ -27,10 +27,12 @@ from launcher.run.goodput_watch import watch_goodput
 from launcher.run.history import NO_HISTORY, History
 from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
+from launcher.run.kubernetes_engine import KubernetesEngine
 from launcher.run.live import keys_taken, show_run
 from launcher.run.naming import choose_folder, current_command, current_directory, make_job_folder, make_run_id
 from launcher.run.node_list import know_nodes
 from launcher.run.page_writing import write_at_end
+from launcher.run.pod_nodes import opened_pods
 from launcher.run.slurm_check import find_program_problems
 from launcher.run.slurm_engine import SlurmEngine, find_engine
 from launcher.run.supervisor import Supervisor
@@ -132,6 +134,7 @@ def conduct(
             opened_console(tasks, interrupts, journal, verbose=verbose, needed=not leaves_at_up, live=live) as console,
             keys_taken(console, interrupts, files.root, detachment),
             companions.warning_at(console),
+            opened_pods(spec, start.run_id, start.cwd) as pods,
         ):
             goodput = watch_goodput(files, journal, start.started, spec)
             answers = Answers(start, files, journal, interrupts, goodput)
@@ -148,13 +151,15 @@ def conduct(
             context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
-            engine = find_engine(spec, targets.values)
-            context = replace(context, engine=engine)
+            slurm = find_engine(spec, targets.values)
+            context = replace(context, engine=slurm if pods is None else KubernetesEngine(pods, console.warn))
             if start.job:
                 for finding in find_program_problems(spec, start.cwd):
                     console.warn(f"{finding.message} [{finding.reference}]")
-            relist = Relisting(context, Recovery(planner.spec, start.run_id))
-            if start.generation and taken_over is None:
+            relist = Relisting(context, Recovery(planner.spec, start.run_id), pods)
+            if pods is not None and taken_over is not None:
+                pods.begin([node.host for node in planner.spec.nodes])
+            elif start.generation or pods is not None:
                 with interrupts.raising():
                     planner = relist(planner, lambda: True)
             supervisor = Supervisor(
@@ -171,9 +176,9 @@ def conduct(
             answers.attach(supervisor, context.links)
             companions.attach(planner.spec, context.links)
             report = supervisor.run()
-            journal.waits = engine is not None and supervisor.continues_later and _wait_for_nodes(engine, console)
-        if journal.waits and engine is not None and not engine.is_requeued:
-            engine.requeue()  # ends this process
+            journal.waits = slurm is not None and supervisor.continues_later and _wait_for_nodes(slurm, console)
+        if journal.waits and slurm is not None and not slurm.is_requeued:
+            slurm.requeue()  # ends this process
         return report
     finally:
         interrupts.mute()

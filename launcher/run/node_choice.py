@@ -12,6 +12,7 @@ from launcher.plan.planner import Planner
 from launcher.run.context import AttemptSetup
 from launcher.run.node_links import NodeLinks
 from launcher.spec.nodes import NodeSpec
+from worker_entry.protocol.orders import Goodbye
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
 """Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the nodes
@@ -65,7 +66,7 @@ class NodeChoice:
         if planner is self._planner and not state.lost:
             return chosen
         if planner is not self._planner:
-            self._leave(self._planner.spec.nodes, planner.spec.nodes)
+            self._leave(self._planner.spec.nodes, planner.spec.nodes, state.empty)
             self._console.note(f"The nodes are now {', '.join(node.host for node in planner.spec.nodes)}")
         self._planner = planner
         again = self.choose()
@@ -81,8 +82,11 @@ class NodeChoice:
         """When the tasks of lost nodes have certainly ended, in monotonic seconds, for those that may still run."""
         return {node: until for node, until in self._links.fences.items() if node in self.lost}
 
-    def _leave(self, earlier: Sequence[NodeSpec], now: Sequence[NodeSpec]) -> None:
+    def _leave(self, earlier: Sequence[NodeSpec], now: Sequence[NodeSpec], empty: Collection[str]) -> None:
         """Closes the links to nodes that are not used as they were; nodes whose tasks may still run count as lost."""
         left = {node.host for node in earlier if node not in now and node.host in self._links.ready}
+        for node in left:
+            self._links.send(node, Goodbye())
         self._links.forget(left)
+        self._links.clear_fences(empty)
         self.lost |= dict.fromkeys(left & self._links.fences.keys(), "")

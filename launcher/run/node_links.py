@@ -138,6 +138,11 @@ class NodeLinks:
             else:
                 self.fences.pop(node, None)
 
+    def clear_fences(self, nodes: Collection[str]) -> None:
+        """Nothing of the last attempt runs on these nodes."""
+        for node in nodes:
+            self.fences.pop(node, None)
+
     def give_up(self, nodes: Collection[str]) -> None:
         """Drops the links to lost nodes on which somebody else stops what is left."""
         for node in self._links.keys() & {*nodes}:

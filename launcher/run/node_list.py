@@ -20,6 +20,7 @@ from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, take_fields, take_nodes
 from launcher.spec.nodes import SLURM
+from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_text, hide_words
 
 ANSWER_S = 60.0
@@ -56,6 +57,8 @@ def ask_nodes(
         return spec
     if spec.source == SLURM:
         return _take_allocation(spec)
+    if isinstance(spec.source, PodsSpec):
+        return expect_pods(spec)
     command = spec.source.command
     shown = shlex.join(hide_words(command))
     answer = _run(command, shown, is_wanted, limit_s)
@@ -71,7 +74,7 @@ def ask_nodes(
 def _take_allocation(spec: ClusterSpec) -> ClusterSpec:
     """The spec with the nodes of the Slurm job that this process belongs to."""
     allocation = find_allocation(os.environ)
-    return _take(spec, make_nodes(allocation, spec), f"job {allocation.job}")
+    return take(spec, make_nodes(allocation, spec), f"job {allocation.job}")
 
 
 def expect(spec: ClusterSpec) -> ClusterSpec:
@@ -81,14 +84,41 @@ def expect(spec: ClusterSpec) -> ClusterSpec:
         UsageError: a job like that does not fit the spec.
         InterruptionError, NodeCommandError: see `ask_first`.
     """
-    return ask_first(spec) if spec.source != SLURM else _take(spec, expect_nodes(spec), "the job that it asks for")
+    return ask_first(spec) if spec.source != SLURM else take(spec, expect_nodes(spec), "the job that it asks for")
 
 
-def _take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], job: str) -> ClusterSpec:
+def expect_pods(spec: ClusterSpec) -> ClusterSpec:
+    """The spec with nodes for the pods that it asks for; their names are known once Kubernetes has made them."""
+    assert isinstance(spec.source, PodsSpec)
+    return take_pods(spec, [(f"pod-{index}", None) for index in range(spec.source.count)])
+
+
+def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> ClusterSpec:
+    """The spec with these pods, by name and address."""
+    assert isinstance(spec.source, PodsSpec)
+    nodes = [
+        {
+            "host": name,
+            "way": KUBERNETES,
+            "tasks": spec.tasks_for(spec.source.workers_per_pod, index),
+            **({"address": address} if address is not None else {}),
+            **({"python": spec.source.python} if spec.source.python is not None else {}),
+        }
+        for index, (name, address) in enumerate(pods)
+    ]
+    return take(spec, nodes, "the pods")
+
+
+def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> ClusterSpec:
+    """The spec with these nodes; `source`: what they are, for an error.
+
+    Raises:
+        UsageError: they do not fit the spec.
+    """
     try:
         return take_fields(spec, nodes)
     except NodeListError as error:
-        raise UsageError(f"{job} does not fit the spec", evidence=error.mistakes) from None
+        raise UsageError(f"the spec does not fit {source}", evidence=error.mistakes) from None
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:

@@ -19,9 +19,10 @@ from launcher.run.interrupts import Interruption, Interrupts
 from launcher.run.journal import Journal
 from launcher.run.naming import choose_folder, current_directory, make_run_id
 from launcher.run.node_list import know_nodes
+from launcher.run.pod_nodes import opened_pods
 from launcher.run.slurm_check import ask_job, find_job_problems, find_program_problems
 from launcher.run.supervisor import Supervisor
-from launcher.run.ways import Recovery
+from launcher.run.ways import Recovery, Relisting
 from launcher.slurm.allocation import find_job
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOCAL, SLURM
@@ -47,14 +48,22 @@ def check(spec: ClusterSpec) -> CheckReport:
             first = planner.without_spares()
             make_folders(planner.spec, files)
             journal = Journal(files.events, clock.now)
-            with contextlib.closing(journal), opened_console([], interrupts, journal) as console:
-                start = RunStart(run_id=make_run_id(spec.name), name=spec.name, started=clock.now(), cwd=cwd)
+            start = RunStart(run_id=make_run_id(spec.name), name=spec.name, started=clock.now(), cwd=cwd)
+            with (
+                contextlib.closing(journal),
+                opened_console([], interrupts, journal) as console,
+                opened_pods(spec, start.run_id, cwd) as pods,
+            ):
                 bundle = make_bundle_of(planner.spec, cwd, interrupts)
                 goodput = watch_goodput(files, journal, start.started, planner.spec)
                 context = make_context(
                     planner.spec, start, files, targets, console, journal, goodput, bundle=bundle, only_checks=True
                 )
                 recovery = Recovery(planner.spec, start.run_id)
+                if pods is not None:
+                    with interrupts.raising():
+                        planner = Relisting(context, recovery, pods)(planner, lambda: True)
+                    first = planner
                 state, preflight = Supervisor(context, planner, recovery, interrupts, checks=True).check()
     except Interruption as interruption:
         raise InterruptionError(interruption.signum) from None

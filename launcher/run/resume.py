@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from launcher.run.history import History, read_history
 from launcher.run.launch import conduct
 from launcher.run.naming import absolute, choose_folder, name_job
 from launcher.run.node_list import ask_first
-from launcher.run.record import RunRecord, read_record
+from launcher.run.record import RunRecord, last_written, read_record
 from launcher.run.slurm_engine import count_restarts
 from launcher.slurm.allocation import find_job
 from launcher.slurm.calls import JOB_ID
@@ -32,6 +33,7 @@ from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import REDACTED
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.node_cleanup import clean_node
+from worker_entry.agent.lease import MARGIN_S
 from worker_entry.system import clock
 
 NODES_AT_ONCE = 32
@@ -169,6 +171,8 @@ def _prepare(
         return None
     console.note("Stopping what is left of the last attempt")
     cleaned = map_parallel(lambda node: clean_node(planner.spec, node, [run_id]), planner.spec.nodes, NODES_AT_ONCE)
+    if any(node.gone for node in cleaned):
+        _await_leases(files, planner.spec.timeouts.lease_s, console)
     left = [str(node) for node in cleaned if not node.good]
     if left:
         raise LeftoverError(
@@ -177,6 +181,16 @@ def _prepare(
             hint="make the nodes reachable and try again; without a controller, tasks stop when their lease expires",
         )
     return None
+
+
+def _await_leases(files: RunDir, lease_s: float, console: Console) -> None:
+    """Waits until tasks that nobody can ask for have certainly ended: a pod that does not exist may still run."""
+    wait_s = last_written(files) + lease_s + MARGIN_S - clock.now()
+    if wait_s > 0:
+        console.note(
+            f"Pods of the last attempt are gone; waiting {wait_s:.0f} s until their tasks have certainly ended"
+        )
+        time.sleep(wait_s)
 
 
 def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from launcher.gang.events import EndAnnounced
@@ -66,12 +66,16 @@ class SlurmEngine:
             if isinstance(way, SlurmWay):
                 way.said.clear()
 
-    def find_end(self) -> EndAnnounced | None:
+    def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
         """Why the job ends, and how long its tasks may still run; None if it goes on, as far as is known."""
         job = self._show()
         said = [line for way in self._ways() if isinstance(way, SlurmWay) for line in [*way.said]]
         found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began, now=clock.now())
         return replace(found, grace_s=self._find_grace(job)) if found is not None else None
+
+    def release(self) -> int | None:
+        """The job's nodes are given back when it ends."""
+        return None
 
     @property
     def is_requeued(self) -> bool:

@@ -100,6 +100,7 @@ class Supervisor:
         self._endings: list[Ending] = [*history.endings]
         self.continues_later = False
         """Whether the run has lost its nodes and should go on when the engine gives it others."""
+        self._pods_left: int | None = None
         self._states: dict[int, AttemptState] = {}
         """States of the attempts that the faults' report needs."""
 
@@ -132,6 +133,8 @@ class Supervisor:
         if self._last is not None and self._last.state.is_taken_away:
             self._links.give_up(self._last.state.lost)
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
+        self._pods_left = self._context.engine.release() if self._context.engine is not None else None
+        left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # with the pods, all in them has ended
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if self._is_fruitless and self._last is not None:
             end = end_without_progress(self._last.verdict)
@@ -215,7 +218,8 @@ class Supervisor:
             return None, None
         decision = decide_restart(self._restart, self._endings)
         announced = last.state.announced
-        if announced is not None and last.state.is_taken_away and last.verdict.reference == announced.reference:
+        is_end = announced is not None and last.state.is_taken_away and not announced.replaced
+        if is_end and announced is not None and last.verdict.reference == announced.reference:
             self.continues_later = isinstance(decision, Restart)
             if isinstance(decision, GiveUp) and decision.reason:
                 self._console.note(decision.reason)
@@ -278,6 +282,7 @@ class Supervisor:
             end=end,
             chaos=report_faults(self._faults, self._states),
             goodput=self._context.goodput.count(ended),
+            pods_left=self._pods_left,
         )
         written = True
         try:

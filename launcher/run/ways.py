@@ -10,6 +10,8 @@ from launcher.plan.rendering import render_spec
 from launcher.run.context import RunContext
 from launcher.run.directory import RunDir
 from launcher.run.node_list import ask_nodes
+from launcher.run.pod_nodes import ask_pods
+from launcher.run.pods import RunPods
 from launcher.spec.models import ClusterSpec
 from launcher.transports.base import Transport
 from launcher.transports.node_cleanup import clean_node
@@ -31,7 +33,8 @@ class Recovery:
 
     def __call__(self, host: str, reattach_folder: str) -> bool:
         node = next(node for node in self.spec.nodes if node.host == host)
-        return clean_node(self.spec, node, [self.run_id], reattach_folder).good
+        cleaned = clean_node(self.spec, node, [self.run_id], reattach_folder)
+        return cleaned.good and not cleaned.gone
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,13 @@ class Relisting:
 
     context: RunContext
     recovery: Recovery
+    pods: RunPods | None = None
 
     def __call__(self, planner: Planner, is_wanted: Callable[[], bool]) -> Planner:
-        spec = ask_nodes(planner.spec, is_wanted)
+        if self.pods is None:
+            spec = ask_nodes(planner.spec, is_wanted)
+        else:
+            spec = ask_pods(planner.spec, self.pods, is_wanted, self.context.console.note)
         if spec.nodes == planner.spec.nodes:
             return planner
         targets, files = find_targets(spec), self.context.files

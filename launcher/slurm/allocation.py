@@ -98,8 +98,5 @@ def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]
         if index >= len(allocation.hosts) - spares:
             nodes.append({"host": host, "way": "slurm", "spare": True})
             continue
-        tasks = {"worker": count}
-        if index == 0 and spec.strategy == "parameter_server":
-            tasks |= {"chief": 1, "ps": 1}
-        nodes.append({"host": host, "way": "slurm", "tasks": tasks})
+        nodes.append({"host": host, "way": "slurm", "tasks": spec.tasks_for(count, index)})
     return nodes

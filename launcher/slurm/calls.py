@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import DistlaunchError
+from launcher.program_calls import call_program
 
 JOB_ID = "SLURM_JOB_ID"
 """The variable that names the job of a process."""
@@ -35,29 +35,14 @@ def call(
     Raises:
         SlurmError: it cannot be run, failed, or was too slow.
     """
-    try:
-        done = subprocess.run(
-            words,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            env=environ,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-            start_new_session=True,  # the terminal's Ctrl-C is ours to handle
-        )
-    except OSError as error:
-        raise SlurmError(
-            f"cannot run {words[0]}: {error.strerror}", hint="is this a machine of a Slurm cluster?"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} did not answer within {limit_s:g} s") from None
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise SlurmError(f"{words[0]} ended with status {done.returncode}", evidence=lines[-5:])
-    return done.stdout
+    return call_program(
+        words,
+        SlurmError,
+        stdin=stdin,
+        environ=environ,
+        limit_s=limit_s,
+        missing="is this a machine of a Slurm cluster?",
+    )
 
 
 def show_job(job: str) -> Fields:

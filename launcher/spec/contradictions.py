@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from launcher.spec.parts import SlurmSpec
+from launcher.spec.pods import PodsSpec
 from launcher.spec.strategies import StrategyRules, find_role_problem
 from launcher.tasks import TASK_TYPES, TRAINING_TYPES, TaskId
 from launcher.wording import count_of
@@ -66,6 +67,8 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("cross_device",), "applies only to mirrored; remove it"
     if spec.slurm != SlurmSpec() and spec.source != "slurm" and not any(node.way == "slurm" for node in spec.nodes):
         yield ("slurm",), "applies only to `nodes: slurm`; remove it"
+    if isinstance(spec.source, PodsSpec) and "way" in spec.model_fields_set:
+        yield ("way",), "pods are reached by `kubectl exec`; remove it"
     if spec.sync is not None and spec.working_directory is not None:
         yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"
 

@@ -188,7 +188,7 @@ def _tag_modules(value: Any) -> str:
     return MANY if isinstance(value, (list, tuple)) else ONE
 
 
-ONE, MANY = "\0one", "\0many"
+ONE, MANY, PODS = "\0one", "\0many", "\0pods"
 """Tags for a field that is a single value or a list; pydantic puts them into the paths of errors."""
 Preload = Annotated[
     Annotated[bool, Tag(ONE)] | Annotated[list[ModuleName], Tag(MANY)],

@@ -13,9 +13,9 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import UsageError
 from launcher.spec.contradictions import OWN_VARIABLES, TORCH_VARIABLES, Path, render_path
-from launcher.spec.fields import MANY, ONE
+from launcher.spec.fields import MANY, ONE, PODS
 from launcher.spec.models import ClusterSpec
-from launcher.spec.nodes import ListedNodesSpec, NodeSpec
+from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES
@@ -75,7 +75,7 @@ def refuse_options(lines: list[str]) -> UsageError:
 
 def _place(detail: ErrorDetails) -> tuple[Path, bool]:
     """The path of a mistake, and whether the key is wrong rather than the value."""
-    path = tuple(part for part in detail["loc"] if part not in (ONE, MANY))
+    path = tuple(part for part in detail["loc"] if part not in (ONE, MANY, PODS))
     if detail["type"] == "extra_forbidden":
         return path, True
     if path[-1:] == ("[key]",):  # pydantic's mark for a key of a dict
@@ -122,6 +122,7 @@ _EXAMPLES = {
     "restart": "{max_restarts: 0}",
     "timeouts": "{start_s: 600}",
     "notify": "{webhook_from: SLACK_WEBHOOK}",
+    "volumes": "{checkpoints: /checkpoints}",
 }
 """What to write for fields that are not single values."""
 
@@ -134,7 +135,7 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
     shown = "text" if path in _SECRET and isinstance(given, str) else _show(given)
     if kind == "extra_forbidden":
-        return f"unknown field{_suggest(str(path[-1]), _known_fields(path[:-1]))}"
+        return f"unknown field{_suggest(str(path[-1]), _known_fields(path[:-1], is_of_pods=PODS in detail['loc']))}"
     if kind == "literal_error" and is_key:
         return f"unknown task type{_suggest(str(path[-1]), TASK_TYPES)}"
     if kind == "literal_error":
@@ -166,7 +167,7 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     shown = _show(given)
     if "\0" in given:
         return "a null character cannot be passed to a program; remove it"
-    if is_key or path[0] == "env_from" or path[-1] == "webhook_from":
+    if (is_key and "volumes" not in path) or path[0] == "env_from" or path[-1] == "webhook_from":
         return f"{shown} cannot name an environment variable; use letters, digits and _"
     if path == ("notify", "webhook"):
         return "is not the URL of a web server; write one like `https://host/path`, without spaces"
@@ -180,6 +181,14 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
     if path == ("checkpoint_directory",):
         return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
+    if path[-1] in ("cpus", "memory"):
+        return f"{shown} is no amount; write it as Kubernetes does, like `4`, `500m` or `16Gi`"
+    if path[:2] == ("nodes", "volumes") and not is_key:
+        return f"{shown} is not absolute; write where in the pods the claim is mounted, like `/checkpoints`"
+    if path[-1] in ("namespace", "queue", "priority_class") or path[:2] == ("nodes", "volumes"):
+        return f"{shown} cannot be a name in Kubernetes; use small letters, digits, `-` and `.`"
+    if path[-1] == "gpu_resource":
+        return f"{shown} cannot name a resource; write it like `nvidia.com/gpu`"
     if path[-1] in ("user", "proxy_jump", "hostname"):
         return f"{shown} is not a valid `{path[-1]}`; write it as for `ssh`"
     return f"{shown} is not a host name or address; write it without a scheme, spaces or a path"
@@ -201,10 +210,10 @@ def _suggest(name: str, known: tuple[str, ...]) -> str:
     return f"; known: {', '.join(known)}"
 
 
-def _known_fields(path: Path) -> tuple[str, ...]:
+def _known_fields(path: Path, *, is_of_pods: bool) -> tuple[str, ...]:
     model: type[BaseModel] = ClusterSpec
     if path == ("nodes",):
-        model = ListedNodesSpec
+        model = PodNodesSpec if is_of_pods else ListedNodesSpec
     elif path == ("nodes", "from"):
         model = NodeSourceSpec
     elif path[:1] == ("nodes",):

@@ -162,6 +162,11 @@ class ClusterSpec(Model):
         """The rules of the strategy, or of a framework that has none."""
         return TORCH if self.framework == "torch" else RULES[self.strategy]
 
+    def tasks_for(self, workers: int, index: int) -> dict[TaskType, int]:
+        """The tasks of the node at this place, if each has so many workers: the first has what else is needed."""
+        tasks: dict[TaskType, int] = {"worker": workers}
+        return tasks if index or self.strategy != "parameter_server" else {**tasks, "chief": 1, "ps": 1}
+
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:
         """Every task with its node; indices count through the nodes in order."""
         counts: dict[TaskType, int] = dict.fromkeys(TASK_TYPES, 0)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema, core_schema
 
-from launcher.spec.fields import MANY, ONE, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
+from launcher.spec.fields import MANY, ONE, PODS, Address, AtMost, Environment, FilledText, GpuName, HostName, Port
 from launcher.spec.parts import Model, NodeSourceSpec, SshSpec, Way
+from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.tasks import TaskType
 
 LOCAL = "local"
@@ -74,20 +75,30 @@ class NodeSpec(Model):
         return self.candidates[0]
 
 
-Source = Annotated[
+_Asked = Annotated[
     Annotated[NodeSourceSpec, Tag(ONE)] | Annotated[Literal["slurm"], Tag(MANY)],
     Discriminator(lambda value: MANY if value == SLURM else ONE),
 ]
-"""What names the nodes of a cluster: a command, or the Slurm job that distlaunch runs in."""
+Source = NodeSourceSpec | Literal["slurm"] | PodsSpec
+"""What names the nodes of a cluster: a command, the Slurm job that distlaunch runs in, or pods that the run makes."""
 
 
 class ListedNodesSpec(Model):
     """Nodes that a command or Slurm names, instead of a list of nodes."""
 
-    source: Annotated[Source, Field(alias="from")]
+    source: Annotated[_Asked, Field(alias="from")]
     """What names the nodes; asked at the start, and again before each restart."""
     known: list[NodeSpec] = []
     """The last answer, which distlaunch writes to the run's files. Leave it out."""
+
+
+class PodNodesSpec(PodsSpec):
+    """Pods of Kubernetes that the run makes, instead of a list of nodes."""
+
+    source: Annotated[Literal["kubernetes"], Field(alias="from")]
+    """Always `kubernetes`."""
+    known: list[NodeSpec] = []
+    """The pods of the run, which distlaunch writes to its files. Leave it out."""
 
 
 class Nodes(list[NodeSpec]):
@@ -108,15 +119,24 @@ class MayBeListed:
             {
                 MANY: written,
                 ONE: handler.generate_schema(ListedNodesSpec),
+                PODS: handler.generate_schema(PodNodesSpec),
                 SLURM: core_schema.literal_schema([SLURM]),
             },
-            lambda value: SLURM if value == SLURM else ONE if isinstance(value, dict) and "from" in value else MANY,
+            _tag,
         )
         return core_schema.no_info_wrap_validator_function(
             _read_nodes,
             either,
             serialization=core_schema.wrap_serializer_function_ser_schema(_write_nodes, schema=written),
         )
+
+
+def _tag(value: Any) -> str:
+    if value == SLURM:
+        return SLURM
+    if not isinstance(value, dict) or "from" not in value:
+        return MANY
+    return PODS if value["from"] == KUBERNETES else ONE
 
 
 def _read_nodes(value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> list[NodeSpec]:
@@ -128,6 +148,9 @@ def _read_nodes(value: Any, read: core_schema.ValidatorFunctionWrapHandler) -> l
         return Nodes((), SLURM)
     if isinstance(nodes, ListedNodesSpec):
         return Nodes(nodes.known, nodes.source)
+    if isinstance(nodes, PodNodesSpec):
+        given = nodes.model_fields_set & PodsSpec.model_fields.keys()
+        return Nodes(nodes.known, PodsSpec(**{name: getattr(nodes, name) for name in given}))
     return nodes if source is None else Nodes(nodes, source)
 
 
@@ -135,7 +158,8 @@ def _write_nodes(nodes: list[NodeSpec], write: core_schema.SerializerFunctionWra
     if not isinstance(nodes, Nodes) or nodes.source is None:
         return write(nodes)
     known = {"known": write(nodes)} if nodes else {}
-    if nodes.source == SLURM and not nodes:
-        return SLURM
-    source = nodes.source if nodes.source == SLURM else nodes.source.model_dump()
-    return {"from": source, **known}
+    if nodes.source == SLURM:
+        return {"from": SLURM, **known} if nodes else SLURM
+    if isinstance(nodes.source, PodsSpec):
+        return {"from": KUBERNETES, **nodes.source.model_dump(exclude_defaults=True), **known}
+    return {"from": nodes.source.model_dump(), **known}

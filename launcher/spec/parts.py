@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from launcher.failures import RESTARTED, FailureName, render_failures
 from launcher.spec.fields import (
     LIMITED_S,
+    MANY,
+    ONE,
     UNLESS_0,
     AtMost,
     FilledText,
@@ -80,7 +82,11 @@ class CommandWaySpec(Model):
     `{command}`, the words of the command follow as arguments."""
 
 
-Way = Literal["paramiko", "openssh", "docker", "slurm"] | CommandWaySpec
+Way = Annotated[
+    Annotated[Literal["paramiko", "openssh", "docker", "kubernetes", "slurm"], Tag(ONE)]
+    | Annotated[CommandWaySpec, Tag(MANY)],
+    Discriminator(lambda value: MANY if isinstance(value, (dict, CommandWaySpec)) else ONE),
+]
 
 
 class SyncSpec(Model):

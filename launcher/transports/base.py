@@ -94,6 +94,14 @@ class LinkError(Exception):
     """The node cannot be reached, or no longer; the text tells the user why."""
 
 
+class GoneError(LinkError):
+    """The machine itself is gone; `proven`: and with it, certainly, all that ran there."""
+
+    def __init__(self, message: str, *, proven: bool) -> None:
+        super().__init__(message)
+        self.proven = proven
+
+
 class LinkBroken(Exception):  # noqa: N818 - the state of a connection, which another one may replace
     """This connection to the agent is broken; the agent may still be running."""
 

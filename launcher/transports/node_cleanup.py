@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.transports.base import LinkError
+from launcher.transports.base import GoneError, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.streams import ask
 from launcher.transports.targets import find_way
@@ -29,6 +29,8 @@ class CleanedNode:
     ended: int = 0
     left: tuple[int, ...] = ()
     problem: str = ""
+    gone: bool = False
+    """Whether the machine itself is gone, and with it all that ran there."""
 
     @property
     def good(self) -> bool:
@@ -60,6 +62,8 @@ def clean_node(
     try:
         stream = find_way(spec, node).open(make_payload("clean"), node.find_python(), Opening())
         message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder, generation), ANSWER_S)
+    except GoneError:
+        return CleanedNode(node.host, gone=True)
     except (LinkError, UsageError) as error:
         return CleanedNode(node.host, problem=str(error))
     if not isinstance(message, Cleaned):

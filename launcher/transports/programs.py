@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import subprocess
 import threading
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.payload import Payload
 from launcher.transports.way import Opening
 
@@ -27,7 +28,8 @@ class ProgramWay:
     """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told.
 
     `environ`: the program's environment, if it is not ours. `heard` gets each line that it says on stderr, and returns
-    whether the user may see it.
+    whether the user may see it. `gone` is what it says of a machine that is not there any more; its
+    group `ended`, of one on which nothing runs. `hides_breaks`: it ends with status 0 when its connection breaks, too.
     """
 
     words: tuple[str, ...]
@@ -36,6 +38,8 @@ class ProgramWay:
     note: str = ""
     environ: Mapping[str, str] | None = None
     heard: Callable[[str], bool] = lambda _: True
+    gone: re.Pattern[str] | None = None
+    hides_breaks: bool = False
 
     def open(self, payload: Payload, python: str, opening: Opening) -> ProgramStream:
         words = expand(self.words, self.host, payload)
@@ -56,7 +60,7 @@ class ProgramWay:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise LinkError(f"{words[0]} cannot be started: {reason}") from None
         name = os.path.basename(words[0])  # noqa: PTH119 - a word, not a path
-        stream = ProgramStream(process, name, opening.note, self.heard)
+        stream = ProgramStream(process, name, opening.note, self.heard, self.gone, hides_breaks=self.hides_breaks)
         with contextlib.suppress(OSError):  # the program has ended, and has said why
             stream.write(payload.first_bytes(python))
         return stream
@@ -73,7 +77,7 @@ def expand(words: Sequence[str], host: str, payload: Payload) -> list[str]:
 
 
 class ProgramStream:
-    """The running program. `note` gets what it says on stderr before its first output; `heard`: see ProgramWay."""
+    """The running program. `note` gets what it says on stderr before its first output; for the rest, see ProgramWay."""
 
     def __init__(
         self,
@@ -81,6 +85,9 @@ class ProgramStream:
         name: str,
         note: Callable[[str], None],
         heard: Callable[[str], bool] = lambda _: True,
+        gone: re.Pattern[str] | None = None,
+        *,
+        hides_breaks: bool = False,
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -88,6 +95,9 @@ class ProgramStream:
         self._name = name
         self._note = note
         self._hear = heard
+        self._gone = gone
+        self._hides_breaks = hides_breaks
+        self._finished = False
         self._input, self._output = process.stdin, process.stdout
         self._answered = False
         self._said: deque[str] = deque(maxlen=SAID_LINES)
@@ -104,7 +114,12 @@ class ProgramStream:
         # Programs have many reasons to end. Only 0 is certainly the agent's own status; a new connection shows whether
         # the agent goes on.
         if not data and (status := self._wait()) != 0:
-            raise LinkBroken(f"{self._name} {_render_status(status)}{self._last_words}")
+            words = self._last_words
+            if self._gone is not None and (found := self._gone.search(words)):
+                raise GoneError(words.removeprefix(": "), proven=found.lastgroup == "ended")
+            raise LinkBroken(f"{self._name} {_render_status(status)}{words}")
+        if not data and self._hides_breaks and not self._finished:
+            raise LinkBroken(f"{self._name} ended{self._last_words}")
         return data
 
     def write(self, data: bytes) -> None:
@@ -113,6 +128,7 @@ class ProgramStream:
             view = view[os.write(self._input.fileno(), view) :]
 
     def finish(self) -> None:
+        self._finished = True
         self._input.close()
 
     def abandon(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable
 
-from launcher.transports.base import LinkBroken, LinkError
+from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.streams import Stream, skip_noise
 from worker_entry.protocol.framing import ProtocolError, encode
 from worker_entry.protocol.orders import Attach
@@ -61,6 +62,8 @@ class Reconnector:
             left_s = max(deadline - time.monotonic(), SHORTEST_TRY_S)
             try:
                 return self._try(attach, min(left_s, try_s))
+            except GoneError:
+                raise
             except (LinkError, ProtocolError, OSError) as error:
                 latest = error
             left_s = deadline - time.monotonic()
@@ -79,7 +82,8 @@ class Reconnector:
         try:
             if self.given_up:  # while `reopen` ran, when there was nothing to abandon
                 stream.abandon()
-            stream.write(encode(attach))
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+                stream.write(encode(attach))
             left_s = max(until - time.monotonic(), SHORTEST_TRY_S)
             return stream, skip_noise(stream, left_s, "the agent does not answer")
         except BaseException:

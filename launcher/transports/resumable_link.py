@@ -10,6 +10,7 @@ from launcher.errors import DistlaunchError, as_ours
 from launcher.transports import streams
 from launcher.transports.base import (
     Deliver,
+    GoneError,
     LinkBroken,
     LinkClosed,
     LinkDropped,
@@ -136,6 +137,7 @@ class ResumableLink:
         try:
             reason = self._follow()
         except (LinkError, LinkBroken) as error:
+            self.ended = self.ended or (isinstance(error, GoneError) and error.proven)
             reason = str(error)
         except (ProtocolError, ValueError, OverflowError) as error:
             reason = f"the agent sent {error}{' [protocol-error]' * self.began}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from launcher.errors import UsageError
+from launcher.kubernetes.calls import POD_GONE, Kubectl
 from launcher.plan.paths import RunPaths
 from launcher.slurm.allocation import find_group, find_job
 from launcher.slurm.calls import SlurmError
@@ -17,6 +18,7 @@ from launcher.slurm.calls import find_addresses as find_slurm_addresses
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.parts import CommandWaySpec
+from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.transports.base import LinkError, Transport
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.local import LocalTransport
@@ -80,6 +82,10 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
         return SlurmWay(find_job(os.environ), node.host, group=find_group(os.environ, node.host))
     if way == "docker":
         return _by_program(node, ["docker", "exec", "-i", HOST])
+    if way == KUBERNETES:
+        source = spec.source
+        kubectl = Kubectl(source.context, source.namespace) if isinstance(source, PodsSpec) else Kubectl()
+        return _by_program(node, [*kubectl.words, "exec", "-i", HOST, "--"], kubectl=True)
     from launcher.transports.ssh.config import SshOverrides, load_target
     from launcher.transports.ssh.limits import find_limit
 
@@ -102,12 +108,20 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     return ParamikoWay(target, accept_new=accept_new)
 
 
-def _by_program(node: NodeSpec, words: list[str], address: str | None = None, note: str = "") -> ProgramWay:
+def _by_program(
+    node: NodeSpec,
+    words: list[str],
+    address: str | None = None,
+    note: str = "",
+    *,
+    kubectl: bool = False,
+) -> ProgramWay:
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"{node.host}: no {words[0]} on PATH, the program of its way", hint=f"the way is {shlex.join(words)}"
         )
-    return ProgramWay(tuple(words), node.host, address, note)
+    way = ProgramWay(tuple(words), node.host, address, note)
+    return replace(way, gone=POD_GONE, hides_breaks=True) if kubectl else way
 
 
 def _find_python(node: NodeSpec) -> str:

@@ -13,48 +13,15 @@ from dataclasses import dataclass
 
 from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
-from launcher.gang.out_of_step import is_out_of_step
 from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
-from launcher.verdict.exception_text import without_wrappers
 from launcher.verdict.known_failures import find_known
+from worker_entry.protocol.collateral import has_collateral_line, is_collateral_crash
 from worker_entry.protocol.values import TaskExit
-
-COLLATERAL_EXCEPTIONS = (
-    "UnavailableError",
-    "AbortedError",
-    "CancelledError",
-    "InternalError",
-    "DeadlineExceededError",
-)
-COLLATERAL_SIGNATURES = (
-    "Socket closed",
-    "Connection reset by peer",
-    "failed to connect to all addresses",
-    "stopped sending heartbeats",
-    "different incarnation",
-    "cluster check alive failed",
-    "The tasks have crashed",
-    "/replica:0/task:",
-)
-"""How TensorFlow reports that a peer is gone; it has no exception of its own for that."""
-_TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_TORCH_SIGNATURES = (
-    "Connection closed by peer",
-    "gloo/transport/tcp",
-    "a remote process exiting prematurely",
-    "Did the remote server shutdown or crash",
-)
-"""The same for PyTorch."""
-_COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
-    (COLLATERAL_EXCEPTIONS, COLLATERAL_SIGNATURES),
-    (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
-)
 
 _PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)
 """PreemptionCheckpointHandler exits with 143 on some machines."""
 
-_COLLATERAL_NAMES = (*COLLATERAL_EXCEPTIONS, "UNAVAILABLE", "ABORTED", "INTERNAL")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _TERM_STATUS = 128 + signal.SIGTERM
 """The exit status of a program that handles SIGTERM as a shell does."""
@@ -127,22 +94,11 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     """Whether the failure only shows that a peer is gone."""
     crash = event.crash
     if crash is not None and crash.thread is None:
-        if is_out_of_step(event):
-            return False
-        message = without_wrappers(crash.message)
-        return any(
-            crash.exception in exceptions and signature in message
-            for exceptions, signatures in _COLLATERAL
-            for signature in signatures
-        )
+        return is_collateral_crash(crash)
     # No Python exception: TensorFlow has aborted, or the program did not run in our interpreter.
     if event.exit.signal not in (None, signal.SIGABRT) or event.evidence is not None:
         return False
-    return any(
-        any(name in line for name in _COLLATERAL_NAMES)
-        and any(signature in line for signature in COLLATERAL_SIGNATURES)
-        for line in map(without_wrappers, tails.get(event.task, ()))
-    )
+    return has_collateral_line(tails.get(event.task, ()))
 
 
 def ended_before(state: AttemptState, failed: TaskExited) -> list[TaskExited]:

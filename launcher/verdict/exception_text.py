@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.printable import printable
+from worker_entry.protocol.collateral import without_wrappers
 
 LENGTH = 300
 """The most characters of a sentence."""
@@ -26,7 +27,6 @@ _TRACE_LINE = re.compile(r"Detected at node |<stack traces unavailable>|Node: '|
 _ROOT = re.compile(r"^ +\(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_WRAPPER = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _MARKS = re.compile(
     r"Error in user-defined function passed to \S+ transformation with iterator: \S+: "
     r"|(?:Collective ops is aborted by: )+"
@@ -46,14 +46,6 @@ class _Failure(NamedTuple):
 
     text: str
     node: str
-
-
-def without_wrappers(message: str) -> str:
-    """The message without the names of the functions in which TensorFlow wraps single operations.
-
-    Such a name contains the device, and so the name of the task itself.
-    """
-    return _WRAPPER.sub("", message)
 
 
 def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:

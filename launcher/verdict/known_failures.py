@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.gang.out_of_step import SIGNATURE
+from worker_entry.protocol.collateral import OUT_OF_STEP
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ _KNOWN = tuple(
             "another process took the port; without `port:` in the spec, distlaunch holds a free one until it is used",
         ),
         (
-            SIGNATURE.pattern,
+            OUT_OF_STEP.pattern,
             "out-of-step",
             _SAME_CALLS,
         ),

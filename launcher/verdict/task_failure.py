@@ -12,7 +12,6 @@ from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import TaskPlan
 from launcher.tasks import TaskId, name_tasks
 from launcher.verdict.causes import (
-    COLLATERAL_SIGNATURES,
     Cause,
     ended_before,
     ended_time,
@@ -25,6 +24,7 @@ from launcher.verdict.causes import (
 from launcher.verdict.exception_text import find_sentence
 from launcher.verdict.models import Verdict
 from launcher.verdict.stall_blame import render_steps
+from worker_entry.protocol.collateral import SIGNATURES
 from worker_entry.protocol.values import CrashRecord
 
 SHOWN_LIMIT = 8
@@ -96,7 +96,7 @@ def _render_end(cause: Cause) -> str:
 
 def _render_crash(crash: CrashRecord) -> str:
     place = f"   {crash.file}:{crash.line}" if crash.file else ""
-    text = find_sentence(crash.message, COLLATERAL_SIGNATURES).removeprefix(f"{crash.exception}: ")
+    text = find_sentence(crash.message, SIGNATURES).removeprefix(f"{crash.exception}: ")
     shown = [crash.exception, text] if crash.exception != "SystemExit" else [text]
     thread = f" (in the thread {crash.thread})" if crash.thread is not None else ""
     return f"{': '.join(filter(None, shown))}{thread}{place}"

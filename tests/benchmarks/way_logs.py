@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.benchmarks.pairs import print_pair, time_pairs
 from tests.benchmarks.ssh_logs import LINE, MEGABYTES, time_log
+from tests.kubernetes import FOLDER, find_cluster
 from tests.slurm import running_slurm
 from tests.test_ways import running_container
 
@@ -34,7 +35,12 @@ def measure(runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         big = Path(folder) / "big"
         big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
-        for name, place in (("sh -c", _by_shell), ("docker exec", _by_docker), ("srun", _by_slurm)):
+        for name, place in (
+            ("sh -c", _by_shell),
+            ("docker exec", _by_docker),
+            ("kubectl exec", _by_kubernetes),
+            ("srun", _by_slurm),
+        ):
             with place(Path(folder)) as tried:
                 if tried is not None:
                     _compare(name, tried, big, runs)
@@ -53,6 +59,17 @@ def _by_docker(folder: Path) -> Iterator[Tried | None]:
         return
     with running_container(folder) as name:
         yield Tried("docker", name, ("docker", "exec", "-i", name), "python3", {})
+
+
+@contextlib.contextmanager
+def _by_kubernetes(folder: Path) -> Iterator[Tried | None]:
+    if not os.environ.get(FOLDER):
+        print(f"  kubectl exec: {FOLDER} is not set")
+        yield None
+        return
+    cluster = find_cluster()
+    with cluster.running_pod(folder) as name:
+        yield Tried("kubernetes", name, ("kubectl", "exec", "-i", name, "--"), sys.executable, cluster.env)
 
 
 @contextlib.contextmanager

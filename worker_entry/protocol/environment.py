@@ -30,10 +30,15 @@ OF_NOTIFICATIONS = (HAPPENING, RUN, RUN_NAME, ATTEMPT, REFERENCE, MESSAGE, TASK,
 """Variables that the command of `notify` may read. The run's id has another name than for tasks: what has that one is
 a process of the run."""
 
+RESTARTS = "DISTLAUNCH_RESTARTS"
+"""How often Kubernetes has restarted the cluster; from it, the first process of a pod makes ATTEMPT."""
 CHILDREN = "DISTLAUNCH_CHILDREN"
 """The order for Python processes that a task starts; `children` reads it."""
 CLOCK = "DISTLAUNCH_CLOCK"
 """The machine's clock when the run began; our own processes inherit it."""
+OWNER_NAME = "DISTLAUNCH_OWNER_NAME"
+OWNER_UID = "DISTLAUNCH_OWNER_UID"
+"""The job of Kubernetes in which distlaunch runs, by which what it makes is deleted with that job."""
 SLURM_STEPS = "DISTLAUNCH_SLURM_STEPS"
 """How many nodes of a Slurm job have a step of their own; set by tests."""
 PORTABLE = "DISTLAUNCH_PORTABLE"

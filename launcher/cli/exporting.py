@@ -1,0 +1,96 @@
+"""The commands that write what other systems run."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import click
+
+from launcher.cli.completion import complete_specs
+from launcher.cli.options import option, setting_option, variable_option
+from launcher.cli.sections import SectionedCommand
+
+STDOUT = "-"
+_KINDS = ("jobset", "job", "tfjob", "trainjob")
+
+
+@click.group()
+def export() -> None:
+    """Write manifests that run a spec without distlaunch."""
+
+
+def _parse_volumes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """`CLAIM:PATH` texts."""
+    volumes = {}
+    for text in texts:
+        claim, colon, path = text.partition(":")
+        if not colon or not path.startswith("/") or not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", claim):
+            raise click.BadParameter(f"{text!r}: expected CLAIM:PATH, like checkpoints:/checkpoints")
+        volumes[claim] = path
+    return volumes
+
+
+@export.command(cls=SectionedCommand)
+@option(
+    "--as",
+    "kind",
+    type=click.Choice(_KINDS),
+    default="jobset",
+    default_text="jobset",
+    help="Write a JobSet, an Indexed Job, a TFJob, or a TrainJob with its runtime.",
+)
+@option("--image", metavar="IMAGE", help="Use this container image.")
+@option(
+    "--volume",
+    "volumes",
+    metavar="CLAIM:PATH",
+    multiple=True,
+    callback=_parse_volumes,
+    help="Mount a persistent volume claim in all pods; repeatable.",
+)
+@option(
+    "--output", "-o", type=click.Path(), metavar="FILE", default=STDOUT, default_text="stdout", help="Write a new FILE."
+)
+@setting_option
+@variable_option
+@click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
+def kubernetes(
+    spec: Path,
+    arguments: tuple[str, ...],
+    settings: tuple[str, ...],
+    variables: tuple[str, ...],
+    kind: str,
+    image: str | None,
+    volumes: dict[str, str],
+    output: str,
+) -> None:
+    """Write manifests for `kubectl apply` that run a spec.
+
+    \b
+    distlaunch export kubernetes cluster.yaml | kubectl apply --server-side -f -
+    distlaunch export kubernetes two_nodes.yaml --image tensorflow/tensorflow:2.21.0
+
+    SPEC has `nodes: {from: kubernetes, …}`; with --image, each task of any spec gets a pod. ARGS follow the arguments
+    of its program. Keras is patched, steps are counted, and `kubectl describe` shows why a task failed. Fields that no
+    manifest can express are refused.
+    """
+    from launcher.commands.export import read_export
+    from launcher.kubernetes.export import render_export
+    from launcher.kubernetes.exported import KINDS
+    from launcher.spec import command_line
+    from launcher.spec.loading import load_spec
+    from launcher.spec.settings import set_fields
+    from launcher.spec.variables import set_variables
+    from launcher.spec.writing import write_new
+
+    cluster = command_line.append_arguments(load_spec(spec), arguments)
+    cluster = set_variables(set_fields(cluster, settings), variables, os.environ)
+    chosen = next(known for known in KINDS if known == kind)
+    text = render_export(read_export(cluster, chosen, image, volumes))
+    if output == STDOUT:
+        click.echo(text, nl=False)
+        return
+    write_new(Path(output), text, force=False)

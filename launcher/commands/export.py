@@ -1,0 +1,80 @@
+"""`distlaunch export kubernetes`: reads what goes into the manifests, and renders them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import UsageError
+from launcher.kubernetes.entry import ENTRY, LIMIT, PROGRAM, PackedFile, make_entry, pack, too_large
+from launcher.kubernetes.export import choose_pods, make_export
+from launcher.kubernetes.exported import Export, Kind
+from launcher.kubernetes.template import read_template
+from launcher.run.naming import current_directory
+from launcher.run.sync import make_bundle
+from launcher.spec.models import DEMO_MODULE, ClusterSpec
+from launcher.spec.parts import SyncSpec
+from launcher.transports.payload import PACKAGE
+
+_DEMO = "demo"
+_RATIO = 20
+"""No program's folder is compressed to a smaller part than one in so many."""
+
+
+def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mapping[str, str]) -> Export:
+    """The export of a spec, with the files that its pods need.
+
+    Args:
+        spec: the cluster.
+        kind: the kind of its objects.
+        image: in place of the spec's.
+        volumes: claims and their folders, beside the spec's.
+
+    Raises:
+        UsageError: the spec says what no manifest can, or a file cannot be read.
+    """
+    pods = choose_pods(spec, image, volumes)
+    template = _read_template(Path(pods.template)) if pods.template is not None else {}
+    files = {ENTRY: _make_entry(demo=spec.program.module == DEMO_MODULE)}
+    if spec.sync is not None:
+        files[PROGRAM] = pack(_read_program(spec.sync))
+    return make_export(spec, kind, pods, template=template, files=files)
+
+
+def _read_template(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_template(path.expanduser().read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"cannot read {path}: {reason}", hint="correct `nodes.template`") from None
+
+
+@functools.cache
+def _make_entry(*, demo: bool) -> bytes:
+    """The archive with `worker_entry`; with the demo only for the demo."""
+    return make_entry(_read_sources(demo=demo))
+
+
+def _read_sources(*, demo: bool) -> Iterator[PackedFile]:
+    for path in sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz")):
+        inner = path.relative_to(PACKAGE)
+        if demo or inner.parts[0] != _DEMO:
+            yield PackedFile(str(Path(PACKAGE.name, inner)), path.read_bytes())
+
+
+def _read_program(sync: SyncSpec) -> Iterator[PackedFile]:
+    bundle = make_bundle(sync, current_directory())
+    size = sum(entry.size for entry in bundle.entries)
+    if size > LIMIT * _RATIO:  # it need not be read
+        raise too_large(f"{size:,} bytes")
+    for entry in bundle.entries:
+        try:
+            data = (bundle.root / entry.path).read_bytes()  # of a link, what it points to
+        except OSError as error:
+            raise UsageError(
+                f"{entry.path!r} in the folder {bundle.root} cannot be read: {error.strerror}",
+                hint="exclude it with `sync.exclude`",
+            ) from None
+        yield PackedFile(entry.path, data, entry.executable)

@@ -1,0 +1,120 @@
+"""`distlaunch submit` for pods: makes the job in Kubernetes in which distlaunch runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UsageError
+from launcher.kubernetes.calls import Kubectl
+from launcher.kubernetes.controller import ARCHIVE, FILES, FILES_LIMIT, SPEC, TEMPLATE, ControllerJob
+from launcher.kubernetes.pod import make_name
+from launcher.plan.rendering import render_spec
+from launcher.run.naming import current_directory, make_run_id
+from launcher.run.node_list import expect
+from launcher.run.pod_nodes import read_pod_template
+from launcher.run.sync import Bundle, make_bundle
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import Nodes
+from launcher.spec.pods import PodsSpec
+from launcher.spec.redaction import is_secret
+from launcher.wording import count_of
+
+CONTROLLER_NAME_LENGTH = 57
+"""Characters of its name: the job's pod has a suffix."""
+
+
+@dataclass(frozen=True)
+class SubmittedController:
+    """The job, and how `kubectl` finds it."""
+
+    job: str
+    kubectl: Kubectl
+
+
+def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> ControllerJob:
+    """The job, and all that belongs to it.
+
+    Args:
+        spec: with pods as its nodes.
+        environ: where the values of `env_from` are.
+        checks: whether the nodes are checked before the start.
+
+    Raises:
+        UsageError: the spec cannot be run in a pod, or its files are too large.
+    """
+    source = spec.source
+    assert isinstance(source, PodsSpec)
+    expect(spec)  # finds contradictions
+    cwd = str(current_directory())
+    template = read_pod_template(source, cwd)
+    secrets = {name: value for name, value in spec.env.items() if is_secret(name, value)}
+    inner = source.changed(context=None, template=f"{FILES}/{TEMPLATE}" if template else None)
+    files = {TEMPLATE: json.dumps(template).encode()} if template else {}
+    if spec.sync is not None:
+        files[ARCHIVE] = _pack(make_bundle(spec.sync, Path(cwd)))
+    given = spec.changed(
+        nodes=Nodes((), inner),
+        env={name: value for name, value in spec.env.items() if name not in secrets},
+        env_from=[*spec.env_from, *secrets],
+        **({"sync": spec.sync.changed(path=".")} if spec.sync is not None else {}),
+    )
+    files[SPEC] = render_spec(given).encode()
+    size = sum(map(len, files.values()))
+    if size > FILES_LIMIT:
+        raise UsageError(
+            f"the spec and the folder of `sync:` are {size:,} bytes; a job can bring {FILES_LIMIT:,}",
+            hint="leave files out with `sync.exclude`, or put the program into the image",
+        )
+    return ControllerJob(
+        name=make_name(make_run_id(spec.name), CONTROLLER_NAME_LENGTH),
+        source=source,
+        files=files,
+        secrets={**{name: environ[name] for name in spec.env_from if name in environ}, **secrets},
+        template=template,
+        options=[] if checks else ["--no-check"],
+        grace_s=spec.timeouts.stop_grace_s,
+    )
+
+
+def render(job: ControllerJob) -> str:
+    """The manifests as `kubectl create` takes them, without the values of secrets."""
+    rest = [manifest for manifest in job.make_rest("") if manifest["kind"] != "Secret"]
+    for manifest in rest:
+        del manifest["metadata"]["ownerReferences"]  # the job's uid is not known yet
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": [*rest, job.job]}, indent=2) + "\n"
+
+
+def submit(job: ControllerJob) -> SubmittedController:
+    """Makes the job; all of it or nothing.
+
+    Raises:
+        KubernetesError: the cluster refuses a part of it.
+    """
+    kubectl = Kubectl(job.source.context, job.source.namespace)
+    kubectl.create(job.job)
+    try:
+        uid = str(kubectl.show("job", job.name)["metadata"]["uid"])
+        for manifest in job.make_rest(uid):
+            kubectl.create(manifest)
+    except BaseException:
+        kubectl.call("delete", "job", job.name, "--wait=false")
+        raise
+    return SubmittedController(job.name, kubectl)
+
+
+def _pack(bundle: Bundle) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry in bundle.entries:
+            try:
+                archive.write(bundle.root / entry.path, entry.path)
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"cannot read {entry.path} of {count_of(len(bundle.entries), 'file')}: {error}"
+                ) from None
+    return packed.getvalue()

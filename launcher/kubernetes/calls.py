@@ -1,0 +1,93 @@
+"""Asks a Kubernetes cluster by `kubectl`, which knows its users' ways to log in."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import DistlaunchError
+from launcher.kubernetes.pod import Manifest
+from launcher.program_calls import call_program
+
+POD_GONE = re.compile(r"\(NotFound\): pods|(?P<ended>completed pod|current phase is (?:Failed|Succeeded))")
+"""What `kubectl exec` says of a pod that is gone. One that was deleted by force may still run on its machine."""
+ANSWER_S = 30.0
+"""How long an answer may take: the API server may be starting."""
+
+
+class KubernetesError(DistlaunchError):
+    """Kubernetes refuses what a run needs, cannot give it pods, or does not answer."""
+
+    reference = "kubernetes"
+
+
+class NotFoundError(KubernetesError):
+    """There is no such object."""
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """`context` and `namespace`: where to ask; by default, where the kubeconfig says."""
+
+    context: str | None = None
+    namespace: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The program with its general options."""
+        given = {"context": self.context, "namespace": self.namespace}
+        return ["kubectl", *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+
+    def call(self, *words: str, stdin: str | None = None, limit_s: float = ANSWER_S) -> str:
+        """What a command prints.
+
+        Raises:
+            NotFoundError: it asks for an object that does not exist.
+            KubernetesError: the cluster refuses it, or does not answer.
+        """
+        try:
+            return call_program(
+                [*self.words, *words],
+                KubernetesError,
+                stdin=stdin,
+                limit_s=limit_s,
+                name=f"kubectl {words[0]}",
+                missing="install kubectl, which reaches the cluster by your kubeconfig",
+            )
+        except KubernetesError as error:
+            if any("(NotFound)" in line for line in error.evidence):
+                raise NotFoundError(error.message, evidence=error.evidence) from None
+            raise
+
+    def show(self, *words: str) -> Mapping[str, Any]:
+        """An object, or a list of objects.
+
+        Raises:
+            NotFoundError: it does not exist.
+            KubernetesError: the cluster does not answer.
+        """
+        shown: Mapping[str, Any] = json.loads(self.call("get", *words, "--output=json"))
+        return shown
+
+    def create(self, manifest: Manifest) -> None:
+        """Makes an object.
+
+        Raises:
+            KubernetesError: the cluster refuses it.
+        """
+        self.call("create", "--filename=-", "--output=name", stdin=json.dumps(manifest))
+
+    def watch(self, kind: str, selector: str) -> subprocess.Popen[bytes]:
+        """Prints objects as they are and as they change, until the connection ends: JSON with `type` and `object`."""
+        options = [f"--selector={selector}", "--watch", "--output-watch-events", "--output=json"]
+        return subprocess.Popen(
+            [*self.words, "get", kind, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )

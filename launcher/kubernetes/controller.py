@@ -1,0 +1,127 @@
+"""The job in which distlaunch itself runs, so that it goes on without the machine that has submitted it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.kubernetes.pod import Manifest, make_labels, make_pod_spec
+from launcher.spec.pods import PodsSpec
+from worker_entry.protocol import environment
+
+FILES = "/distlaunch/files"
+"""Where the files of the job are."""
+PROJECT = "/distlaunch/project"
+"""Where the program's folder is unpacked."""
+ARCHIVE, SPEC, TEMPLATE = "project.zip", "spec.json", "pod.json"
+ENDING_S = 120.0
+"""How much longer than its tasks the controller may take to end: it removes the pods."""
+FILES_LIMIT = 900_000
+"""Bytes of all files: the API server takes objects of 1 MiB, and text that is encoded grows by a third."""
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_START = f"""\
+import os, sys, zipfile
+os.makedirs({PROJECT!r}, exist_ok=True)
+os.chdir({PROJECT!r})
+if os.path.exists({FILES + "/" + ARCHIVE!r}):
+    zipfile.ZipFile({FILES + "/" + ARCHIVE!r}).extractall()
+os.execv(sys.executable, [sys.executable, "-m", "launcher", "up", "--no-live", *sys.argv[1:], {FILES + "/" + SPEC!r}])
+"""
+_RULES: Sequence[Mapping[str, Sequence[str]]] = (
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
+    {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["create", "get", "delete"]},
+)
+"""All that a run does in its namespace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerJob:
+    """What to make: the job, and what belongs to it and is deleted with it. `secrets`: variables of its environment."""
+
+    name: str
+    source: PodsSpec
+    files: Mapping[str, bytes]
+    secrets: Mapping[str, str]
+    template: Mapping[str, Any]
+    options: Sequence[str]
+    grace_s: float
+
+    @property
+    def job(self) -> Manifest:
+        """The job, which comes first: the others name it as their owner."""
+        bare = PodsSpec(image=self.source.controller_image or self.source.image)
+        pod = make_pod_spec(
+            bare,
+            self.template,
+            command=[self.source.python or "python3", "-c", _START, *self.options],
+            grace_s=self.grace_s + ENDING_S,
+            env=[
+                {"name": environment.OWNER_NAME, "value": self.name},
+                {
+                    "name": environment.OWNER_UID,
+                    "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['controller-uid']"}},
+                },
+                {"name": "PYTHONUNBUFFERED", "value": "1"},
+                {"name": "HOME", "value": "/distlaunch"},
+            ],
+        )
+        container = pod["containers"][0]
+        container["volumeMounts"] = [
+            *container["volumeMounts"],
+            {"name": "home", "mountPath": "/distlaunch"},
+            {"name": "files", "mountPath": FILES, "readOnly": True},
+            {"name": "account", "mountPath": _ACCOUNT, "readOnly": True},
+        ]
+        if self.secrets:
+            container["envFrom"] = [{"secretRef": {"name": self.name}}]
+        pod["serviceAccountName"] = self.name
+        pod["volumes"] = [
+            *pod["volumes"],
+            {"name": "home", "emptyDir": {}},
+            {"name": "files", "configMap": {"name": self.name}},
+            {"name": "account", "projected": {"sources": _make_account()}},
+        ]
+        spec = {"backoffLimit": 0, "template": {"metadata": {"labels": make_labels(self.name)}, "spec": pod}}
+        return self._make("batch/v1", "Job", {"spec": spec})
+
+    def make_rest(self, uid: str) -> list[Manifest]:
+        """What belongs to the job with this uid."""
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": uid}
+        rbac = "rbac.authorization.k8s.io"
+        subject = {"kind": "ServiceAccount", "name": self.name}
+        role = {"apiGroup": rbac, "kind": "Role", "name": self.name}
+        rest = [
+            self._make("v1", "ServiceAccount", {}, owner),
+            self._make(f"{rbac}/v1", "Role", {"rules": [*_RULES]}, owner),
+            self._make(f"{rbac}/v1", "RoleBinding", {"subjects": [subject], "roleRef": role}, owner),
+            self._make("v1", "ConfigMap", {"binaryData": {k: _encode(data) for k, data in self.files.items()}}, owner),
+        ]
+        if self.secrets:
+            data = {name: _encode(value.encode()) for name, value in self.secrets.items()}
+            rest.append(self._make("v1", "Secret", {"data": data}, owner))
+        return rest
+
+    def _make(
+        self, version: str, kind: str, body: Mapping[str, Any], owner: Mapping[str, Any] | None = None
+    ) -> Manifest:
+        owners = {} if owner is None else {"ownerReferences": [owner]}
+        metadata = {"name": self.name, "labels": make_labels(self.name), **owners}
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
+
+
+def _make_account() -> list[Manifest]:
+    """The account's token, as Kubernetes mounts it where that is not turned off."""
+    namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
+    return [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,79 @@
+"""The job that makes a run's pods, and makes another one for each that Kubernetes takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.kubernetes.pod import QUEUE, Manifest, make_labels, make_name, make_pod_spec
+from launcher.spec.pods import PodsSpec
+from worker_entry.system import pod_keeper
+
+JOB_NAME_LENGTH = 52
+"""Characters of a job's name: those of its pods have a suffix."""
+TERMINATION_S = 15.0
+"""How much longer a pod may take to end than its tasks have."""
+UNMET_S = 86_400.0
+"""After so long without an agent, a pod ends: its controller is gone."""
+KEPT_S = 3600
+"""How long the record of such a job remains."""
+RETRIES = 1_000_000
+"""Pods that may be lost: the run itself counts its restarts."""
+
+
+def make_job(
+    source: PodsSpec,
+    template: Mapping[str, Any],
+    *,
+    run: str,
+    grace_s: float,
+    idle_s: float,
+    owner: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """The job.
+
+    Args:
+        source: what its pods have.
+        template: see `make_pod_spec`.
+        run: the run's name.
+        grace_s: how long tasks have to save when a pod is taken away.
+        idle_s: after so long without any process of ours a pod ends.
+        owner: the reference to the object with which the job is deleted.
+    """
+    name = make_name(run, JOB_NAME_LENGTH)
+    keeper = Path(pod_keeper.__file__).read_text(encoding="utf-8")
+    first_s = max(source.wait_s + idle_s, UNMET_S)
+    pod = make_pod_spec(
+        source,
+        template,
+        command=[source.python or "python3", "-c", keeper, str(first_s), str(idle_s)],
+        grace_s=grace_s + TERMINATION_S,
+    )
+    given: Mapping[str, Any] = template.get("metadata") or {}
+    labels = {**(given.get("labels") or {}), **make_labels(name)}
+    annotations = {"kubectl.kubernetes.io/default-container": pod["containers"][0]["name"]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "labels": {**make_labels(name), **({QUEUE: source.queue} if source.queue else {})},
+            **({"ownerReferences": [owner]} if owner is not None else {}),
+        },
+        "spec": {
+            "parallelism": source.count,
+            "completions": source.count,
+            "backoffLimit": RETRIES,
+            "ttlSecondsAfterFinished": KEPT_S,
+            # Admission by Kueue begins with a suspended job; it resumes it when there is room for all pods.
+            **({"suspend": True} if source.queue else {}),
+            "template": {
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {**annotations, **(given.get("annotations") or {})},
+                },
+                "spec": pod,
+            },
+        },
+    }

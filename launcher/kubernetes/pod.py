@@ -1,0 +1,113 @@
+"""The pods of a cluster as manifests, but for what runs in them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.spec.pods import PodsSpec
+
+Manifest = dict[str, Any]
+"""An object of Kubernetes, or a part of one, as YAML has it."""
+
+RUN = "distlaunch/run"
+"""The label with the name of the run that made an object."""
+MANAGED_BY = "app.kubernetes.io/managed-by"
+QUEUE = "kueue.x-k8s.io/queue-name"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a file system's place, not a file's
+CLAIM = "claim-"
+"""How the names of volumes begin that are persistent."""
+_LABEL_LENGTH = 63
+
+
+def make_name(text: str, length: int = _LABEL_LENGTH) -> str:
+    """The text as the name of an object whose pods are named after it: a DNS label.
+
+    Args:
+        text: what it is called elsewhere.
+        length: characters that it may have; the names of pods have more than those of their owner.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return name[:length].strip("-") or "run"
+
+
+def make_labels(run: str) -> dict[str, str]:
+    """The labels of all that belongs to a run."""
+    return {RUN: run, MANAGED_BY: "distlaunch"}
+
+
+def make_pod_spec(
+    source: PodsSpec,
+    template: Mapping[str, Any],
+    *,
+    command: Sequence[str],
+    grace_s: float,
+    env: Sequence[Mapping[str, Any]] = (),
+    container: Mapping[str, Any] | None = None,
+    pod: Mapping[str, Any] | None = None,
+    mounts: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]] = (),
+) -> Manifest:
+    """The `spec` of a pod.
+
+    Args:
+        source: what each pod has.
+        template: the user's own manifest of a pod, on which ours is based; may be empty.
+        command: what the container runs.
+        grace_s: from SIGTERM to SIGKILL.
+        env: variables of the container.
+        container: more fields of the container; `template` goes before them.
+        pod: more fields of the pod; `template` goes before them.
+        mounts: more volumes, each with how the container mounts it.
+    """
+    given: Manifest = copy.deepcopy(dict(template.get("spec") or {}))
+    first, *others = given.get("containers") or [{}]
+    mounted: list[Mapping[str, Any]] = [{"name": "shared-memory", "mountPath": SHARED_MEMORY}]
+    mounted += [{"name": make_name(f"{CLAIM}{claim}"), "mountPath": path} for claim, path in source.volumes.items()]
+    mounted += [mount for _, mount in mounts]
+    volumes: list[Mapping[str, Any]] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    volumes += [
+        {"name": make_name(f"{CLAIM}{claim}"), "persistentVolumeClaim": {"claimName": claim}}
+        for claim in source.volumes
+    ]
+    volumes += [volume for volume, _ in mounts]
+    ours = {each["name"] for each in env}  # the last one of a name counts, and server-side apply refuses two
+    made = {
+        "name": "node",
+        **(container or {}),
+        **first,
+        "image": source.image,
+        "command": [*command],
+        "env": [*(each for each in first.get("env") or () if each.get("name") not in ours), *env],
+        "resources": _merge(first.get("resources") or {}, make_resources(source)),
+        "volumeMounts": [*(first.get("volumeMounts") or ()), *mounted],
+    }
+    return {
+        "automountServiceAccountToken": False,
+        **(pod or {}),
+        **given,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(grace_s),
+        **({"priorityClassName": source.priority_class} if source.priority_class else {}),
+        "containers": [{name: value for name, value in made.items() if value not in ([], {})}, *others],
+        "volumes": [*(given.get("volumes") or ()), *volumes],
+    }
+
+
+def make_resources(source: PodsSpec) -> Manifest:
+    """What each pod asks for and may use."""
+    requests = {"cpu": source.cpus, "memory": source.memory}
+    limits = {"memory": source.memory, source.gpu_resource: str(source.gpus) if source.gpus else None}
+    parts = {"requests": requests, "limits": limits}
+    chosen = {part: {name: value for name, value in values.items() if value} for part, values in parts.items()}
+    return {part: values for part, values in chosen.items() if values}
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Manifest:
+    """Both; where both say something, `over` does."""
+    merged = {**under, **over}
+    for name in under.keys() & over.keys():
+        if isinstance(under[name], Mapping) and isinstance(over[name], Mapping):
+            merged[name] = _merge(under[name], over[name])
+    return merged

@@ -1,0 +1,62 @@
+"""Asks other programs of this machine, such as those of Slurm and Kubernetes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launcher.errors import DistlaunchError
+
+EVIDENCE_LINES = 5
+"""Lines of a program's stderr that an error shows."""
+_NOISE = re.compile(r"[IWE][0-9]{4} [0-9:.]+ +[0-9]+ \S+\.go:")
+"""How kubectl's own log begins, which says the same as its last line."""
+
+
+def call_program(
+    words: Sequence[str],
+    failure: type[DistlaunchError],
+    *,
+    stdin: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    limit_s: float,
+    name: str = "",
+    missing: str = "",
+) -> str:
+    """What the program prints.
+
+    Args:
+        words: the program and its arguments.
+        failure: the error to raise.
+        stdin: what it reads; by default, nothing.
+        environ: its environment, if it is not ours.
+        limit_s: how long it may take.
+        name: what it is called in errors; by default, its first word.
+        missing: a hint for a program that is not there.
+
+    Raises:
+        DistlaunchError: the program cannot be run, failed, or was too slow; of the class `failure`.
+    """
+    name = name or words[0]
+    try:
+        done = subprocess.run(
+            words,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            env=environ,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+            start_new_session=True,  # the terminal's Ctrl-C is ours to handle
+        )
+    except OSError as error:
+        raise failure(f"cannot run {words[0]}: {error.strerror}", hint=missing) from None
+    except subprocess.TimeoutExpired:
+        raise failure(f"{name} did not answer within {limit_s:g} s") from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip() and not _NOISE.match(line)]
+        raise failure(f"{name} ended with status {done.returncode}", evidence=lines[-EVIDENCE_LINES:])
+    return done.stdout

@@ -1,0 +1,185 @@
+"""A Kubernetes cluster whose one node is this machine, which mounts its own Python and TensorFlow into the pods.
+
+DISTLAUNCH_KUBERNETES names its folder: `kubeconfig` reaches it, `docker.sock` is the engine of its containers, and
+NAME.pid has the pid of each of its daemons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.polling import eventually
+from tests.witness import wait_until
+
+IMAGE = "distlaunch-test-node:local"
+FOLDER = "DISTLAUNCH_KUBERNETES"
+MAY_SKIP = "DISTLAUNCH_NO_KUBERNETES"
+ROOT = Path(__file__).parents[1]
+LINKS = ("bin", "sbin", "lib", "lib64")
+FOLDERS = ("dev", "etc", "home", "proc", "root", "sys", "tmp", "usr")
+
+
+@dataclass(frozen=True)
+class KubernetesCluster:
+    """A cluster. `folder`: see the module."""
+
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"KUBECONFIG": str(self.folder / "kubeconfig")}
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
+        """What `kubectl` prints."""
+        done = subprocess.run(
+            ["kubectl", *words],
+            env={**os.environ, **self.env},
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def show(self, *words: str) -> list[dict[str, Any]]:
+        """The objects of a kind."""
+        items: list[dict[str, Any]] = json.loads(self.kubectl("get", *words, "-o", "json"))["items"]
+        return items
+
+    def pods(self, phase: str = "") -> list[str]:
+        """The names of our pods that are not being deleted."""
+        found = self.show("pods", "--selector=app.kubernetes.io/managed-by=distlaunch")
+        return [
+            pod["metadata"]["name"]
+            for pod in found
+            if "deletionTimestamp" not in pod["metadata"] and (not phase or pod["status"].get("phase") == phase)
+        ]
+
+    def daemon(self, name: str) -> psutil.Process:
+        return psutil.Process(int((self.folder / f"{name}.pid").read_text()))
+
+    def restart(self, name: str, *, down_s: float = 0.0) -> None:
+        """Ends a daemon and starts it again with the same command."""
+        command = self.stop(name)
+        if down_s:
+            signal.sigtimedwait([], down_s)
+        self.start(name, command)
+
+    def stop(self, name: str) -> tuple[list[str], str]:
+        """Ends a daemon; returns its command and its folder."""
+        process = self.daemon(name)
+        command = process.cmdline(), process.cwd()
+        process.terminate()
+        gone, _ = psutil.wait_procs([process], 20)
+        if not gone:
+            process.kill()
+        return command
+
+    def start(self, name: str, command: tuple[list[str], str]) -> None:
+        words, folder = command
+        with (self.folder / "log" / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                words, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        (self.folder / f"{name}.pid").write_text(str(process.pid))
+
+    def await_api(self) -> None:
+        eventually(lambda: self.kubectl("get", "--raw", "/readyz"), 60)
+
+    def await_node(self) -> None:
+        def is_ready() -> bool:
+            return " Ready" in self.kubectl("get", "nodes", "--no-headers", check=False)
+
+        wait_until(is_ready, "the node is ready", 60)
+
+    def await_empty(self) -> None:
+        """Waits until no object of ours is left."""
+        kinds = "pods,jobs,configmaps,secrets,networkpolicies,roles,rolebindings,serviceaccounts"
+        selector = "--selector=app.kubernetes.io/managed-by=distlaunch"
+        wait_until(lambda: self.show(kinds, selector) == [], "nothing of ours is left", 60)
+
+    @contextlib.contextmanager
+    def running_pod(self, folder: Path) -> Iterator[str]:
+        """A pod that waits, which sees this folder at its own place."""
+        name = f"test-{secrets.token_hex(4)}"
+        pod = json.loads(self.write_template(folder, folder).read_text())
+        pod |= {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+        pod["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+        pod["spec"]["containers"][0] |= {"image": IMAGE, "command": ["sleep", "600"]}
+        self.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+        self.kubectl("wait", "--for=condition=Ready", "--timeout=60s", f"pod/{name}")
+        try:
+            yield name
+        finally:
+            self.kubectl("delete", "pod", name, "--grace-period=0", "--force")
+
+    def write_template(self, folder: Path, *shared: Path, env: Mapping[str, str] = MappingProxyType({})) -> Path:
+        """The manifest of a pod in which this machine's programs are, and these folders, to which it may write.
+
+        `env`: variables of all processes in it.
+        """
+        python = [sys.prefix, sys.base_prefix]
+        places = [*dict.fromkeys(["/usr", "/etc", *python, str(ROOT)])]
+        volumes: list[dict[str, Any]] = []
+        mounts: list[dict[str, Any]] = []
+        for index, place in enumerate([*places, *map(str, shared)]):
+            volumes.append({"name": f"v{index}", "hostPath": {"path": place}})
+            mounts.append({"name": f"v{index}", "mountPath": place, "readOnly": index < len(places)})
+        variables = [{"name": name, "value": value} for name, value in env.items()]
+        container = {"name": "node", "imagePullPolicy": "Never", "volumeMounts": mounts, "env": variables}
+        path = folder / "pod.json"
+        path.write_text(json.dumps({"spec": {"containers": [container], "volumes": volumes}}))
+        return path
+
+
+def find_cluster() -> KubernetesCluster:
+    """The cluster, with the image of the tests; skips the test where there is none."""
+    folder = os.environ.get(FOLDER, "")
+    if not folder:
+        message = f"no cluster: {FOLDER} names none"
+        assert os.environ.get(MAY_SKIP) or not os.environ.get("DISTLAUNCH_NO_SKIPS"), message
+        pytest.skip(message)
+    cluster = KubernetesCluster(Path(folder))
+    _make_image(cluster)
+    return cluster
+
+
+def _make_image(cluster: KubernetesCluster) -> None:
+    """An image of empty folders: what is in them is mounted."""
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        for name in FOLDERS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            archive.addfile(entry)
+        for name in LINKS:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            archive.addfile(entry)
+    run_docker(cluster, "import", "-", IMAGE, stdin=tar.getvalue())
+
+
+def run_docker(cluster: KubernetesCluster, *words: str, stdin: bytes = b"") -> str:
+    """What Docker's client prints; the engine is that of the cluster."""
+    env: Mapping[str, str] = {**os.environ, "DOCKER_HOST": f"unix://{cluster.folder}/docker.sock"}
+    done = subprocess.run(["docker", *words], env=env, input=stdin, capture_output=True, timeout=60, check=True)
+    return done.stdout.decode()

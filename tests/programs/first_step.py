@@ -1,0 +1,37 @@
+"""Does one all-reduce and writes when: first_step.py FOLDER. The first time, worker 1 then ends with status 143.
+
+Ends once every worker has done its second one.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import tensorflow as tf
+
+folder = Path(sys.argv[1])
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+@tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+def step() -> tf.Tensor:
+    return strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None)
+
+
+step()
+now = time.time()
+died = folder / "died"
+if died.exists():
+    (folder / f"again-{task['index']}").write_text(str(now))
+    sys.exit()
+(folder / f"first-{task['index']}").write_text(str(now))
+while task["index"] == 1 and not (folder / "first-0").exists():
+    time.sleep(0.01)
+if task["index"] == 1:
+    died.write_text(str(time.time()))
+    os._exit(143)  # the first process of a container cannot kill itself
+while True:
+    step()

@@ -1,0 +1,39 @@
+"""The exit statuses by which a task's pod tells Kubernetes what to do next."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+OK = 0
+FAILED = 1
+"""The program failed: a restart counts."""
+USAGE = 2
+"""The program cannot be started, or refuses its arguments: a restart would not help."""
+INFRASTRUCTURE = 3
+"""The cluster did not form in time: a restart counts."""
+SAVED = 42
+"""PreemptionCheckpointHandler has saved: a restart is free."""
+COLLATERAL = 76
+"""The task failed only because a peer was gone, whose own status decides."""
+NO_PROGRESS = 93
+"""The next attempt would come no further."""
+KILLED = 128 + signal.SIGKILL
+TERMINATED = 128 + signal.SIGTERM
+"""The task was asked to stop: a restart is free."""
+
+PREEMPTED = (SAVED, TERMINATED)
+HOPELESS = (USAGE, NO_PROGRESS)
+
+_RETRIED = 138
+"""What TFJob calls the user's own retryable error."""
+FOR_TFJOB: Mapping[int, int] = {SAVED: TERMINATED, COLLATERAL: _RETRIED}
+"""TFJob restarts a pod after any status from 128 on, and after no other: it has no rules of its own for statuses."""
+
+
+def for_tfjob(status: int) -> int:
+    """The status by which TFJob does what `status` means."""
+    if status in FOR_TFJOB:
+        return FOR_TFJOB[status]
+    # TFJob cannot limit restarts, so whatever would count must not be repeated.
+    return FAILED if status >= 128 and status != TERMINATED else status
