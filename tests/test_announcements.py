@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -139,8 +139,11 @@ class TakesAway:
     def forget(self) -> None:
         pass
 
-    def find_end(self) -> EndAnnounced | None:
+    def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
         return self.end
+
+    def release(self) -> int | None:
+        return None
 
     def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
         answer(self.end)

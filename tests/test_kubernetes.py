@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -59,6 +61,10 @@ class Run:
         """Of the first attempt."""
         found: dict[str, Any] = self.report["attempts"][0]["verdict"]
         return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        entries = map(json.loads, (self.directory / "events.jsonl").read_text().splitlines())
+        return [entry for entry in entries if entry["event"] == kind]
 
     def log(self, worker: int, attempt: int = 1) -> str:
         path = self.directory / f"attempt-{attempt}" / f"worker-{worker}.log"
@@ -164,6 +170,21 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
         said = {run.log(worker).splitlines()[-1] for worker in range(pods)}
         assert len(said) == 1, said
         assert next(iter(said)).startswith(f"{pods} replicas, loss ")
+
+
+def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    run = begin(cluster, tmp_path, saving(100))
+    run.await_steps()
+    plan = json.loads((run.directory / "plan.json").read_text())
+    for task in plan["tasks"]:
+        host, _, port = task["address"].rpartition(":")
+        with socket.create_connection((host, int(port)), 5) as stranger:  # this machine is none of the cluster's
+            stranger.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    run.await_end()
+    strangers = [event for event in run.events("stranger-refused") if event["count"]]
+    assert {event["task"] for event in strangers} == {"worker:0", "worker:1"}
 
 
 # --- pods are taken away ---
@@ -325,6 +346,19 @@ def test_pods_without_room_are_waited_for_and_named(cluster: KubernetesCluster, 
     assert "0 of 2 pods run within 8 s" in run.said
 
 
+def test_a_quota_is_told_as_the_reason(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    cluster.kubectl("create", "namespace", "small")
+    try:
+        cluster.kubectl("create", "quota", "one", "--hard=pods=1", "--namespace=small")
+        run = begin(cluster, tmp_path, saving(1), pods="count: 2, namespace: small, wait_s: 10")
+        run.await_end(status=3)
+        assert "1 of 2 pods run within 10 s" in run.said
+        assert "exceeded quota: one" in run.said
+        assert "worker:1: Failed" in run.said
+    finally:
+        cluster.kubectl("delete", "namespace", "small")
+
+
 def test_a_signal_ends_the_wait_for_pods(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(1), pods="count: 2, gpus: 1")
     wait_until(lambda: "Insufficient nvidia.com/gpu" in run.said, "it waits")
@@ -362,6 +396,28 @@ def write_config(cluster: KubernetesCluster, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.tensorflow
+def test_an_unmodified_fit_trains_on_pods_of_a_controller_in_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:
+    env = {"KUBECONFIG": str(write_config(cluster, tmp_path))}
+    template = cluster.write_template(tmp_path, tmp_path, env=env)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"nodes: {{from: kubernetes, image: '{IMAGE}', template: {template}, count: 2, "
+        f"python: {distlaunch_command()[0]}}}\nprogram: {{script: {PROGRAMS / 'plain_fit.py'}}}\n"
+        f"checkpoint_directory: {tmp_path}\n"
+    )
+    done = call(cluster, "submit", "--json", str(spec))
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)["job"]
+    try:
+        cluster.kubectl("wait", "--for=condition=Complete", "--timeout=80s", f"job/{job}")
+    finally:
+        said = cluster.kubectl("logs", f"job/{job}", "--tail=-1")
+        cluster.kubectl("delete", "job", job)
+    assert said.count("2 replicas, loss ") == 2, said
+    assert "0 processes left on 2 nodes, 0 pods left" in said
+
+
 def test_a_run_in_a_pod_makes_its_pods_with_few_rights_and_all_goes_with_its_job(
     cluster: KubernetesCluster, tmp_path: Path
 ) -> None:
@@ -374,6 +430,7 @@ def test_a_run_in_a_pod_makes_its_pods_with_few_rights_and_all_goes_with_its_job
     project.mkdir()
     show = "import os\nprint(os.environ['API_TOKEN'][::-1], os.environ['PRICE'], flush=True)\n"
     (project / "saves.py").write_text(f"{show}{Path(SAVES).read_text()}")
+    (project / "saves.py").chmod(0o755)
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         f"name: test\nnodes: {{from: kubernetes, image: '{IMAGE}', template: {template}, count: 2, "

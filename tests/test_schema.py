@@ -44,6 +44,8 @@ class TestSpec:
             assert not accepts(schema, {**spec, "nodse": []}), file
             if spec["nodes"] == "slurm":
                 spec["nodes"] = "slrum"
+            elif isinstance(spec["nodes"], dict):
+                spec["nodes"]["imgae"] = "an-image"
             else:
                 spec["nodes"][0]["prot"] = 2222
             assert not accepts(schema, spec), file

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import UsageError
 from launcher.kubernetes.entry import ENTRY, LIMIT, PROGRAM, PackedFile, make_entry, pack, too_large
 from launcher.kubernetes.export import choose_pods, make_export
 from launcher.kubernetes.exported import Export, Kind
-from launcher.kubernetes.template import read_template
 from launcher.run.naming import current_directory
+from launcher.run.pod_nodes import read_pod_template
 from launcher.run.sync import make_bundle
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.parts import SyncSpec
@@ -36,19 +35,11 @@ def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mappi
         UsageError: the spec says what no manifest can, or a file cannot be read.
     """
     pods = choose_pods(spec, image, volumes)
-    template = _read_template(Path(pods.template)) if pods.template is not None else {}
+    template = read_pod_template(pods, str(current_directory()))
     files = {ENTRY: _make_entry(demo=spec.program.module == DEMO_MODULE)}
     if spec.sync is not None:
-        files[PROGRAM] = pack(_read_program(spec.sync))
+        files[PROGRAM] = pack_program(spec.sync)
     return make_export(spec, kind, pods, template=template, files=files)
-
-
-def _read_template(path: Path) -> Mapping[str, Any]:
-    try:
-        return read_template(path.expanduser().read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"cannot read {path}: {reason}", hint="correct `nodes.template`") from None
 
 
 @functools.cache
@@ -62,6 +53,15 @@ def _read_sources(*, demo: bool) -> Iterator[PackedFile]:
         inner = path.relative_to(PACKAGE)
         if demo or inner.parts[0] != _DEMO:
             yield PackedFile(str(Path(PACKAGE.name, inner)), path.read_bytes())
+
+
+def pack_program(sync: SyncSpec) -> bytes:
+    """The program's folder as an archive.
+
+    Raises:
+        UsageError: it cannot be read, or is far too large for a pod's files.
+    """
+    return pack(_read_program(sync))
 
 
 def _read_program(sync: SyncSpec) -> Iterator[PackedFile]:

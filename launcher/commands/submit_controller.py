@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from launcher.commands.export import pack_program
 from launcher.errors import UsageError
 from launcher.kubernetes.calls import Kubectl
 from launcher.kubernetes.controller import ARCHIVE, FILES, FILES_LIMIT, SPEC, TEMPLATE, ControllerJob
@@ -17,12 +15,10 @@ from launcher.plan.rendering import render_spec
 from launcher.run.naming import current_directory, make_run_id
 from launcher.run.node_list import expect
 from launcher.run.pod_nodes import read_pod_template
-from launcher.run.sync import Bundle, make_bundle
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.pods import PodsSpec
 from launcher.spec.redaction import is_secret
-from launcher.wording import count_of
 
 CONTROLLER_NAME_LENGTH = 57
 """Characters of its name: the job's pod has a suffix."""
@@ -56,7 +52,7 @@ def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> C
     inner = source.changed(context=None, template=f"{FILES}/{TEMPLATE}" if template else None)
     files = {TEMPLATE: json.dumps(template).encode()} if template else {}
     if spec.sync is not None:
-        files[ARCHIVE] = _pack(make_bundle(spec.sync, Path(cwd)))
+        files[ARCHIVE] = pack_program(spec.sync)
     given = spec.changed(
         nodes=Nodes((), inner),
         env={name: value for name, value in spec.env.items() if name not in secrets},
@@ -105,16 +101,3 @@ def submit(job: ControllerJob) -> SubmittedController:
         kubectl.call("delete", "job", job.name, "--wait=false")
         raise
     return SubmittedController(job.name, kubectl)
-
-
-def _pack(bundle: Bundle) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for entry in bundle.entries:
-            try:
-                archive.write(bundle.root / entry.path, entry.path)
-            except (OSError, ValueError) as error:
-                raise UsageError(
-                    f"cannot read {entry.path} of {count_of(len(bundle.entries), 'file')}: {error}"
-                ) from None
-    return packed.getvalue()

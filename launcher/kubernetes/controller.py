@@ -26,7 +26,9 @@ import os, sys, zipfile
 os.makedirs({PROJECT!r}, exist_ok=True)
 os.chdir({PROJECT!r})
 if os.path.exists({FILES + "/" + ARCHIVE!r}):
-    zipfile.ZipFile({FILES + "/" + ARCHIVE!r}).extractall()
+    with zipfile.ZipFile({FILES + "/" + ARCHIVE!r}) as archive:
+        for entry in archive.infolist():
+            os.chmod(archive.extract(entry), entry.external_attr >> 16)
 os.execv(sys.executable, [sys.executable, "-m", "launcher", "up", "--no-live", *sys.argv[1:], {FILES + "/" + SPEC!r}])
 """
 _RULES: Sequence[Mapping[str, Sequence[str]]] = (

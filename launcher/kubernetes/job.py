@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.kubernetes.pod import QUEUE, Manifest, make_labels, make_name, make_pod_spec
 from launcher.spec.pods import PodsSpec
-from worker_entry.system import pod_keeper
+from worker_entry.pod import keeper
 
 JOB_NAME_LENGTH = 52
 """Characters of a job's name: those of its pods have a suffix."""
@@ -42,12 +42,12 @@ def make_job(
         owner: the reference to the object with which the job is deleted.
     """
     name = make_name(run, JOB_NAME_LENGTH)
-    keeper = Path(pod_keeper.__file__).read_text(encoding="utf-8")
+    text = Path(keeper.__file__).read_text(encoding="utf-8")
     first_s = max(source.wait_s + idle_s, UNMET_S)
     pod = make_pod_spec(
         source,
         template,
-        command=[source.python or "python3", "-c", keeper, str(first_s), str(idle_s)],
+        command=[source.python or "python3", "-c", text, str(first_s), str(idle_s)],
         grace_s=grace_s + TERMINATION_S,
     )
     given: Mapping[str, Any] = template.get("metadata") or {}

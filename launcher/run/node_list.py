@@ -106,7 +106,7 @@ def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> Clus
         }
         for index, (name, address) in enumerate(pods)
     ]
-    return take(spec, nodes, "the pods")
+    return take(spec, nodes, "what `nodes:` asks for")
 
 
 def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> ClusterSpec:
@@ -118,7 +118,7 @@ def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> 
     try:
         return take_fields(spec, nodes)
     except NodeListError as error:
-        raise UsageError(f"the spec does not fit {source}", evidence=error.mistakes) from None
+        raise UsageError(f"{source} does not fit the spec", evidence=error.mistakes) from None
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, WithJsonSchema
 
 from launcher.spec.fields import LIMITED_S, AtMost, FilledText, Seconds
 from launcher.spec.parts import Model
@@ -12,7 +12,12 @@ from launcher.spec.parts import Model
 KUBERNETES: Literal["kubernetes"] = "kubernetes"
 """As the `from` of a spec's nodes: pods that the run makes."""
 
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$", max_length=20)]
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+Quantity = Annotated[
+    str,
+    StringConstraints(pattern=_QUANTITY, max_length=20),
+    WithJsonSchema({"type": ["string", "number"], "pattern": _QUANTITY}),
+]
 """An amount as Kubernetes writes it: `500m`, `4`, `16Gi`."""
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 _Resource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9./_-]*$", max_length=253)]

@@ -1,1 +1,1 @@
-"""A task in a pod without an agent: runs the program, and tells Kubernetes how it ended by status and message."""
+"""The first process of a pod: a task without an agent, whose end it tells to Kubernetes; or a keeper for agents."""
