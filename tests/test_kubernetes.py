@@ -221,6 +221,36 @@ def test_an_evicted_pod_is_replaced(cluster: KubernetesCluster, tmp_path: Path) 
     assert run.verdict["reference"] == "preempted", run.said
 
 
+def test_a_pod_that_makes_room_for_a_more_urgent_one_is_told_as_that(
+    cluster: KubernetesCluster, tmp_path: Path
+) -> None:
+    [node] = cluster.show("nodes")
+    cores = int(node["status"]["allocatable"]["cpu"])
+    run = begin(cluster, tmp_path, saving(300), pods=f"count: 2, cpus: {cores * 400}m")
+    run.await_steps()
+    meta = {"metadata": {"name": "urgent"}}
+    scheduling = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1000}
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps({**scheduling, **meta}))
+    try:
+        pod = json.loads(cluster.write_template(tmp_path).read_text()) | {"apiVersion": "v1", "kind": "Pod"} | meta
+        pod["spec"] |= {"priorityClassName": "urgent", "terminationGracePeriodSeconds": 1}
+        requests = {"resources": {"requests": {"cpu": f"{cores * 400}m"}}}
+        pod["spec"]["containers"][0] |= {"image": IMAGE, "command": ["sleep", "600"], **requests}
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
+        try:
+            cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "pod/urgent")
+            wait_until(lambda: "Waiting for 1 of 2 pods" in run.said, "it waits for room", 60)
+        finally:
+            cluster.kubectl("delete", "pod", "urgent")
+    finally:
+        cluster.kubectl("delete", "priorityclass", "urgent")
+    run.await_end()
+    run.assert_resumed()
+    assert run.verdict["reference"] == "preempted"
+    assert "was preempted by another pod" in run.verdict["message"], run.verdict
+    assert "1 Insufficient cpu" in run.said
+
+
 def test_a_pod_without_grace_is_gone_at_once(cluster: KubernetesCluster, tmp_path: Path) -> None:
     run = begin(cluster, tmp_path, saving(300))
     run.await_steps()

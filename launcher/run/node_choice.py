@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
@@ -11,7 +11,6 @@ from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
 from launcher.run.context import AttemptSetup
 from launcher.run.node_links import NodeLinks
-from launcher.spec.nodes import NodeSpec
 from worker_entry.protocol.orders import Goodbye
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
@@ -62,11 +61,13 @@ class NodeChoice:
             ready = self._links.ready
             self.lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
             self._links.forget(state.lost.keys())
+        if state.announced is not None and state.announced.replaced:
+            self._leave({state.announced.node}, state.empty)  # it may end now; others may wait for its room
         planner = self._relist(self._planner, is_wanted)
         if planner is self._planner and not state.lost:
             return chosen
         if planner is not self._planner:
-            self._leave(self._planner.spec.nodes, planner.spec.nodes, state.empty)
+            self._leave({node.host for node in self._planner.spec.nodes if node not in planner.spec.nodes}, state.empty)
             self._console.note(f"The nodes are now {', '.join(node.host for node in planner.spec.nodes)}")
         self._planner = planner
         again = self.choose()
@@ -82,9 +83,14 @@ class NodeChoice:
         """When the tasks of lost nodes have certainly ended, in monotonic seconds, for those that may still run."""
         return {node: until for node, until in self._links.fences.items() if node in self.lost}
 
-    def _leave(self, earlier: Sequence[NodeSpec], now: Sequence[NodeSpec], empty: Collection[str]) -> None:
-        """Closes the links to nodes that are not used as they were; nodes whose tasks may still run count as lost."""
-        left = {node.host for node in earlier if node not in now and node.host in self._links.ready}
+    def _leave(self, nodes: Collection[str], empty: Collection[str]) -> None:
+        """Closes the links to nodes that are not used as they were; nodes whose tasks may still run count as lost.
+
+        Args:
+            nodes: those nodes.
+            empty: the nodes on which nothing of the last attempt runs.
+        """
+        left = self._links.ready.keys() & nodes
         for node in left:
             self._links.send(node, Goodbye())
         self._links.forget(left)
