@@ -54,7 +54,7 @@ class KubernetesCluster:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=200,
             check=False,
         )
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
@@ -115,7 +115,8 @@ class KubernetesCluster:
         """Waits until no object of ours is left."""
         kinds = "pods,jobs,configmaps,secrets,networkpolicies,roles,rolebindings,serviceaccounts"
         selector = "--selector=app.kubernetes.io/managed-by=distlaunch"
-        wait_until(lambda: self.show(kinds, selector) == [], "nothing of ours is left", 60)
+        # A controller in a pod asks the API server, which may leave it without an answer for 30 s, a second time.
+        wait_until(lambda: self.show(kinds, selector) == [], "nothing of ours is left", 120)
 
     @contextlib.contextmanager
     def running_pod(self, folder: Path) -> Iterator[str]:

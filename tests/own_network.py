@@ -7,6 +7,7 @@ import ctypes
 import os
 import socket
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.namespaces import IP
@@ -46,10 +47,15 @@ def call(source: str, port: int, destination: str | None = None) -> socket.socke
     return caller
 
 
-def networks() -> set[str]:
-    """The networks in which processes of this machine live."""
+def networks(machines: Collection[Path] = ()) -> set[str]:
+    """The networks in which processes of this machine live.
+
+    `machines`: if given, only of processes with one of these names of a machine, each the link in `ns/uts`: containers
+    of other tests come and go.
+    """
     found = set()
-    for process in Path("/proc").glob("[0-9]*/ns/net"):
+    for process in Path("/proc").glob("[0-9]*/ns"):
         with contextlib.suppress(OSError):
-            found.add(str(process.readlink()))
+            if not machines or (process / "uts").readlink() in machines:
+                found.add(str((process / "net").readlink()))
     return found

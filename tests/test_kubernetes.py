@@ -177,11 +177,13 @@ def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, t
     run.await_steps()
     plan = json.loads((run.directory / "plan.json").read_text())
     for task in plan["tasks"]:
-        host, _, port = task["address"].rpartition(":")
-        with socket.create_connection((host, int(port)), 5) as stranger:  # this machine is none of the cluster's
+        host, port = task["address"], task["port"]
+        with (
+            contextlib.suppress(ConnectionResetError),
+            socket.create_connection((host, port), 5) as stranger,  # this machine is none of the cluster's
+        ):
             stranger.settimeout(5)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
+            assert stranger.recv(1) == b""
     run.await_end()
     strangers = [event for event in run.events("stranger-refused") if event["count"]]
     assert {event["task"] for event in strangers} == {"worker:0", "worker:1"}
@@ -434,13 +436,13 @@ def test_an_unmodified_fit_trains_on_pods_of_a_controller_in_a_pod(cluster: Kube
     spec.write_text(
         f"nodes: {{from: kubernetes, image: '{IMAGE}', template: {template}, count: 2, "
         f"python: {distlaunch_command()[0]}}}\nprogram: {{script: {PROGRAMS / 'plain_fit.py'}}}\n"
-        f"checkpoint_directory: {tmp_path}\n"
+        f"working_directory: {tmp_path}\ncheckpoint_directory: {tmp_path}\n"
     )
     done = call(cluster, "submit", "--json", str(spec))
     assert done.returncode == 0, done.stderr
     job = json.loads(done.stdout)["job"]
     try:
-        cluster.kubectl("wait", "--for=condition=Complete", "--timeout=80s", f"job/{job}")
+        cluster.kubectl("wait", "--for=condition=Complete", "--timeout=180s", f"job/{job}")
     finally:
         said = cluster.kubectl("logs", f"job/{job}", "--tail=-1")
         cluster.kubectl("delete", "job", job)

@@ -83,7 +83,8 @@ def sniffing(host: Host, word: str, found: list[int]) -> Iterator[None]:
 def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
     network: Network, tmp_path: Path, isolation: str
 ) -> None:
-    before, found = networks(), list[int]()
+    machines = [Path(f"/proc/{host.daemon.pid}/ns/uts").readlink() for host in network.hosts.values()]
+    before, found = networks(machines), list[int]()
     ports = 23700 + 10 * (isolation == "none")
     with sniffing(network.hosts["gpu-b"], WORD[:40], found):
         ran = up(network, tmp_path / "run", f"isolation: {isolation}\nports: {ports}-{ports + 9}")
@@ -92,7 +93,7 @@ def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
     assert packets > 100
     assert words > 10 if isolation == "none" else words == 0
     assert "0 processes left" in ran.stderr
-    assert networks() == before
+    assert networks(machines) == before
     hosts = "127.1.0.1 127.1.0.2" if isolation == "tunnel" else "10.77"
     assert f"met 2 at {hosts}" in ran.stdout
 

@@ -252,20 +252,27 @@ class RunPods:
 def remove_pods(kubectl: Kubectl, job: str) -> int | None:
     """Deletes a job of ours and its pods; returns how many pods are left, None if that is unknown."""
     until = time.monotonic() + END_S
-    try:
-        with contextlib.suppress(NotFoundError):
-            kubectl.call("delete", "job", job, "--cascade=background", "--wait=false")
-        while pods := [parse_pod(shown) for shown in _list_pods(kubectl, f"{RUN}={job}")]:
+    while True:
+        try:
+            return _remove(kubectl, job, until)
+        except KubernetesError:  # one answer that does not come is no reason to leave pods behind
             if time.monotonic() > until:
-                break
-            ended = [pod.name for pod in pods if pod.is_over]
-            if ended:  # all in them has ended; a kubelet may take ten more seconds to forget them
-                force = ("--grace-period=0", "--force", "--wait=false", "--ignore-not-found")
-                kubectl.call("delete", "pods", *ended, *force)
-            else:
-                time.sleep(_POLL_S)
-    except KubernetesError:
-        return None
+                return None
+            time.sleep(_POLL_S)
+
+
+def _remove(kubectl: Kubectl, job: str, until: float) -> int:
+    with contextlib.suppress(NotFoundError):
+        kubectl.call("delete", "job", job, "--cascade=background", "--wait=false")
+    while pods := [parse_pod(shown) for shown in _list_pods(kubectl, f"{RUN}={job}")]:
+        if time.monotonic() > until:
+            break
+        ended = [pod.name for pod in pods if pod.is_over]
+        if ended:  # all in them has ended; a kubelet may take ten more seconds to forget them
+            force = ("--grace-period=0", "--force", "--wait=false", "--ignore-not-found")
+            kubectl.call("delete", "pods", *ended, *force)
+        else:
+            time.sleep(_POLL_S)
     return len(pods)
 
 
