@@ -24,6 +24,11 @@ class KubernetesError(DistlaunchError):
 
     reference = "kubernetes"
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether we have no right to it, as when the job of our own pod was deleted with all that belongs to it."""
+        return any("(Forbidden)" in line or "Unauthorized" in line for line in self.evidence)
+
 
 class NotFoundError(KubernetesError):
     """There is no such object."""

@@ -255,8 +255,8 @@ def remove_pods(kubectl: Kubectl, job: str) -> int | None:
     while True:
         try:
             return _remove(kubectl, job, until)
-        except KubernetesError:  # one answer that does not come is no reason to leave pods behind
-            if time.monotonic() > until:
+        except KubernetesError as error:  # one answer that does not come is no reason to leave pods behind
+            if error.is_refusal or time.monotonic() > until:
                 return None
             time.sleep(_POLL_S)
 
