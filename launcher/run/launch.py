@@ -157,8 +157,9 @@ def conduct(
                 for finding in find_program_problems(spec, start.cwd):
                     console.warn(f"{finding.message} [{finding.reference}]")
             relist = Relisting(context, Recovery(planner.spec, start.run_id), pods)
-            if pods is not None and taken_over is not None:
-                pods.begin([node.host for node in planner.spec.nodes])
+            if taken_over is not None:
+                if pods is not None:
+                    pods.begin([node.host for node in planner.spec.nodes])
             elif start.generation or pods is not None:
                 with interrupts.raising():
                     planner = relist(planner, lambda: True)
