@@ -79,9 +79,7 @@ def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> C
 
 def render(job: ControllerJob) -> str:
     """The manifests as `kubectl create` takes them, without the values of secrets."""
-    rest = [manifest for manifest in job.make_rest("") if manifest["kind"] != "Secret"]
-    for manifest in rest:
-        del manifest["metadata"]["ownerReferences"]  # the job's uid is not known yet
+    rest = [manifest for manifest in job.make_rest() if manifest["kind"] != "Secret"]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": [*rest, job.job]}, indent=2) + "\n"
 
 

@@ -24,10 +24,9 @@ class KubernetesError(DistlaunchError):
 
     reference = "kubernetes"
 
-    @property
-    def is_refusal(self) -> bool:
-        """Whether we have no right to it, as when the job of our own pod was deleted with all that belongs to it."""
-        return any("(Forbidden)" in line or "Unauthorized" in line for line in self.evidence)
+    def says(self, words: str) -> bool:
+        """Whether the answer contains these words."""
+        return any(words in line for line in self.evidence)
 
 
 class NotFoundError(KubernetesError):
@@ -64,7 +63,7 @@ class Kubectl:
                 missing="install kubectl, which reaches the cluster by your kubeconfig",
             )
         except KubernetesError as error:
-            if any("(NotFound)" in line for line in error.evidence):
+            if error.says("(NotFound)"):
                 raise NotFoundError(error.message, evidence=error.evidence) from None
             raise
 

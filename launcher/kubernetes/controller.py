@@ -70,29 +70,27 @@ class ControllerJob:
                 {"name": "PYTHONUNBUFFERED", "value": "1"},
                 {"name": "HOME", "value": "/distlaunch"},
             ],
+            mounts=[
+                ({"name": "home", "emptyDir": {}}, {"name": "home", "mountPath": "/distlaunch"}),
+                (
+                    {"name": "files", "configMap": {"name": self.name}},
+                    {"name": "files", "mountPath": FILES, "readOnly": True},
+                ),
+                (
+                    {"name": "account", "projected": {"sources": _make_account()}},
+                    {"name": "account", "mountPath": _ACCOUNT, "readOnly": True},
+                ),
+            ],
         )
-        container = pod["containers"][0]
-        container["volumeMounts"] = [
-            *container["volumeMounts"],
-            {"name": "home", "mountPath": "/distlaunch"},
-            {"name": "files", "mountPath": FILES, "readOnly": True},
-            {"name": "account", "mountPath": _ACCOUNT, "readOnly": True},
-        ]
         if self.secrets:
-            container["envFrom"] = [{"secretRef": {"name": self.name}}]
+            pod["containers"][0]["envFrom"] = [{"secretRef": {"name": self.name}}]
         pod["serviceAccountName"] = self.name
-        pod["volumes"] = [
-            *pod["volumes"],
-            {"name": "home", "emptyDir": {}},
-            {"name": "files", "configMap": {"name": self.name}},
-            {"name": "account", "projected": {"sources": _make_account()}},
-        ]
         spec = {"backoffLimit": 0, "template": {"metadata": {"labels": make_labels(self.name)}, "spec": pod}}
         return self._make("batch/v1", "Job", {"spec": spec})
 
-    def make_rest(self, uid: str) -> list[Manifest]:
-        """What belongs to the job with this uid."""
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": uid}
+    def make_rest(self, uid: str | None = None) -> list[Manifest]:
+        """What belongs to the job with this uid; None if it is not made yet."""
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": uid} if uid is not None else None
         rbac = "rbac.authorization.k8s.io"
         subject = {"kind": "ServiceAccount", "name": self.name}
         role = {"apiGroup": rbac, "kind": "Role", "name": self.name}

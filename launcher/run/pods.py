@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from launcher.kubernetes.calls import Kubectl, KubernetesError, NotFoundError
-from launcher.kubernetes.pod import RUN, Manifest
+from launcher.kubernetes.pod import QUEUE, RUN, Manifest
 from launcher.kubernetes.pod_state import PULL_ERRORS, PodState, explain_wait, parse_pod
 
 TELL_S = 2.0
@@ -81,7 +81,7 @@ class RunPods:
         try:
             self.kubectl.create(self._manifest)
         except KubernetesError as error:
-            if not any("(AlreadyExists)" in line for line in error.evidence):
+            if not error.says("(AlreadyExists)"):
                 raise
         threading.Thread(target=self._follow, name="pods", daemon=True).start()
 
@@ -166,7 +166,9 @@ class RunPods:
     def remove(self) -> int | None:
         """Deletes the pods and their job; returns how many pods are left, None if that is unknown."""
         self.close()
-        return remove_pods(self.kubectl, self.name) if self._begun else 0
+        left = remove_pods(self.kubectl, self.name) if self._begun else 0
+        self._begun = left != 0
+        return left
 
     def _arrange(self, usable: set[str]) -> list[str]:
         """The usable pods at the places of their tasks; an empty name is a free place."""
@@ -193,7 +195,7 @@ class RunPods:
             if (job.get("spec") or {}).get("suspend"):
                 queue = (job.get("metadata") or {}).get("labels") or {}
                 words = [event for event in self.events("Job", self.name) if not event.startswith("Suspended: ")]
-                return f"not admitted yet by queue {queue.get('kueue.x-k8s.io/queue-name', '')}{_last(words)}"
+                return f"not admitted yet by queue {queue.get(QUEUE, '')}{_last(words)}"
         events = [event for event in self.events("Job", self.name) if event.startswith("Failed")]
         return events[-1] if events else "its pod has not been made yet"
 
@@ -203,7 +205,7 @@ class RunPods:
         pause_s = RETRY_S[0]
         while not self._closed.is_set():
             try:
-                self._replace([parse_pod(shown) for shown in self._list()])
+                self._replace([parse_pod(shown) for shown in _list_pods(self.kubectl, self.name)])
                 pause_s = RETRY_S[0]
                 self._process = self.kubectl.watch("pods", self.selector)
                 if self._closed.is_set():
@@ -219,9 +221,6 @@ class RunPods:
                     self._process.wait()
             self._closed.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_S[1])
-
-    def _list(self) -> Sequence[Mapping[str, Any]]:
-        return _list_pods(self.kubectl, self.selector)
 
     def _replace(self, pods: Sequence[PodState]) -> None:
         """Takes what there is now, after a time in which changes were not seen."""
@@ -256,15 +255,20 @@ def remove_pods(kubectl: Kubectl, job: str) -> int | None:
         try:
             return _remove(kubectl, job, until)
         except KubernetesError as error:  # one answer that does not come is no reason to leave pods behind
-            if error.is_refusal or time.monotonic() > until:
+            if _is_refused(error) or time.monotonic() > until:
                 return None
             time.sleep(_POLL_S)
+
+
+def _is_refused(error: KubernetesError) -> bool:
+    """Whether we have no right to it, as when the job of our own pod was deleted with all that belongs to it."""
+    return error.says("(Forbidden)") or error.says("Unauthorized")
 
 
 def _remove(kubectl: Kubectl, job: str, until: float) -> int:
     with contextlib.suppress(NotFoundError):
         kubectl.call("delete", "job", job, "--cascade=background", "--wait=false")
-    while pods := [parse_pod(shown) for shown in _list_pods(kubectl, f"{RUN}={job}")]:
+    while pods := [parse_pod(shown) for shown in _list_pods(kubectl, job)]:
         if time.monotonic() > until:
             break
         ended = [pod.name for pod in pods if pod.is_over]
@@ -276,8 +280,8 @@ def _remove(kubectl: Kubectl, job: str, until: float) -> int:
     return len(pods)
 
 
-def _list_pods(kubectl: Kubectl, selector: str) -> Sequence[Mapping[str, Any]]:
-    items: Sequence[Mapping[str, Any]] = kubectl.show("pods", f"--selector={selector}").get("items") or []
+def _list_pods(kubectl: Kubectl, job: str) -> Sequence[Mapping[str, Any]]:
+    items: Sequence[Mapping[str, Any]] = kubectl.show("pods", f"--selector={RUN}={job}").get("items") or []
     return items
 
 
