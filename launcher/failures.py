@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import EXIT_INFRASTRUCTURE, EXIT_TASK_FAILED
+from worker_entry.protocol.frozen import dataclass
 
 FailureName = Literal[
     "task-failed",

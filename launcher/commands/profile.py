@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.commands.requests import ask_profile
 from launcher.errors import DistlaunchError, UsageError
 from launcher.run.directory import RunDir
 from worker_entry.protocol.framing import parse
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.profiles import Profiled
 
 

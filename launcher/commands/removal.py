@@ -10,7 +10,6 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import RunDirectoryError, UsageError
@@ -21,6 +20,7 @@ from launcher.run.record import last_written
 from launcher.run.selection import find_runs, select_run
 from launcher.run.summary import RunSummary, summarize
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass
 
 KEEP = 20
 OLDER_THAN_S = 30 * 86_400.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -18,6 +17,7 @@ from launcher.slurm.script import render_script
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.spec.redaction import is_secret
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import clock
 
 SUBMIT_S = 60.0

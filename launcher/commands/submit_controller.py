@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from launcher.commands.export import pack_program
 from launcher.errors import UsageError
@@ -19,6 +18,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.pods import PodsSpec
 from launcher.spec.redaction import is_secret
+from worker_entry.protocol.frozen import dataclass
 
 CONTROLLER_NAME_LENGTH = 57
 """Characters of its name: the job's pod has a suffix."""

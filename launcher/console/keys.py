@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from launcher.console.live_region import LiveRegion
 from launcher.console.live_view import Asked
+from worker_entry.protocol.frozen import dataclass, replace
 
 HINT = "? keys"
 ENTER, ESCAPE, BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\b")

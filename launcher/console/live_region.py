@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from launcher.console.live_view import Asked, render_view
 from launcher.console.painting import paint, parse_line
@@ -12,6 +11,7 @@ from launcher.console.step_history import StepHistory
 from launcher.console.terminal import Size
 from launcher.report.status_report import RunStatus
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass
 
 REFRESH_S = 0.5
 """How often the status is asked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -13,6 +12,7 @@ from launcher.console.step_history import StepHistory, render_spark
 from launcher.printable import printable
 from launcher.report.status_report import NodeState, RunStatus, TaskState
 from launcher.report.status_text import render_number, render_seconds, render_size
+from worker_entry.protocol.frozen import dataclass
 
 FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
 """What matters first."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.gang.events import TaskReported
 from launcher.gang.state import AttemptState
 from launcher.spec.models import ClusterSpec
 from launcher.tasks import TaskId, parse_task_id
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Injection
 
 DONE = {"kill": "was killed", "stop": "was stopped by SIGSTOP", "exit": "was made to exit", "preempt": "was preempted"}

@@ -7,11 +7,11 @@ restarts within a period. Failures that are nobody's fault, a preemption or a ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.failures import FAILURES, is_counted
 from launcher.spec.parts import RestartSpec
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass
 
 LONGEST_PAUSE_S = 60.0
 LONG_S = 600.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Protocol
+
+from worker_entry.protocol.frozen import dataclass
 
 EXPLAINED = 0.5
 """The share of the additional time that a reason has to explain."""

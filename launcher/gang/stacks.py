@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from launcher.printable import printable
 from launcher.tasks import TaskId, name_tasks
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import CHILD
 from worker_entry.protocol.values import Activity, Place
 

@@ -11,11 +11,11 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from launcher.gang.events import TaskReported
 from launcher.gang.slowness import Pace, Reason, Use, find_reason, format_duration, median_pace
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass, replace
 
 WINDOW_S = 3.0
 """A window is at least so long; a task measures a second or more."""

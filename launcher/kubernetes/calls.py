@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import DistlaunchError
 from launcher.kubernetes.pod import Manifest
 from launcher.program_calls import call_program
+from worker_entry.protocol.frozen import dataclass
 
 POD_GONE = re.compile(r"\(NotFound\): pods|(?P<ended>completed pod|current phase is (?:Failed|Succeeded))")
 """What `kubectl exec` says of a pod that is gone. One that was deleted by force may still run on its machine."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.kubernetes.pod import Manifest, make_labels, make_pod_spec
 from launcher.spec.pods import PodsSpec
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
 
 FILES = "/distlaunch/files"
 """Where the files of the job are."""

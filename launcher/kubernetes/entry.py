@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from launcher.errors import UsageError
+from worker_entry.protocol.frozen import dataclass
 
 FOLDER = "/distlaunch"
 """Where pods find the files of their ConfigMap."""

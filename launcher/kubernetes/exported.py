@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import ClusterSpec
 from launcher.spec.pods import PodsSpec
 from launcher.tasks import TaskId, TaskType
+from worker_entry.protocol.frozen import dataclass, field
 
 Kind = Literal["jobset", "job", "tfjob", "trainjob"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

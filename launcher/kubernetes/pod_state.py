@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.gang.events import EndAnnounced
+from worker_entry.protocol.frozen import dataclass, field
 
 Shown = Mapping[str, Any]
 

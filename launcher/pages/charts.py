@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -17,6 +16,7 @@ from launcher.report.samples import (
     use_of_node,
     use_of_task,
 )
+from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.samples import GpuSample
 
 POINTS = 60_000

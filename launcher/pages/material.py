@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.report.models import AttemptReport, RunReport
 from launcher.report.run_events import Record
 from launcher.report.samples import NodeUseSample, ProgressSample, TaskUseSample
 from launcher.report.status_report import RunStatus
+from worker_entry.protocol.frozen import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from worker_entry.protocol.frozen import dataclass
 
 LARGEST = 1e300
 """Beyond it, a value cannot be rounded."""

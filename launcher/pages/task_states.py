@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from launcher.gang.events import NodeLost, TaskExited, TaskHalted, TaskListening, TaskReported, TaskStarted
 from launcher.report.models import TaskReport
 from launcher.report.run_events import Record, State
+from worker_entry.protocol.frozen import dataclass
 
 TaskStateName = Literal[
     "connecting", "importing", "forming", "training", "finishing", "held", "succeeded", "stopped", "failed", "lost"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -16,6 +15,7 @@ from launcher.report.models import AttemptReport, TaskReport
 from launcher.report.run_text import render_end
 from launcher.verdict.models import Verdict
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass
 
 Tone = Literal["good", "bad", "live", "neutral"]
 SHOWN_ATTEMPTS = 120

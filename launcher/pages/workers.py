@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 
 from launcher.pages.material import Material
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

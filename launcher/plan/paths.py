@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import AttemptFiles
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.errors import TooFewGpusError
 from launcher.spec.nodes import NodeSpec
 from launcher.spec.strategies import StrategyRules
 from launcher.tasks import TaskId
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass
 
 NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value works as well, but is less clear to a reader."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import DistlaunchError, RunDirectoryError, SpecError, TooFewGpusError, UsageError
 from launcher.spec.models import ClusterSpec
+from worker_entry.protocol.frozen import asdict, dataclass
 
 _KINDS = (SpecError, UsageError, TooFewGpusError, RunDirectoryError)
 """Errors that stay what they are; others arrive as DistlaunchError with their reference."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.printable import printable
@@ -11,6 +10,7 @@ from launcher.report.run_events import AttemptEnded, Ended, Record, State
 from launcher.spec.parts import HappeningName
 from launcher.spec.redaction import hide_text
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
 
 MESSAGE_LIMIT = 2000
 """Characters of a message: it may be that of a program's exception."""

@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
@@ -22,6 +22,7 @@ from launcher.gang.restarts import Ending
 from launcher.report.models import AttemptReport
 from launcher.tasks import TaskId
 from launcher.verdict.models import OutcomeName
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Ready
 
 StateName = Literal[

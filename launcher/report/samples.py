@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.samples import NodeSample, TaskSample
 from worker_entry.protocol.values import Progress
 

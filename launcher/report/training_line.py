@@ -5,7 +5,7 @@ An attempt that goes on from a checkpoint goes on from an earlier place of the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from worker_entry.protocol.frozen import dataclass
 
 LIMIT = 4096
 """Points that are kept; then every second one goes, and what is between two points is interpolated."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from launcher.console.writer import Console
 from launcher.gang.preflight import Preflight
@@ -18,6 +17,7 @@ from launcher.run.node_links import NodeLinks
 from launcher.run.sync import Bundle
 from launcher.run.timing import Timing
 from launcher.spec.models import ClusterSpec
+from worker_entry.protocol.frozen import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)

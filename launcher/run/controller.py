@@ -10,11 +10,11 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import UsageError
+from worker_entry.protocol.frozen import dataclass
 
 START_TOLERANCE_S = 0.05
 """The kernel measures start times in hundredths of a second."""

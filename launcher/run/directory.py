@@ -9,7 +9,6 @@ import json
 import os
 import pwd
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from launcher.run.record import read_record
 from launcher.run.replacement import replace_text
 from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
+from worker_entry.protocol.frozen import asdict, dataclass, replace
 from worker_entry.system import clock
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +15,7 @@ from launcher.report.models import AttemptReport
 from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, State, StateName, parse_records
 from launcher.report.run_report import Earlier
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.messages import Ready
 
 _GANG = get_args(gang.Event)

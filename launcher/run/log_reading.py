@@ -6,12 +6,12 @@ import contextlib
 import heapq
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.plan.paths import RunPaths
 from launcher.run.log_file import Block, LogFile
 from launcher.tasks import TaskId, TaskPattern, parse_task_id
+from worker_entry.protocol.frozen import dataclass
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,9})")
 

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from launcher.printable import printable
 from launcher.report.notification import Happening, Happenings, make_payload, make_variables
@@ -21,6 +20,7 @@ from launcher.report.status_report import RunStatus
 from launcher.run.webhook import DeliveryError, post
 from launcher.spec.redaction import hide_text
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
 
 LIMIT_S = 10.0
 """How long one delivery may take."""

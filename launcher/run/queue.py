@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.run.record import RunRecord
 from launcher.slurm.calls import JOB_ID, SlurmError, call, show_job
 from launcher.slurm.step import make_environment, make_step
+from worker_entry.protocol.frozen import dataclass
 
 ASK_SLURM_S = 5.0
 """How often to ask whether a run's job is still queued."""

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from launcher.errors import RunDirectoryError
 from launcher.plan.paths import RunPaths
 from launcher.run.controller import Controller, parse_controller
 from launcher.run.journal_reading import open_regular
+from worker_entry.protocol.frozen import dataclass
 
 RECORD_LIMIT = 1 << 20
 REPORT_LIMIT = 64 << 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from launcher.errors import EXIT_INFRASTRUCTURE
@@ -21,6 +20,7 @@ from launcher.run.record import (
     read_record,
     read_report,
 )
+from worker_entry.protocol.frozen import asdict, dataclass
 
 Outcome = Literal["succeeded", "failed", "interrupted"]
 RunState = Literal[LiveState, Outcome, "pending", "lost", "ended"]

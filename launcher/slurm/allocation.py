@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import UsageError
 from launcher.slurm.calls import JOB_ID, show_job
 from launcher.slurm.host_list import parse_counts, parse_host_list
 from launcher.spec.models import ClusterSpec
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.gang.events import EndAnnounced
 from launcher.slurm.calls import Fields
+from worker_entry.protocol.frozen import dataclass
 
 KILL_WAIT_S = 30.0
 """Slurm's own default."""

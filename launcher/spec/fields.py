@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,6 +19,8 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.spec.nodes import LOCAL
+from worker_entry.protocol.frozen import dataclass, replace
 
 SLOTS_LIMIT = 1024
 """Slots of one host; a larger number is the port of sshd."""

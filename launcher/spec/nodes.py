@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag
@@ -14,6 +13,7 @@ from launcher.spec.fields import MANY, ONE, PODS, Address, AtMost, Environment, 
 from launcher.spec.parts import Model, NodeSourceSpec, SshSpec, Way
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.tasks import TaskType
+from worker_entry.protocol.frozen import dataclass
 
 LOCAL = "local"
 """The `host` of this machine."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import ValidationError
@@ -11,6 +10,7 @@ from launcher.spec.contradictions import Path
 from launcher.spec.mistakes import explain_option, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.parts import Model
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

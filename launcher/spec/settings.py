@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import ValidationError
@@ -16,6 +15,7 @@ from launcher.spec.mistakes import Problem, find_problems, refuse_options
 from launcher.spec.models import ClusterSpec
 from launcher.spec.yaml_positions import MistakesError, parse_yaml
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass
 
 _PATH = re.compile(r"\w+(?:\.\w+|\[[0-9]{1,6}\])*", re.ASCII)
 _PART = re.compile(r"(\w+)|\[([0-9]+)\]", re.ASCII)

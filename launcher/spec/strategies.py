@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from launcher.tasks import TASK_TYPES, TaskType
+from worker_entry.protocol.frozen import dataclass, field, replace
 from worker_entry.protocol.strategy_names import CLASSES, StrategyName
 
 STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)

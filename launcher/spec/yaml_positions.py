@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
 
 from launcher.spec.contradictions import Path, render_path
+from worker_entry.protocol.frozen import dataclass
 
 SIZE_LIMIT = 256 << 10
 """Bytes of a spec file."""

@@ -10,13 +10,13 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.tasks import TaskId
 from launcher.transports.base import LinkNews, LogMirror
 from worker_entry.protocol.field_limits import OfAttempt, OfSender
 from worker_entry.protocol.framing import ProtocolError, marked
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.messages import Log, Message, Noted
 
 UNREAD_MESSAGES = 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 
 from launcher.slurm.calls import SlurmError
 from launcher.slurm.step import make_environment, make_step
@@ -15,6 +14,7 @@ from launcher.transports.programs import ProgramWay
 from launcher.transports.streams import Stream
 from launcher.transports.way import Opening
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass, field, replace
 
 STEPS = int(os.environ.get(environment.SLURM_STEPS) or 64)
 """Up to so many nodes have a step each."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from launcher.transports.payload import Payload
 from launcher.transports.streams import Stream
+from worker_entry.protocol.frozen import dataclass, field
 
 FIRST_S = 60.0
 """How long each step of a first connection may take."""

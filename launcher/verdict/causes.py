@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from launcher.gang.decide import SAVED_STATUS
 from launcher.gang.events import TaskExited
@@ -17,6 +16,7 @@ from launcher.gang.state import AttemptState
 from launcher.tasks import TaskId
 from launcher.verdict.known_failures import find_known
 from worker_entry.protocol.collateral import has_collateral_line, is_collateral_crash
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import TaskExit
 
 _PREEMPTED_STATUSES = (SAVED_STATUS, 128 + signal.SIGTERM)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from worker_entry.agent.task_process import StartedTask
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Activity
 from worker_entry.system import kernel
 from worker_entry.system.process_use import read_use

@@ -23,10 +23,10 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from worker_entry.keras_patches.source import is_multi_worker
+from worker_entry.protocol.frozen import dataclass
 
 MODEL_CHECKPOINT = "keras.src.callbacks.model_checkpoint"
 WRITERS = {

@@ -14,8 +14,9 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Optional
+
+from worker_entry.protocol.frozen import dataclass
 
 PARTS_PER_WORKER = 5
 """Parts of an evaluation. More parts share the work more evenly, but each reads and skips the data before it."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Optional
 
 from worker_entry.protocol import pod_statuses as statuses
 from worker_entry.protocol.collateral import OUT_OF_STEP, has_collateral_line, is_collateral_crash, without_wrappers
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import CrashRecord, TaskExit
 
 MESSAGE_LIMIT = 4096

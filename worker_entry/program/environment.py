@@ -12,9 +12,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Optional, Union
 
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.values import Program
 
 LATE = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH", "no_grpc_proxy", "GRPC_FAIL_FAST")
@@ -28,7 +28,7 @@ SOURCE_LIMIT = 1 << 20
 MODULES_LIMIT = 100
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProgramEnv:
     """What the program's source shows.
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Annotated, Any
+
+from worker_entry.protocol.frozen import dataclass
 
 LARGEST = 1 << 53
 """The largest integer; all integers up to it are exact as floats, too."""

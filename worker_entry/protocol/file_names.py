@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.log_index import SUFFIX
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -11,10 +11,10 @@ import os
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 from typing import Optional
 
 from worker_entry.protocol.field_limits import Count
+from worker_entry.protocol.frozen import dataclass
 
 SUFFIX = ".index"
 RESTART = -1

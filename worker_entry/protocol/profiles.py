@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from worker_entry.protocol.field_limits import Amount, Items, Line, Name, Path
+from worker_entry.protocol.frozen import dataclass, field
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ and the average over any time follows from two samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
 from worker_entry.protocol.field_limits import Amount, Count, Items, Name, OwnTask
+from worker_entry.protocol.frozen import dataclass, field
 
 
 @dataclass(frozen=True)

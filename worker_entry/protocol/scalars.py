@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from worker_entry.protocol.field_limits import Items, Matches, Name, Number
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from worker_entry.protocol.field_limits import Count, Line, Name, OwnTask
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from dataclasses import dataclass
 from typing import Optional
+
+from worker_entry.protocol.frozen import dataclass
 
 ROOT = "/sys/fs/cgroup"
 OWN = "/proc/self/cgroup"

@@ -13,10 +13,10 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Optional
 
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
 
 LINUX = sys.platform == "linux" and not os.environ.get(environment.PORTABLE)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from typing import Optional
 
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import kernel
 
 

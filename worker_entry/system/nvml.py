@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Optional
+
+from worker_entry.protocol.frozen import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
 

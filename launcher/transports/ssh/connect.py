@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import paramiko
 
@@ -18,6 +17,7 @@ from launcher.transports.ssh.authentication import authenticate
 from launcher.transports.ssh.config import SshTarget
 from launcher.transports.ssh.known_hosts import KnownKeys, load_known_keys, remember_key
 from launcher.transports.ssh.raw_connection import RawConnection, dial, place_of
+from worker_entry.protocol.frozen import dataclass
 
 CONNECT_S = 15.0
 AUTH_S = 30.0

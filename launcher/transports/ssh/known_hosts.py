@@ -11,11 +11,12 @@ import hmac
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 from paramiko.hostkeys import HostKeyEntry
+
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import atexit
 import socket
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from typing import IO, Any
 
 from launcher.transports.base import LinkError
 from launcher.transports.ssh.config import SshTarget
+from worker_entry.protocol.frozen import dataclass
 
 PROXY_END_S = 2.0
 """How long a proxy may take to end before it is killed."""

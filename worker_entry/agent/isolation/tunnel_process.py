@@ -15,12 +15,12 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Optional
 
 from worker_entry.agent.checks.port_responder import listen
 from worker_entry.agent.checks.works import RESOLVE
 from worker_entry.agent.isolation.outer_network import ask_for_socket, begin_work
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.system.network import Network
 from worker_entry.system.ports import BACKLOG
 

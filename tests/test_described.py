@@ -1,0 +1,28 @@
+"""Fields of models are described by the docstrings below them."""
+
+from __future__ import annotations
+
+from launcher.described import read_meanings
+from launcher.result import Result
+from launcher.spec.nodes import ListedNodesSpec
+from launcher.spec.parts import TimeoutsSpec
+
+
+def test_meanings_are_read_as_they_are_written() -> None:
+    assert read_meanings(TimeoutsSpec)["stop_grace_s"].startswith("From SIGTERM to SIGKILL")
+    assert "from" in read_meanings(ListedNodesSpec)
+
+
+def test_what_a_part_inherits_is_described() -> None:
+    class Parent(Result):
+        first: int
+        """The first."""
+
+    class Child(Parent):
+        bare: str
+        second: int = 0
+        """The second, in
+        two lines."""
+
+    assert read_meanings(Child) == {"first": "The first.", "second": "The second, in\ntwo lines."}
+    assert Child.model_json_schema()["properties"]["first"]["description"] == "The first."

@@ -1,0 +1,199 @@
+"""Frozen dataclasses that cost a start of Python next to nothing: the names and rules are those of `dataclasses`.
+
+`dataclasses` writes methods for each class and compiles them, which takes 0.4 ms; an agent has eighty such classes, a
+controller two hundred and fifty. Here all classes share their methods, which look the fields up. Type checkers see the
+originals, and to the functions of `dataclasses` these are dataclasses like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+_MISSING: Any = object()
+_set = object.__setattr__  # the classes' own refuses
+
+
+class _Field:
+    """How a field differs from one without a default."""
+
+    __slots__ = ("default", "default_factory", "repr")
+
+    def __init__(self, *, default: Any = _MISSING, default_factory: Any = _MISSING, repr: bool = True) -> None:  # noqa: A002 - as in dataclasses
+        self.default = default
+        self.default_factory = default_factory
+        self.repr = repr
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is _MISSING and self.default_factory is _MISSING
+
+
+def _frozen(*, frozen: bool, kw_only: bool = False) -> Callable[[type], type]:
+    """Makes a class a frozen dataclass; there is no other kind here."""
+    assert frozen
+
+    def make(cls: Any) -> Any:
+        fields = {**getattr(cls, "__frozen_fields__", {}), **dict(_own_fields(cls))}
+        attributes = {
+            "__frozen_fields__": fields,
+            "__frozen_values__": attrgetter(*fields) if fields else type,
+            "__match_args__": () if kw_only else tuple(fields),
+            "__dataclass_fields__": _Original(),
+            "__dataclass_params__": _Params,
+        }
+        for name, attribute in {**attributes, **_METHODS}.items():
+            if name not in _METHODS or vars(cls).get(name) is None:  # an __eq__ alone makes None of __hash__
+                setattr(cls, name, attribute)
+        return cls
+
+    return make
+
+
+class _Params:
+    """What `dataclasses` asks the base of a class for."""
+
+    init = repr = eq = frozen = True
+    order = unsafe_hash = False
+
+
+def _own_fields(cls: type) -> Iterator[tuple[str, _Field]]:
+    """The fields that this class declares; its attributes become their defaults, as in any dataclass."""
+    for name, _ in _annotations(cls):
+        value = cls.__dict__.get(name, _MISSING)
+        if not isinstance(value, _Field):
+            yield name, _Field(default=value)
+            continue
+        yield name, value
+        if value.default is _MISSING:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, value.default)
+
+
+def _annotations(cls: type) -> list[tuple[str, str]]:
+    kinds = vars(cls).get("__annotations__", {})  # texts, by the first line of our modules
+    return [(name, kind) for name, kind in kinds.items() if not kind.startswith("ClassVar")]
+
+
+class _Original:
+    """What `dataclasses` looks for in a class. It is made of a twin of the class when it is first asked for."""
+
+    def __get__(self, instance: object, cls: Any) -> dict[str, Any]:
+        import dataclasses
+
+        kinds = {name: kind for base in reversed(cls.__mro__) for name, kind in _annotations(base)}
+        twin = type(cls.__name__, (), {"__module__": cls.__module__, "__annotations__": kinds})
+        for name, declared in cls.__frozen_fields__.items():
+            given = {"default": declared.default, "default_factory": declared.default_factory}
+            known = {key: value for key, value in given.items() if value is not _MISSING}
+            setattr(twin, name, dataclasses.field(repr=declared.repr, **known))
+        whole: Any = dataclasses.dataclass(init=False, repr=False, eq=False)(twin)
+        made = {one.name: one for one in dataclasses.fields(whole)}
+        setattr(cls, "__dataclass_fields__", made)  # noqa: B010 - mypy knows the name
+        return made
+
+
+def _init(self: Any, *args: Any, **given: Any) -> None:
+    fields = self.__frozen_fields__
+    if len(args) > len(self.__match_args__):
+        raise TypeError(f"{type(self).__name__} takes {len(self.__match_args__)} positional arguments, not {len(args)}")
+    for name, value in zip(fields, args):  # noqa: B905 - fewer arguments than fields; Python 3.9 has no `strict`
+        if name in given:
+            raise TypeError(f"{type(self).__name__}: {name!r} is given twice")
+        _set(self, name, value)
+    for name, declared in list(fields.items())[len(args) :] if args else fields.items():
+        if name in given:
+            _set(self, name, given.pop(name))
+        elif declared.default is not _MISSING:
+            _set(self, name, declared.default)
+        elif declared.default_factory is not _MISSING:
+            _set(self, name, declared.default_factory())
+        else:
+            raise TypeError(f"{type(self).__name__}: {name!r} is missing")
+    if given:
+        raise TypeError(f"{type(self).__name__} has no field {min(given)!r}")
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
+
+
+def _repr(self: Any) -> str:
+    shown = (f"{name}={getattr(self, name)!r}" for name, of in self.__frozen_fields__.items() if of.repr)
+    return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+def _eq(self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return self.__frozen_values__(self) == self.__frozen_values__(other)
+
+
+def _hash(self: Any) -> int:
+    return hash(self.__frozen_values__(self))
+
+
+def _refuse_set(self: Any, name: str, value: object) -> None:
+    _refuse_delete(self, name)
+
+
+def _refuse_delete(self: Any, name: str) -> None:
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+_METHODS = {
+    "__init__": _init,
+    "__repr__": _repr,
+    "__eq__": _eq,
+    "__hash__": _hash,
+    "__setattr__": _refuse_set,
+    "__delattr__": _refuse_delete,
+}
+
+
+def _replace(value: Any, /, **changes: Any) -> Any:
+    if "__frozen_fields__" not in vars(type(value)):  # made by `dataclasses`, perhaps of a class of ours
+        import dataclasses
+
+        return dataclasses.replace(value, **changes)
+    for name in value.__frozen_fields__:
+        if name not in changes:
+            changes[name] = getattr(value, name)
+    return type(value)(**changes)
+
+
+def _asdict(value: Any) -> Any:
+    """The same for dataclasses in lists, tuples and objects; other values are shared with the original."""
+    if is_frozen(value):
+        return {name: _asdict(getattr(value, name)) for name in value.__frozen_fields__}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_asdict(item) for item in value)
+    return {key: _asdict(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of an instance with their values as they are; raises TypeError for any other value."""
+    if not is_frozen(value):
+        raise TypeError(f"{type(value).__name__} is not a frozen dataclass of ours")
+    return {name: getattr(value, name) for name in value.__frozen_fields__}
+
+
+def is_frozen(cls: Any) -> bool:
+    """Whether this is one of these classes."""
+    return hasattr(cls, "__frozen_fields__")
+
+
+def required(cls: Any) -> set[str]:
+    """The fields without a default of one of these classes."""
+    return {name for name, of in cls.__frozen_fields__.items() if of.is_required}
+
+
+if TYPE_CHECKING:
+    from dataclasses import asdict as asdict
+    from dataclasses import dataclass as dataclass
+    from dataclasses import field as field
+    from dataclasses import replace as replace
+else:
+    asdict, dataclass, field, replace = _asdict, _frozen, _Field, _replace
