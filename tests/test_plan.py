@@ -18,7 +18,7 @@ from launcher.errors import UsageError
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan
 from launcher.plan.paths import RunPaths
 from launcher.plan.planner import Planner, place
-from launcher.plan.rendering import render_by_hand, render_json, render_text
+from launcher.plan.rendering import complete_command, render_by_hand, render_file, render_json, render_text
 from launcher.plan.resources import NodeFacts
 from launcher.spec.loading import parse_spec
 from launcher.spec.models import ClusterSpec
@@ -161,7 +161,16 @@ SECRET = "correct-horse-battery-staple"
 
 def all_that_is_shown(plan: LaunchPlan) -> str:
     by_hand = [render_by_hand(task) for task in plan.tasks]
-    return "\n".join([json.dumps(render_json(plan)), render_text(plan), repr(plan), *map(repr, plan.tasks), *by_hand])
+    return "\n".join(
+        [
+            json.dumps(render_json(plan)),
+            json.dumps(render_file(plan)),
+            render_text(plan),
+            repr(plan),
+            *map(repr, plan.tasks),
+            *by_hand,
+        ]
+    )
 
 
 class TestSecrets:
@@ -362,13 +371,33 @@ class TestShown:
         started = (run / "plan.json").read_text()
         shown = json.loads(ahead.stdout.replace("<run>", run.name))
         ran = json.loads(started)
-        for task in (*shown["tasks"], *ran["tasks"]):
-            del task["command"]  # in which a shell would want quotes around <run>
+        assert ran.pop("cluster") == shown["tasks"][0]["tf_config"]["cluster"]
+        for before, task in zip(shown["tasks"], ran["tasks"], strict=True):
+            del before["command"], task["command"]  # in which a shell would want quotes around <run>
+            before["tf_config"] = {**before["tf_config"], **task.pop("tf_config")}
+            task["tf_config"] = before["tf_config"]
+            task["env"]["TF_CONFIG"] = json.dumps(task["tf_config"], separators=(",", ":"))
         assert shown == ran
         assert f"runs/{run.name}/model" in started
         assert f"runs/{run.name}/checkpoints" in started
         assert f"runs/{run.name}/tensorboard/worker-0" in started
         assert (run / "checkpoints").is_dir()
+
+    def test_the_file_of_a_plan_has_all_addresses_once_and_a_whole_command_can_be_made_of_it(self) -> None:
+        nodes = [{"host": f"n{number}", "tasks": {"worker": 1}} for number in range(40)]
+        nodes[7] = {"host": "n7", "tasks": {"worker": 1, "evaluator": 1}}
+        plan = Planner(ClusterSpec.model_validate({"nodes": nodes}), "/work", {}, "python3").plan()
+
+        text = json.dumps(render_file(plan))
+
+        assert text.count('"n3:20000"') == 2  # that of an evaluator has itself beside them
+        assert json.dumps(render_json(plan)).count("n3:20000") > 100
+        read = json.loads(text)
+        for entry, task in zip(read["tasks"], plan.tasks, strict=True):
+            assert {"cluster": read["cluster"], **entry["tf_config"]} == task.tf_config
+            assert complete_command(read, entry).split() == render_by_hand(task).split()
+        assert complete_command({}, {"command": 7, "tf_config": []}) == "7"
+        assert complete_command({}, {}) == ""
 
     def test_a_named_run_directory_is_that_of_the_dry_run(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
         shown = distlaunch("local", "--dry-run")

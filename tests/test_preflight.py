@@ -57,7 +57,7 @@ from tests.test_gang import (
 )
 from tests.test_verdict import judged
 from worker_entry.protocol.messages import Dialled, Inspected, Ready
-from worker_entry.protocol.orders import VERSION, Inspect
+from worker_entry.protocol.orders import VERSION, Dial, Inspect
 from worker_entry.protocol.values import DialResult, GpuUse, Problem, Program, Target
 
 NONCE = "5f3a"
@@ -105,6 +105,12 @@ def tell(preflight: Preflight, node: str, *messages: Ready | Inspected | Dialled
         preflight.note(node, message, 0.0)
 
 
+def make_dial(spec: ClusterSpec, ports: Mapping[TaskId, int]) -> Dial:
+    """What the first node dials, if all can be used."""
+    nodes = [node.host for node in spec.nodes]
+    return Preflight(spec, NONCE).make_dials(nodes, ports)[nodes[0]]
+
+
 class Answered:
     """A Preflight whose nodes answer as good nodes do, but for what a test changes.
 
@@ -123,6 +129,7 @@ class Answered:
         clocks: Mapping[str, float] | None = None,
         sees: Mapping[str, Sequence[str]] | None = None,
         order: Sequence[str] = (),
+        source: str = "",
     ) -> None:
         self.spec = spec
         self.preflight = Preflight(spec, NONCE)
@@ -132,14 +139,16 @@ class Answered:
         for node in nodes:
             tell(self.preflight, node, ready(**(facts or {}).get(node, {})))
             tell(self.preflight, node, inspected(**(looks or {}).get(node, {})))
+        dials = self.preflight.make_dials(nodes, ports)
         for node in nodes:
             results = [
                 DialResult(
                     target,
                     (resolved or {}).get((node, target.host), [target.host]),
                     (failures or {}).get((node, target.host), ""),
+                    source,
                 )
-                for target in self.preflight.make_dial(ports).targets
+                for target in dials[node].targets
             ]
             seen = [marks[other] for other in (sees or {}).get(node, nodes)]
             self.preflight.note(node, Dialled(results, seen), (clocks or {}).get(node, 0.0))
@@ -184,7 +193,7 @@ class TestWhatNodesAreAsked:
     def test_is_to_dial_every_address_of_every_task(self) -> None:
         spec = spec_of({**A, "tasks": {"worker": 2}}, {"host": "gpu-b", "addresses": ["b.lan", "b.wan"]})
 
-        order = Preflight(spec, NONCE).make_dial({W0: 1, W1: 2, W2: 3})
+        order = make_dial(spec, {W0: 1, W1: 2, W2: 3})
 
         assert order.targets == [
             Target("worker:0", "10.0.0.11", 1),
@@ -197,15 +206,15 @@ class TestWhatNodesAreAsked:
     def test_is_not_to_dial_an_evaluator_which_opens_no_port(self) -> None:
         spec = spec_of(A, {**B, "tasks": {"evaluator": 1}})
 
-        targets = Preflight(spec, NONCE).make_dial({W0: 1, parse_task_id("evaluator:0"): 2}).targets
+        targets = make_dial(spec, {W0: 1, parse_task_id("evaluator:0"): 2}).targets
 
         assert targets == [Target("worker:0", "10.0.0.11", 1)]
 
     def test_is_not_to_dial_a_task_alone_which_nobody_will(self) -> None:
-        assert Preflight(spec_of(A), NONCE).make_dial({W0: 1}).targets == []
+        assert make_dial(spec_of(A), {W0: 1}).targets == []
 
     def test_is_not_to_dial_tasks_whose_node_cannot_be_used(self) -> None:
-        assert [t.task for t in Preflight(spec_of(), NONCE).make_dial({W1: 2}).targets] == ["worker:1"]
+        assert [t.task for t in make_dial(spec_of(), {W1: 2}).targets] == ["worker:1"]
 
     def test_is_to_leave_a_mark_of_its_own_in_a_folder_that_is_to_be_shared(self) -> None:
         preflight = Preflight(spec_of(checkpoint_directory=CHECKPOINTS), NONCE)
@@ -222,7 +231,7 @@ class TestWhatNodesAreAsked:
         for node in ("gpu-a", "gpu-c"):
             tell(preflight, node, ready())
 
-        order = preflight.make_dial(PORTS)
+        order = preflight.make_dials(["gpu-a", "gpu-b", "gpu-c"], PORTS)["gpu-a"]
 
         assert order.shared == CHECKPOINTS
         assert order.marks == [preflight.make_inspect(node).mark for node in ("gpu-a", "gpu-c")]
@@ -231,7 +240,7 @@ class TestWhatNodesAreAsked:
         preflight = Preflight(spec_of(), NONCE)
 
         assert preflight.make_inspect("gpu-a") == Inspect(Program("script", "train.py"))
-        assert preflight.make_dial(PORTS).marks == []
+        assert preflight.make_dials(["gpu-a"], PORTS)["gpu-a"].marks == []
 
 
 class TestCompleteness:

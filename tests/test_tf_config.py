@@ -82,9 +82,9 @@ def test_the_environment_of_a_task_holds_it_whole_or_not_at_all(spec: ClusterSpe
 
     for task in tasks:
         if len(tasks) == 1:
-            assert "TF_CONFIG" not in task.env
+            assert "TF_CONFIG" not in task.whole_env
         else:
-            assert json.loads(task.env["TF_CONFIG"]) == task.tf_config
+            assert json.loads(task.whole_env["TF_CONFIG"]) == task.tf_config
             assert task.tf_config is not None
 
 

@@ -1,23 +1,26 @@
 """What the nodes have to check before a start, and what follows from their answers.
 
-TensorFlow waits an hour for a peer that it cannot reach, and does not say which one it is; so every node first dials
-every task, at exactly the addresses and ports of TF_CONFIG.
+TensorFlow waits an hour for a peer that it cannot reach, and does not say which one it is; so nodes first dial each
+other's tasks, at exactly the addresses and ports of TF_CONFIG; `dial_rule` says which.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from launcher.gang.dial_rule import ALL_PAIRS, choose_dials
 from launcher.gang.findings import DialReport, Finding
+from launcher.gang.speed_check import SpeedCheck
 from launcher.plan.launch_plan import program_of
 from launcher.plan.tf_config import format_address
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
 from launcher.spec.nodes import NodeSpec
-from launcher.tasks import TaskId
+from launcher.tasks import TaskId, find_leader
+from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.messages import Dialled, Inspected, Ready
 from worker_entry.protocol.orders import Dial, Inspect
+from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
 from worker_entry.protocol.values import DialResult, Target
 
 CLOCK_LIMIT_S = 2.0
@@ -25,6 +28,10 @@ CLOCK_LIMIT_S = 2.0
 LITTLE_SPACE = 1 << 30
 BUSY_SHARE = 0.1
 """Share of a GPU's memory in use above which the GPU counts as busy."""
+
+
+Answer = Ready | Inspected | Dialled | NodeMeasured | LinkMeasured
+"""What nodes answer to the checks."""
 
 
 @dataclass(frozen=True)
@@ -46,53 +53,87 @@ class Preflight:
     def __init__(self, spec: ClusterSpec, nonce: str, candidates: Mapping[str, Sequence[str]] | None = None) -> None:
         self.nonce = nonce
         self._candidates = candidates or {node.host: node.candidates for node in spec.nodes}
-        self.answers: dict[str, Answers] = {}
+        self._answers: dict[str, Answers] = {}
+        self._complete: set[str] = set()
+        """The nodes that have answered everything."""
+        self.speed: SpeedCheck | None = None
+        """What follows the checks, if that is wanted and they have found no error."""
         self._spec = spec
         self._marks = {node.host: f"{nonce}-{number}" for number, node in enumerate(spec.nodes)}
         self._owners = {str(task): node for node, task in spec.placements()}
+        self._dialled_nodes: dict[str, list[str]] = {}
+
+    @property
+    def answers(self) -> dict[str, Answers]:
+        """Of the nodes that have answered, in the order of the spec."""
+        return {node.host: self._answers[node.host] for node in self._spec.nodes if node.host in self._answers}
 
     def make_inspect(self, node: str) -> Inspect:
         shared = self._spec.checkpoint_directory or ""
         return Inspect(program_of(self._spec), shared, self._marks[node] if shared else "")
 
-    def make_dial(self, ports: Mapping[TaskId, int]) -> Dial:
-        """Dials every candidate address of every task; none for a cluster of one task, which no other task dials."""
-        placements = list(self._spec.placements())
-        targets = [
-            Target(str(task), host, ports[task])
-            for node, task in placements
-            if task in ports and task.type != "evaluator"
-            for host in self._candidates[node.host]
-        ]
-        shared = self._spec.checkpoint_directory or ""
-        marks = [self._marks[node] for node in self.answers] if shared else []
-        return Dial(targets if len(placements) > 1 else [], self.nonce, shared, marks)
+    def make_dials(self, nodes: Collection[str], ports: Mapping[TaskId, int]) -> dict[str, Dial]:
+        """What each of these nodes dials: every candidate address of the tasks that it has to reach.
 
-    def note(self, node: str, message: Ready | Inspected | Dialled, clock_offset_s: float) -> None:
-        before = self.answers.get(node)
-        if isinstance(message, Ready):
-            answers = {**self.answers, node: Answers(message)}
-            self.answers = {n.host: answers[n.host] for n in self._spec.nodes if n.host in answers}
+        A cluster of one task has none, which no other task dials.
+        """
+        placements = list(self._spec.placements())
+        leader = find_leader(task for _, task in placements)
+        leading = next((node.host for node, task in placements if task == leader), None)
+        chosen = choose_dials([node.host for node in self._spec.nodes if node.host in nodes], leading)
+        targets: dict[str, list[Target]] = {node: [] for node in chosen}
+        for node, task in placements if len(placements) > 1 else ():
+            if task in ports and task.type != "evaluator" and node.host in targets:
+                addresses = self._candidates[node.host]
+                targets[node.host] += [Target(str(task), address, ports[task]) for address in addresses]
+        shared = self._spec.checkpoint_directory or ""
+        self._dialled_nodes = chosen
+        return {
+            node: Dial(
+                [target for other in others for target in targets[other]],
+                self.nonce,
+                shared,
+                [self._marks[other] for other in others if other in self._answers] if shared else [],
+            )
+            for node, others in chosen.items()
+        }
+
+    def find_callers(self) -> list[str]:
+        """The addresses from which the nodes have dialled, if not each of them has dialled all others."""
+        if len(self._answers) <= ALL_PAIRS:
+            return []
+        return sorted({result.source for _, result in self._results() if result.source})
+
+    def note(self, node: str, message: Answer, clock_offset_s: float) -> None:
+        before = self._answers.get(node)
+        if isinstance(message, (NodeMeasured, LinkMeasured)):
+            if self.speed is not None:
+                self.speed.note(node, message)
+        elif isinstance(message, Ready):
+            self._answers[node] = Answers(message)
+            self._complete.discard(node)
         elif before is not None and isinstance(message, Inspected):
-            self.answers[node] = replace(before, inspected=message, clock_offset_s=clock_offset_s)
+            self._answers[node] = replace(before, inspected=message, clock_offset_s=clock_offset_s)
         elif before is not None and isinstance(message, Dialled):
-            self.answers[node] = replace(before, dialled=message, clock_offset_s=clock_offset_s)
+            self._answers[node] = replace(before, dialled=message, clock_offset_s=clock_offset_s)
+        after = self._answers.get(node)
+        if after is not None and after.inspected is not None and after.dialled is not None:
+            self._complete.add(node)
 
     def is_complete(self, nodes: frozenset[str]) -> bool:
         """Whether all of these nodes have answered everything."""
-        answers = [self.answers.get(node) for node in nodes]
-        return all(a is not None and a.inspected is not None and a.dialled is not None for a in answers)
+        return nodes <= self._complete
 
     # --- what follows ---
 
     def choose_addresses(self) -> dict[str, str]:
         """For each node, the first candidate that every node reaches, or else its first candidate."""
-        failed = {(str(r.target.task), r.target.host) for _, r in self._results() if r.failure}
+        failed = {(r.target.task, r.target.host) for _, r in self._results() if r.failure}
+        bad = {(self._owners[task].host, host) for task, host in failed}
         chosen = {}
         for node in self._spec.nodes:
-            tasks = [task for task, owner in self._owners.items() if owner is node]
             candidates = self._candidates[node.host]
-            good = [host for host in candidates if not any((task, host) in failed for task in tasks)]
+            good = [host for host in candidates if (node.host, host) not in bad]
             chosen[node.host] = (good or candidates)[0]
         return chosen
 
@@ -158,16 +199,17 @@ class Preflight:
         folder = self._spec.checkpoint_directory
         if folder is None:
             return
-        seen: dict[str, list[str]] = {}  # only of nodes that left a mark, and were not lost since
+        seen: dict[str, set[str]] = {}  # only of nodes that left a mark, and were not lost since
         for node, answers in self.answers.items():
             problem = answers.inspected.problem if answers.inspected is not None else ""
             if problem:
                 message = f"checkpoint_directory {folder} cannot be written on {node}: {problem}"
                 yield Finding(level="error", node=node, reference="checkpoint-directory", message=message)
             elif answers.inspected is not None and answers.dialled is not None:
-                seen[node] = answers.dialled.marks
+                seen[node] = set(answers.dialled.marks)
         for node, marks in seen.items():
-            unseen = [writer for writer in seen if self._marks[writer] not in marks]
+            looked = self._dialled_nodes.get(node, ())
+            unseen = [writer for writer in looked if writer in seen and self._marks[writer] not in marks]
             if unseen:
                 yield Finding(
                     level="error",

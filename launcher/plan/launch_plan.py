@@ -6,21 +6,20 @@ again with these.
 
 from __future__ import annotations
 
-import ipaddress
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from launcher.plan.layout import Layout, lay_out
 from launcher.plan.resources import NO_GPU, NodeFacts, share_resources
-from launcher.plan.tf_config import TfConfig, format_address, make_tf_configs
-from launcher.plan.torch_env import make_torch_envs
+from launcher.plan.tf_config import TfConfig, render
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import LOOPBACK, NodeSpec
 from launcher.spec.redaction import REDACTED, is_secret
 from launcher.spec.strategies import RULES, StrategyRules
-from launcher.tasks import TENSORBOARD, AuxiliaryType, TaskId, TaskType, find_leader
+from launcher.tasks import TENSORBOARD, AuxiliaryType, TaskId, TaskType
 from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
@@ -32,8 +31,8 @@ SERVER_MODULE = "worker_entry.task.server"
 class TaskPlan:
     """One task as it will be started.
 
-    `env` is added to the node's own environment; the values of the names in `secrets` are never shown. `port` is held
-    for the task even if the task never opens it. `directory` is the task's working directory.
+    `env`, without TF_CONFIG, is added to the node's own environment; the values of the names in `secrets` are never
+    shown. `port` is held for the task even if it never opens it. `directory` is the task's working directory.
     """
 
     task: TaskId
@@ -67,8 +66,13 @@ class TaskPlan:
         port = self.port if self.explicit_port else 0
         return TaskRequest(str(self.task), self.program, port, reuse_address=self.reuse_address)
 
+    @property
+    def whole_env(self) -> dict[str, str]:
+        """The environment with TF_CONFIG, which has the addresses of all tasks."""
+        return {**self.env, **({} if self.tf_config is None else {environment.TF_CONFIG: render(self.tf_config)})}
+
     def shown_env(self) -> dict[str, str]:
-        """The environment, with its secrets redacted."""
+        """The environment without TF_CONFIG, its secrets redacted."""
         return {name: REDACTED if name in self.secrets else value for name, value in self.env.items()}
 
 
@@ -82,8 +86,6 @@ class LaunchPlan:
     tasks: tuple[TaskPlan, ...]
     rules: StrategyRules = RULES["multi_worker_mirrored"]
     warnings: tuple[str, ...] = ()
-    preload: tuple[str, ...] | None = None
-    """The modules that each node imports ahead, besides TensorFlow; None: a node imports nothing ahead."""
     routes: Mapping[str, str] = field(default_factory=dict)
     """With a tunnel, by address in TF_CONFIG: the host that it stands for."""
     unasked: tuple[str, ...] = ()
@@ -91,7 +93,15 @@ class LaunchPlan:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task.node for task in self.tasks))
+        return tuple(self.by_node)
+
+    @cached_property
+    def by_node(self) -> dict[str, list[TaskPlan]]:
+        """The tasks of each node."""
+        found: dict[str, list[TaskPlan]] = {}
+        for task in self.tasks:
+            found.setdefault(task.node, []).append(task)
+        return found
 
 
 def make_plan(
@@ -118,83 +128,86 @@ def make_plan(
     Raises:
         UsageError: a node lacks what the spec asks for.
     """
-    placements = list(spec.placements())
-    board = [(_find_chief(placements), TENSORBOARD)] if spec.tensorboard else []
-    ports = ports or dict(_expected_ports(spec, [*placements, *board]))
-    chosen = chosen_addresses or {}
-    hosts = {node.host: chosen.get(node.host, node.default_address) for node in spec.nodes}
-    routes = dict(zip(_loopback_addresses(), hosts.values(), strict=False)) if spec.isolation == "tunnel" else {}
-    inside = dict(zip(hosts, routes or hosts.values(), strict=True))
-    addresses = {task: format_address(inside[node.host], ports[task]) for node, task in placements}
-    rules = spec.rules
-    configs = make_tf_configs(addresses)
-    torch_envs: dict[TaskId, Mapping[str, str]] = {}
-    if spec.framework == "torch":
-        node, first = placements[0]
-        master = hosts[node.host], ports[first]
-        torch_envs = make_torch_envs([(node.host, task) for node, task in placements], master)
-        configs = dict.fromkeys(configs)
-    shares = {}
+    layout = lay_out(spec, ports, chosen_addresses or {})
     warnings: list[str] = []
-    for node in spec.nodes:
-        tasks = [task for owner, task in placements if owner is node]
-        shares.update(share_resources(node, tasks, rules, (facts or {}).get(node.host), warnings))
-    if routes and any(known.gpus for known in (facts or {}).values()) and rules.collective:
-        warnings.append("NCCL does not go through the tunnel: train with CommunicationImplementation.RING")
-    secrets = {name: environ.get(name, "") for name in spec.env_from}
-    plans = []
-    for node, task in placements:
-        own = own_env(spec, task, configs[task])
-        env = {**own, **torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
-        plans.append(
-            TaskPlan(
-                task=task,
-                node=node.host,
-                directory=_directory(spec, node, directory),
-                python=node.find_python(python),
-                address=addresses[task].rpartition(":")[0],
-                port=ports[task],
-                explicit_port=node.port is not None,
-                program=program_of(spec, task.type),
-                tf_config=configs[task],
-                env=env,
-                secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
-                patch_keras=spec.keras.patch and rules.patches_keras and task.type not in rules.serves,
-                progress=spec.progress and task.type not in rules.serves,
-                collective=rules.collective,
-                opens_port=_opens_port(spec, task, configs[task], len(placements)),
-                reuse_address=spec.framework == "torch",
-                keep_own_tf_config=spec.keep_own_tf_config,
-                other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
-            )
+    plans = [
+        task
+        for node in spec.nodes
+        for task in plan_node(
+            spec,
+            node,
+            layout,
+            directory=directory,
+            environ=environ,
+            python=python,
+            facts=(facts or {}).get(node.host),
+            warnings=warnings,
+            chosen=chosen_addresses or {},
         )
-    for node, task in board:
-        plans.append(_plan_board(spec, node, ports[task], _directory(spec, node, directory), python))
+    ]
+    if layout.routes and any(known.gpus for known in (facts or {}).values()) and spec.rules.collective:
+        warnings.append("NCCL does not go through the tunnel: train with CommunicationImplementation.RING")
+    if spec.tensorboard:
+        chief = next(node for node in spec.nodes if node.host == layout.chief)
+        plans.append(_plan_board(spec, chief, layout, _directory(spec, chief, directory), python))
     return LaunchPlan(
         name=spec.name,
         strategy=spec.strategy if spec.framework == "tensorflow" else spec.framework,
-        rules=rules,
+        rules=spec.rules,
         directory=_directory(spec, None, directory),
         tasks=tuple(plans),
         warnings=tuple(warnings),
-        preload=_preloaded(spec),
-        routes=routes,
+        routes=layout.routes,
         unasked=tuple(node.host for node in spec.nodes if facts and node.host not in facts),
     )
 
 
-def _loopback_addresses() -> Iterator[str]:
-    """One for each node of a cluster whose tasks live in networks of their own: 127.1.0.1, 127.1.0.2, …"""
-    return map(str, ipaddress.ip_network("127.1.0.0/16").hosts())
+def plan_node(
+    spec: ClusterSpec,
+    node: NodeSpec,
+    layout: Layout,
+    *,
+    directory: str,
+    environ: Mapping[str, str],
+    python: str,
+    facts: NodeFacts | None,
+    warnings: list[str],
+    chosen: Mapping[str, str],
+) -> Iterator[TaskPlan]:
+    """The tasks of one node; see `make_plan`. What the user should know is added to `warnings`."""
+    rules, tasks = spec.rules, layout.tasks[node.host]
+    shares = share_resources(node, tasks, rules, facts, warnings)
+    secrets = {name: environ.get(name, "") for name in spec.env_from}
+    for task in tasks:
+        config = layout.configs[task]
+        own = own_env(spec, task, config)
+        own |= {environment.CACHE: spec.cache} if spec.cache is not None else {}
+        env = {**own, **layout.torch_envs.get(task, {}), **shares[task], **spec.env, **node.env, **secrets}
+        yield TaskPlan(
+            task=task,
+            node=node.host,
+            directory=_directory(spec, node, directory),
+            python=node.find_python(python),
+            address=layout.addresses[task].rpartition(":")[0],
+            port=layout.ports[task],
+            explicit_port=node.port is not None,
+            program=program_of(spec, task.type),
+            tf_config=config,
+            env=env,
+            secrets=frozenset([*secrets, *(name for name, value in env.items() if is_secret(name, value))]),
+            patch_keras=spec.keras.patch and rules.patches_keras and task.type not in rules.serves,
+            progress=spec.progress and task.type not in rules.serves,
+            collective=rules.collective,
+            opens_port=_opens_port(spec, task, config, layout.size),
+            reuse_address=spec.framework == "torch",
+            keep_own_tf_config=spec.keep_own_tf_config,
+            other_addresses=() if node.host in chosen else tuple(node.candidates[1:]),
+        )
 
 
-def _find_chief(placements: Sequence[tuple[NodeSpec, TaskId]]) -> NodeSpec:
-    leader = find_leader(task for _, task in placements)
-    return next(node for node, task in placements if task == leader)
-
-
-def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, python: str) -> TaskPlan:
+def _plan_board(spec: ClusterSpec, node: NodeSpec, layout: Layout, directory: str, python: str) -> TaskPlan:
     """TensorBoard, on the loopback address only: it authenticates nobody."""
+    port = layout.ports[TENSORBOARD]
     words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
     return TaskPlan(
         task=TENSORBOARD,
@@ -215,38 +228,25 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, port: int, directory: str, py
     )
 
 
-def _preloaded(spec: ClusterSpec) -> tuple[str, ...] | None:
-    if spec.program.command is not None or spec.preload is False:
-        return None
-    return () if spec.preload is True else tuple(spec.preload)
-
-
-def make_preload(plan: LaunchPlan, node: str, *, keep: bool) -> Preload | None:
+def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) -> Preload | None:
     """What a node has to import before it can fork its tasks; None: nothing.
 
     Args:
-        plan: made with the node's facts.
-        node: its host.
+        spec: what the user wants.
+        tasks: those of the node, planned with its facts.
         keep: whether another attempt may follow, or a task may restart individually.
     """
-    tasks = [task for task in plan.tasks if task.node == node and not task.task.is_auxiliary]
-    if plan.preload is None or not tasks:
+    if spec.program.command is not None or spec.preload is False or not tasks:
         return None
+    modules = [] if spec.preload is True else [*spec.preload]
     common = set.intersection(*(set(task.env.items()) for task in tasks))
-    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], list(plan.preload), keep)
+    return Preload(tasks[0].program, dict(common), [environment.TF_CONFIG], modules, keep)
 
 
 def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
     if spec.sync is None:
         return spec.working_directory or default
     return str(Path(default, spec.sync.path)) if node is None or node.is_local else spec.sync.to
-
-
-def _expected_ports(spec: ClusterSpec, placements: Sequence[tuple[NodeSpec, TaskId]]) -> Iterator[tuple[TaskId, int]]:
-    following = {node.host: node.port or spec.ports.first for node in spec.nodes}
-    for node, task in placements:
-        yield task, following[node.host]
-        following[node.host] += 1
 
 
 def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = None) -> Program:
@@ -263,7 +263,7 @@ def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = N
 
 
 def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[str, str]:
-    """The variables of a task that follow from the spec's fields other than `env`."""
+    """The variables of a task that follow from the spec's fields other than `env`, without TF_CONFIG."""
     env = {
         environment.TASK: str(task),
         # Output reaches the log at once, even if the task is killed.
@@ -287,7 +287,6 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
     if config is not None:
         # The agent holds the port with SO_REUSEPORT until TensorFlow has bound it as well.
         env["TF_GRPC_REUSE_PORT"] = "true"
-        env[environment.TF_CONFIG] = json.dumps(config, separators=(",", ":"))
     return env
 
 

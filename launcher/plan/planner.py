@@ -7,19 +7,21 @@ free ports, and which of several addresses the others reach.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pydantic_core import ValidationError
 
 from launcher.errors import UsageError
-from launcher.plan.launch_plan import LaunchPlan, make_plan
+from launcher.plan.launch_plan import LaunchPlan, TaskPlan, make_plan, plan_node
+from launcher.plan.layout import Layout, lay_out
 from launcher.plan.paths import RunPaths
 from launcher.plan.placement import select_nodes, without_spares
 from launcher.plan.resources import NodeFacts
 from launcher.spec.models import DEMO_MODULE, ClusterSpec
-from launcher.spec.nodes import LOOPBACK
+from launcher.spec.nodes import LOOPBACK, NodeSpec
 from launcher.spec.parts import ProgramSpec
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,29 @@ class Planner:
             ports=ports,
             chosen_addresses={**self.reached, **(addresses or {})},
         )
+
+    def plan_node(self, node: str, facts: NodeFacts) -> list[TaskPlan]:
+        """The tasks of one node on the ports that are expected; see `plan`."""
+        found, layout = self._expected
+        directory, environ, python, chosen = self.directory, self.environ, self.python, self.reached
+        return [
+            *plan_node(
+                self.spec,
+                found[node],
+                layout,
+                directory=directory,
+                environ=environ,
+                python=python,
+                facts=facts,
+                warnings=[],
+                chosen=chosen,
+            )
+        ]
+
+    @cached_property
+    def _expected(self) -> tuple[dict[str, NodeSpec], Layout]:
+        # Asked for by each node: of a thousand, a thousand layouts of a thousand tasks would be a million.
+        return {node.host: node for node in self.spec.nodes}, lay_out(self.spec, None, self.reached)
 
     def without_spares(self) -> Planner:
         """The planner of the first attempt, without the spares."""

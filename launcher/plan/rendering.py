@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
 from launcher.plan.tf_config import format_address
+from launcher.plan.tf_config import render as render_tf_config
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import Nodes
 from launcher.spec.parts import NodeSourceSpec, NotifySpec
@@ -15,9 +17,44 @@ from launcher.spec.redaction import hide_env, hide_words
 from launcher.wording import count_of
 from worker_entry.protocol import environment
 
+_NOT_SHOWN = f'{environment.TF_CONFIG}="${environment.TF_CONFIG}"'
+"""What stands in a command for a TF_CONFIG whose addresses are elsewhere."""
+
 
 def render_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan for `--json` and for the run's files, without secrets."""
+    """The plan for `--json`, without secrets: each task as it will be, with its whole TF_CONFIG."""
+    shown = _render(plan)
+    for entry, task in zip(shown["tasks"], plan.tasks, strict=True):
+        if task.tf_config is not None:
+            entry["env"] = {**entry["env"], environment.TF_CONFIG: render_tf_config(task.tf_config)}
+            entry["command"] = render_by_hand(task)
+    return shown
+
+
+def render_file(plan: LaunchPlan) -> dict[str, Any]:
+    """The plan for plan.json: the same, but with the addresses of all tasks once, in `cluster`.
+
+    A TF_CONFIG that has others, such as an evaluator's, is whole.
+    """
+    shown = _render(plan)
+    clusters = [task.tf_config["cluster"] for task in plan.tasks if task.tf_config is not None]
+    shown["cluster"] = clusters[0] if clusters else {}
+    for entry in shown["tasks"]:
+        if entry["tf_config"] is not None and entry["tf_config"]["cluster"] == shown["cluster"]:
+            entry["tf_config"] = {"task": entry["tf_config"]["task"]}
+    return shown
+
+
+def complete_command(plan: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+    """The command of a task of plan.json with its TF_CONFIG; what is read may be anything."""
+    command, config = str(task.get("command", "")), task.get("tf_config")
+    if not isinstance(config, dict):
+        return command
+    text = json.dumps({"cluster": plan.get("cluster"), **config}, separators=(",", ":"))
+    return command.replace(_NOT_SHOWN, f"{environment.TF_CONFIG}={shlex.quote(text)}", 1)
+
+
+def _render(plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "strategy": plan.strategy,
@@ -38,7 +75,7 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
                 },
                 "tf_config": task.tf_config,
                 "env": task.shown_env(),
-                "command": render_by_hand(task),
+                "command": render_by_hand(task, whole=False),
             }
             for task in plan.tasks
         ],
@@ -70,16 +107,20 @@ def render_spec(spec: ClusterSpec) -> str:
     return shown.model_dump_json(indent=2, exclude_defaults=True) + "\n"
 
 
-def render_by_hand(task: TaskPlan) -> str:
+def render_by_hand(task: TaskPlan, *, whole: bool = True) -> str:
     """The shell command that runs this one task by hand on its node; secrets come from the shell's environment.
 
     distlaunch must be installed there: it patches Keras in a Python program, and in the Pythons that a command starts,
-    unless the spec turns the patches off. The user has to fill in arguments that are secrets.
+    unless the spec turns the patches off. The user has to fill in arguments that are secrets. Unless it is to be
+    `whole`, TF_CONFIG comes from the shell's environment as well.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
         for name, value in task.env.items()
     ]
+    if task.tf_config is not None:
+        text = f"{environment.TF_CONFIG}={shlex.quote(render_tf_config(task.tf_config))}" if whole else _NOT_SHOWN
+        settings.append(text)
     program = task.program
     if program.kind == "command" and not task.patch_keras:
         command = shlex.join(hide_words([program.target, *program.args]))
@@ -113,7 +154,7 @@ def render_text(plan: LaunchPlan) -> str:
             notes.append(f"or {', '.join(task.other_addresses)} if not all nodes reach this")
         note = f" ({'; '.join(notes)})" if notes else ""
         config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
-        env = {name: value for name, value in task.shown_env().items() if name != "TF_CONFIG"}
+        env = task.shown_env()
         lines += [
             "",
             f"{task.task} on {task.node}",

@@ -5,6 +5,7 @@ TensorFlow silently takes a missing or blank TF_CONFIG for a cluster of one; so 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -43,6 +44,11 @@ def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | 
         }
         for task in addresses
     }
+
+
+def render(config: TfConfig) -> str:
+    """The variable's text."""
+    return json.dumps(config, separators=(",", ":"))
 
 
 def format_address(host: str, port: int) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import hmac
 import json
 import secrets
-import select
 import socket
 import subprocess
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from launcher.transports.base import LinkBroken, LinkError
 from launcher.transports.payload import make_payload
 from launcher.transports.programs import ProgramStream
+from launcher.transports.streams import await_readable
 from launcher.transports.way import FIRST_S, Opening
 from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, FAILED, prove, receive_line, send_line
 from worker_entry.system.interfaces import own_addresses
@@ -49,7 +49,9 @@ class Gathering:
         self._awaited = {*hosts}
         """The nodes whose first connection nobody has taken."""
         self._extra_s = NODE_S * len(hosts)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._answered = {host: threading.Event() for host in hosts}
+        """Set when the node's agent has called or failed, or the step has ended: each thread waits for its own."""
         self._called: dict[str, socket.socket] = {}
         self._secret = secrets.token_hex(32)
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +62,7 @@ class Gathering:
 
     def wants(self, host: str) -> bool:
         """Whether nobody has taken the node's first connection yet; says so once."""
-        with self._changed:
+        with self._lock:
             is_first = host in self._awaited
             self._awaited.discard(host)
             return is_first
@@ -74,17 +76,17 @@ class Gathering:
         opening.begin()
         within_s = opening.within_s + self._extra_s
         deadline = time.monotonic() + within_s
-        with self._changed:
+        with self._lock:
             if self._process is None:
                 self._begin(python, opening.note, within_s)
-            while host not in self._called:
-                if host in self._failed:
-                    raise LinkError(self._failed[host])
-                if self._ended or opening.cancelled.is_set():
-                    raise LinkError(self._ended or "the run ended before the agent called")
-                if time.monotonic() > deadline:
-                    raise LinkError(f"the agent has not called within {within_s:g} s")
-                self._changed.wait(0.5)
+        while not self._answered[host].wait(0.5):
+            if opening.cancelled.is_set():
+                raise LinkError("the run ended before the agent called")
+            if time.monotonic() > deadline:
+                raise LinkError(f"the agent has not called within {within_s:g} s")
+        with self._lock:
+            if host not in self._called:
+                raise LinkError(self._failed.get(host, self._ended))
             return SocketStream(self._called.pop(host))
 
     def _begin(self, python: str, note: Callable[[str], None], within_s: float) -> None:
@@ -127,18 +129,25 @@ class Gathering:
                 said = data.decode(errors="replace").strip().splitlines()[-1]
         except LinkBroken as broken:
             reason = str(broken)
-        with self._changed:
+        with self._lock:
             self._ended = f"{reason}: {said}" if said else reason
-            self._changed.notify_all()
+        for answered in self._answered.values():
+            answered.set()
         listener.close()
 
     def _listen(self, line: str) -> bool:
         node, _, reason = line.partition(": ")
         if reason.startswith(FAILED):
-            with self._changed:
+            with self._lock:
                 self._failed[node] = reason
-                self._changed.notify_all()
+            self._tell(node)
         return self._hear(line)
+
+    def _tell(self, node: str) -> None:
+        """Wakes the thread that waits for the node, if it is one of ours."""
+        answered = self._answered.get(node)
+        if answered is not None:
+            answered.set()
 
     def _answer(self, listener: socket.socket) -> None:
         while True:
@@ -158,9 +167,9 @@ class Gathering:
         except (OSError, ValueError, KeyError):
             connection.close()
             return
-        with self._changed:
+        with self._lock:
             self._called[node] = connection
-            self._changed.notify_all()
+        self._tell(node)
 
     def _identify(self, connection: socket.socket) -> str:
         """The node of the agent at the other end; raises ValueError if it does not know the secret."""
@@ -182,7 +191,7 @@ class SocketStream:
 
     def read(self, size: int, timeout_s: float) -> bytes:
         try:
-            if not select.select([self._connection], [], [], timeout_s)[0]:
+            if not await_readable(self._connection, timeout_s):
                 raise LinkBroken(f"no data for {timeout_s:.0f} s")
             return self._connection.recv(size)
         except (OSError, ValueError) as error:

@@ -7,12 +7,13 @@ from typing import Any
 from worker_entry.protocol.messages import Cleaned, Dialled, Exited, Prepared, Refused, Sampled, Stacks, Status
 from worker_entry.protocol.orders import Attach, Clean, Dial, Inspect, Offer, Preload, Prepare, Start
 from worker_entry.protocol.profiles import Profile, Profiled
+from worker_entry.protocol.speed import MeasureNode
 
 FRAME_LIMIT = 64 << 10
 """Maximum bytes of a frame's header, except for the types below."""
 FRAME_LIMITS: dict[type[Any], int] = {
     # The environment of every task of a node, every file of a folder, every address of a cluster.
-    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, Start, Profile), 16 << 20),
+    **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile), 16 << 20),
     **dict.fromkeys((Attach, Clean), 1 << 20),
     # A line for every task of a node, or for every address of the cluster.
     **dict.fromkeys((Prepared, Refused, Cleaned, Sampled, Profiled), 1 << 20),

@@ -13,7 +13,6 @@ before it is buffered.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import re
@@ -22,6 +21,7 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_ty
 
 from worker_entry.protocol.field_limits import FLOAT_LIMIT, LARGEST, Limit
 from worker_entry.protocol.frame_limits import FRAME_LIMIT, FRAME_LIMITS
+from worker_entry.protocol.frozen import fields_of, is_frozen, required
 from worker_entry.protocol.messages import Message, ToController
 from worker_entry.protocol.orders import ToAgent
 
@@ -31,6 +31,8 @@ HEADER_LIMIT = max(FRAME_LIMITS.values())
 """Maximum bytes of a header of any type."""
 _BEGINNING = re.compile(rb'\{"type": ?"([A-Za-z]{1,32})"')
 _BEGINNING_LENGTH = 48
+SMALL_PART = 4 << 10
+"""Bytes of a body that arrive in smaller parts are joined at once: each part takes memory of its own."""
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(ToAgent), *get_args(ToController))}
 
@@ -41,9 +43,9 @@ class ProtocolError(Exception):
 
 def encode(message: Message, body: bytes = b"") -> bytes:
     """The frame's bytes; a message with a `length` has a `body` of that length."""
-    header = {"type": type(message).__name__, **dataclasses.asdict(message)}
+    header = {"type": type(message).__name__, **fields_of(message)}
     # ASCII, so that a user's string can contain neither a line break nor an encoding error.
-    return json.dumps(header, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n" + body
+    return json.dumps(header, separators=(",", ":"), default=fields_of).encode("ascii") + b"\n" + body
 
 
 class Decoder:
@@ -55,9 +57,15 @@ class Decoder:
 
     def __init__(self, kinds: Any = Message) -> None:
         self._kinds = {cls.__name__: cls for cls in get_args(kinds)}
-        self._buffer = bytearray()
-        self._searched = 0
+        self._data = b""
+        self._place = 0
+        """How far `_data` has been decoded."""
+        self._header = bytearray()
         self._pending: Optional[Message] = None
+        self._body: list[bytes] = []
+        """The parts of the pending message's body; joined once, because log bytes are most of what is sent."""
+        self._missing = 0
+        """The bytes of this body that have not arrived."""
 
     def feed(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
         """Yields the messages that are complete.
@@ -65,37 +73,44 @@ class Decoder:
         Raises:
             ProtocolError: the bytes are not a frame; the stream cannot be used any more.
         """
-        self._buffer += data
+        self._data, self._place = self._data[self._place :] + data, 0
         while True:
             if self._pending is None and not self._take_header():
                 return
-            message = self._pending
-            assert message is not None
-            length: int = getattr(message, "length", 0)
-            if len(self._buffer) < length:
+            if not self._take_body():
                 return
-            body = bytes(self._buffer[:length])
-            del self._buffer[:length]
-            self._pending = None
+            message, body = self._pending, b"".join(self._body)
+            assert message is not None
+            self._pending, self._body = None, []
             yield message, body
 
     def _take_header(self) -> bool:
-        end = self._buffer.find(b"\n", self._searched)
-        length = end if end >= 0 else len(self._buffer)
-        if length > FRAME_LIMIT:
-            self._refuse_long(length)
+        end = self._data.find(b"\n", self._place)
+        self._header += self._data[self._place : end if end >= 0 else None]
+        self._place = end + 1 if end >= 0 else len(self._data)
+        if len(self._header) > FRAME_LIMIT:
+            self._refuse_long(len(self._header))
         if end < 0:
-            self._searched = len(self._buffer)
             return False
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        self._searched = 0
+        line = bytes(self._header)
+        self._header.clear()
         self._pending = _parse_message(line, self._kinds)
+        self._missing = getattr(self._pending, "length", 0)
         return True
+
+    def _take_body(self) -> bool:
+        part = self._data[self._place : self._place + self._missing]
+        self._place += len(part)
+        self._missing -= len(part)
+        if self._body and len(self._body[-1]) + len(part) <= SMALL_PART:
+            self._body[-1] += part
+        elif part:
+            self._body.append(part)
+        return not self._missing
 
     def _refuse_long(self, length: int) -> None:
         """Raises ProtocolError if the header is too long for its type."""
-        begins = _BEGINNING.match(self._buffer, 0, _BEGINNING_LENGTH)
+        begins = _BEGINNING.match(self._header, 0, _BEGINNING_LENGTH)
         kind = self._kinds.get(begins[1].decode()) if begins is not None else None
         limit = FRAME_LIMITS.get(kind, FRAME_LIMIT) if kind is not None else FRAME_LIMIT
         if length > limit:
@@ -129,7 +144,7 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         return _limited(kind, parse(arguments[0], value, where), where)
     if origin is Union:  # Optional is the only union that messages use
         return None if value is None else parse(arguments[0], value, where)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if is_frozen(kind) and isinstance(value, dict):
         return _dataclass(kind, value, where)
     if origin is list and isinstance(value, list):
         return [parse(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -173,19 +188,10 @@ def _dataclass(cls: Any, values: dict[str, Any], where: str) -> Any:
     unknown = sorted(set(values) - set(kinds))
     if unknown:
         raise ProtocolError(f"{where}: unknown field {unknown[0][:80]!r}")
-    missing = sorted(_required(cls) - set(values))
+    missing = sorted(required(cls) - set(values))
     if missing:
         raise ProtocolError(f"{where}: field {missing[0]!r} is missing")
     return cls(**{name: parse(kinds[name], value, f"{where}.{name}") for name, value in values.items()})
-
-
-@functools.cache
-def _required(cls: Any) -> frozenset[str]:
-    return frozenset(
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    )
 
 
 def marked(kind: Any, value: Any, mark: Any) -> Iterator[Any]:
@@ -213,5 +219,5 @@ def marked(kind: Any, value: Any, mark: Any) -> Iterator[Any]:
 def _has(kind: Any, mark: Any) -> bool:
     if get_origin(kind) is Annotated and any(isinstance(limit, mark) for limit in kind.__metadata__):
         return True
-    inner: Any = hints(kind).values() if dataclasses.is_dataclass(kind) else get_args(kind)
+    inner: Any = hints(kind).values() if is_frozen(kind) else get_args(kind)
     return any(_has(part, mark) for part in inner if not isinstance(part, Limit))

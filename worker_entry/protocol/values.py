@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal as signals
-from dataclasses import dataclass, field
 from typing import Annotated, Optional
 
 from worker_entry.protocol.field_limits import (
@@ -21,6 +20,7 @@ from worker_entry.protocol.field_limits import (
     TaskName,
     Within,
 )
+from worker_entry.protocol.frozen import dataclass, field
 
 Reference = Annotated[
     str, Matches(r"[a-z0-9]+(?:-[a-z0-9]+)*", "problem reference", barred=("succeeded", "interrupted", "checked"))
@@ -280,12 +280,13 @@ class DialResult:
     """The result of dialling a target; `failure` is empty when the task's own agent answered.
 
     Otherwise it is `unknown-name`, `refused`, `timed-out`, `no-route`, `other` (something else answered), or the
-    system's error text. `resolved`: the addresses to which the name resolves on the dialling node.
+    system's error text. `resolved`: the addresses to which the name resolves there. `source`: from where it dialled.
     """
 
     target: Target
     resolved: Annotated[list[Name], Items(256)]
     failure: Name = ""
+    source: Name = ""
 
 
 @dataclass(frozen=True)

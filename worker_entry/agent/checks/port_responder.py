@@ -7,10 +7,10 @@ import errno
 import os
 import selectors
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from worker_entry.agent.checks.calls import make_greeting, make_proof
+from worker_entry.agent.checks.calls import find_mode, make_greeting, make_proof
 from worker_entry.agent.checks.inspection import mark_path
 from worker_entry.protocol.messages import Dialled
 from worker_entry.protocol.orders import Dial
@@ -34,10 +34,14 @@ _FAILURES = {
 
 
 class PortResponders:
-    """Answers connections to held ports that have no guard, so that other nodes can check that they reach them."""
+    """Answers connections to held ports that have no guard, so that other nodes can check that they reach them.
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    `serve` takes over a connection whose caller measures the link, and the mode in which the caller does that.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, serve: Callable[[socket.socket, str], None]) -> None:
         self._selector = selector
+        self._serve = serve
         self._open: set[socket.socket] = set()
 
     def open(self, ports: Mapping[str, int], nonce: str, network: Network) -> None:
@@ -48,22 +52,24 @@ class PortResponders:
         """
         for task, port in ports.items():
             listener = listen(port, network)
-            greeting = make_greeting(nonce, task)
-            self._add(listener, lambda listener=listener, greeting=greeting: self._greet(listener, greeting))
+            self._add(listener, lambda listener=listener, task=task: self._greet(listener, nonce, task))
 
-    def _greet(self, listener: socket.socket, greeting: bytes) -> None:
+    def _greet(self, listener: socket.socket, nonce: str, task: str) -> None:
         with contextlib.suppress(OSError):  # the caller is gone
             caller, _ = listener.accept()
             caller.setblocking(False)
             # The caller has to close first: the kernel then keeps its end of the connection busy, not our port.
-            self._add(caller, lambda: self._hear(caller))
-            caller.send(greeting)
+            self._add(caller, lambda: self._hear(caller, nonce, task))
+            caller.send(make_greeting(nonce, task))
 
-    def _hear(self, caller: socket.socket) -> None:
+    def _hear(self, caller: socket.socket, nonce: str, task: str) -> None:
         heard = b""
         with contextlib.suppress(OSError):
             heard = caller.recv(256)
-        if not heard:
+        mode = find_mode(nonce, task, heard)
+        if mode is not None:
+            self._serve(caller, mode)
+        if not heard or mode is not None:
             self._remove(caller)
 
     def _add(self, new: socket.socket, callback: object) -> None:
@@ -110,29 +116,33 @@ def _dial(target: Target, nonce: str) -> DialResult:
     try:
         found = socket.getaddrinfo(target.host.strip("[]"), target.port, type=socket.SOCK_STREAM)
         resolved = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        # Like gRPC, tries one address after the other; the first one's failure is the most telling.
-        tries = (_try(target, entry, nonce) for entry in found)
-        failure = next(tries)
-        failure = "" if failure and "" in tries else failure
     except (socket.gaierror, UnicodeError):
-        failure = "unknown-name"
+        return DialResult(target, resolved, "unknown-name")
+    # Like gRPC, tries one address after the other; the first one's failure is the most telling.
+    failure = ""
+    for entry in found:
+        problem, source = _try(target, entry, nonce)
+        if not problem:
+            return DialResult(target, resolved, "", source)
+        failure = failure or problem
     return DialResult(target, resolved, failure)
 
 
-def _try(target: Target, entry: AddressInfo, nonce: str) -> str:
-    """Why an address of the target does not answer as expected; empty if it does."""
+def _try(target: Target, entry: AddressInfo, nonce: str) -> tuple[str, str]:
+    """Why an address of the target does not answer as expected, empty if it does; and from where it was dialled."""
     greeting, received = make_greeting(nonce, target.task), b""
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:
             caller.settimeout(DIAL_S)
             caller.connect(entry[4])
+            source = str(caller.getsockname()[0])
             with contextlib.suppress(OSError):
                 while len(received) < len(greeting) and (piece := caller.recv(len(greeting) - len(received))):
                     received += piece
                 if received == greeting:
                     caller.sendall(make_proof(nonce, target.task))
     except TimeoutError:
-        return "timed-out"
+        return "timed-out", ""
     except OSError as error:
-        return _FAILURES.get(error.errno or 0, error.strerror or str(error))
-    return "" if received == greeting else "other"
+        return _FAILURES.get(error.errno or 0, error.strerror or str(error)), ""
+    return ("", source) if received == greeting else ("other", "")
