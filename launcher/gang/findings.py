@@ -35,3 +35,44 @@ class DialReport(Result):
     """What the host's name resolves to on the node that dialled."""
     failure: str
     """Why the dial failed; empty if the task's own node answered."""
+
+
+class NodeSpeed(Result):
+    """What a node computes and copies, as the speed check has measured it."""
+
+    node: str
+    """The `host` of the spec."""
+    method: str
+    """The library and the kind of device; only nodes with equal methods are compared."""
+    gflop_s: float
+    """10^9 floating point operations a second, in products of matrices."""
+    memory_gb_s: float
+    """GB/s copied in the node's memory by one thread."""
+
+
+class LinkSpeed(Result):
+    """What the link between two nodes carries, over one TCP connection to the address and a port of a task."""
+
+    node: str
+    """The node that dialled."""
+    to: str
+    """The node that it dialled."""
+    there_mb_s: float
+    """MB/s from the first to the second."""
+    back_mb_s: float
+    """MB/s from the second to the first."""
+    latency_s: float
+    """The shortest time that a byte took there and back."""
+
+
+class SpeedReport(Result):
+    """What the speed check has measured: of each figure the best of all rounds."""
+
+    nodes: list[NodeSpeed]
+    """The nodes that could be measured, in the order of the spec."""
+    links: list[LinkSpeed]
+    """The links that could be measured."""
+    findings: list[Finding]
+    """What is slow, and what could not be measured."""
+    seconds: float
+    """How long it took."""

@@ -24,11 +24,17 @@ def make_check_report(
 
     `job`: the Slurm job that gives the nodes; `more`: what else was found.
     """
-    addresses = preflight.choose_addresses()
+    addresses, answers = preflight.choose_addresses(), preflight.answers
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
     missing = _silent(preflight, state) if state.reason is Reason.START_TIMEOUT else frozenset[str]()
     findings = [*_unusable(state), *(_render_silence(node, state) for node in sorted(missing)), *preflight.findings()]
     findings += _unguarded(state)
+    speed = preflight.speed.make_report() if preflight.speed is not None and preflight.speed.is_over else None
+    if speed is not None:
+        findings += speed.findings
+    elif spec.check_speed:
+        message = "the speed was not measured, because the checks before it have found errors"
+        findings.append(Finding(level="warning", node=spec.nodes[0].host, reference="speed-unknown", message=message))
     findings = sorted([*findings, *more], key=lambda finding: finding.level != "error")
     return CheckReport(
         name=spec.name,
@@ -36,7 +42,7 @@ def make_check_report(
         nodes=[
             _node_report(
                 node.host,
-                preflight.answers.get(node.host),
+                answers.get(node.host),
                 addresses[node.host],
                 usable=node.host not in unusable | missing,
                 unguarded={
@@ -48,6 +54,7 @@ def make_check_report(
         dials=preflight.dials(),
         findings=findings,
         slurm=job,
+        speed=speed,
     )
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from launcher.gang.dial_rule import ALL_PAIRS, count_partners
+from launcher.gang.findings import DialReport, SpeedReport
 from launcher.report.models import CheckReport, JobReport, NodeReport
 from launcher.wording import count_of, render_age
 
@@ -29,6 +33,38 @@ def _row(node: NodeReport) -> tuple[str, ...]:
     )
 
 
+def _render_rule(dials: Sequence[DialReport]) -> str:
+    """Who dialled whom."""
+    nodes = len({dial.node for dial in dials})
+    if nodes <= ALL_PAIRS:
+        return "every node to every task's address"
+    return f"the leader and {count_partners(nodes)} other nodes to each task's address, and from all to the leader's"
+
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Columns and rows."""
+NODE_COLUMNS = ("node", "matrix product", "memory copy", "by")
+LINK_COLUMNS = ("link", "there", "back", "latency")
+
+
+def make_speed_tables(speed: SpeedReport) -> list[Table]:
+    """The columns and rows of two tables: nodes, and links between them. A table without rows is left out."""
+    nodes = [
+        (node.node, f"{node.gflop_s:.3g} GFLOP/s", f"{node.memory_gb_s:.3g} GB/s", node.method) for node in speed.nodes
+    ]
+    links = [
+        (
+            f"{link.node} to {link.to}",
+            f"{link.there_mb_s:.3g} MB/s",
+            f"{link.back_mb_s:.3g} MB/s",
+            f"{link.latency_s * 1000:.3g} ms",
+        )
+        for link in speed.links
+    ]
+    tables: list[Table] = [(NODE_COLUMNS, [*nodes]), (LINK_COLUMNS, [*links])]
+    return [(columns, rows) for columns, rows in tables if rows]
+
+
 def render_job(job: JobReport) -> str:
     """`Slurm 22.05, job 12 in batch, 58 min left; …`."""
     left = "without a time limit" if job.left_s is None else f"{render_age(job.left_s)} left"
@@ -44,7 +80,7 @@ def render_findings(report: CheckReport) -> list[str]:
     lines = []
     if report.dials:
         good = sum(not dial.failure for dial in report.dials)
-        lines.append(f"{good} of {len(report.dials)} dials from every node to every task's address were answered")
+        lines.append(f"{good} of {len(report.dials)} dials from {_render_rule(report.dials)} were answered")
     for node in report.nodes:
         if node.addresses:
             who = "anyone" if node.unguarded else "only the cluster"

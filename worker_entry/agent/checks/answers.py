@@ -6,16 +6,19 @@ import contextlib
 import os
 import selectors
 from collections.abc import Callable, Mapping
-from typing import Optional
+from typing import Optional, Union
 
 from worker_entry.agent.checks import works
 from worker_entry.agent.checks.inspection import mark_path
+from worker_entry.agent.checks.link_servers import LinkServers
 from worker_entry.agent.checks.port_responder import PortResponders
+from worker_entry.agent.checks.speed_child import SpeedChild
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.agent.isolation.outer_network import OuterNetwork
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, Refused
 from worker_entry.protocol.orders import Dial, Hello, Inspect
+from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode
 from worker_entry.protocol.values import Problem
 from worker_entry.system.network import HERE
 
@@ -28,7 +31,9 @@ class NodeChecks:
         """Where the ports are held, if not in this process's network."""
         self._send = send
         self._work = ChildWork(selector)
-        self._responders = PortResponders(selector)
+        self.links = LinkServers()
+        self.speed = SpeedChild(selector, send)
+        self._responders = PortResponders(selector, self.links.begin)
         self._mark = ""
 
     def open_responders(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
@@ -39,17 +44,29 @@ class NodeChecks:
             return [Problem("port-refused", f"cannot listen on a port: {error.strerror}")]
         return []
 
-    def inspect(self, order: Inspect, hello: Hello) -> None:
+    def take(self, order: Union[Inspect, Dial, MeasureNode, MeasureLink], hello: Hello) -> None:
+        """Carries the order out; its answer is sent."""
+        if isinstance(order, Inspect):
+            self._inspect(order, hello)
+        elif isinstance(order, Dial):
+            refused = Refused([Problem("inspection-failed", "the node could not dial the others")])
+            self._begin(works.DIAL, encode(order), refused)
+        elif isinstance(order, MeasureNode):
+            self.speed.measure(order)
+        else:
+            self._begin(works.MEASURE_LINK, encode(order), LinkMeasured(problem="no answer"))
+
+    def _inspect(self, order: Inspect, hello: Hello) -> None:
         if order.mark:
             self._mark = mark_path(order.shared, order.mark)
-        self._begin(works.INSPECT, encode(hello) + encode(order), "the node could not be inspected")
-
-    def dial(self, order: Dial) -> None:
-        self._begin(works.DIAL, encode(order), "the node could not dial the others")
+        refused = Refused([Problem("inspection-failed", "the node could not be inspected")])
+        self._begin(works.INSPECT, encode(hello) + encode(order), refused)
 
     def cancel(self) -> None:
         """Drops the answers of running checks; the caller stops their processes with the rest of the tree."""
         self._work.cancel()
+        self.speed.end()
+        self.links.end()
 
     def close(self) -> None:
         self.cancel()
@@ -59,9 +76,9 @@ class NodeChecks:
                 os.unlink(self._mark)
             self._mark = ""
 
-    def _begin(self, work: str, data: bytes, failure: str) -> None:
+    def _begin(self, work: str, data: bytes, failure: Message) -> None:
         def pass_on(answer: bytes) -> None:
-            message: Message = Refused([Problem("inspection-failed", failure)])
+            message = failure
             with contextlib.suppress(ProtocolError, ValueError):
                 [(message, _)] = Decoder().feed(answer)
             self._send(message)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+from typing import Optional
+
+ECHO, SINK, SOURCE = MODES = "echo", "sink", "source"
+"""What a caller may ask for who measures the link: bytes back, all bytes taken, bytes without end."""
 
 
 def make_greeting(nonce: str, task: str) -> bytes:
@@ -11,10 +13,25 @@ def make_greeting(nonce: str, task: str) -> bytes:
     return f"distlaunch {_digest(nonce, 'greeting', task)}\n".encode()
 
 
-def make_proof(nonce: str, task: str) -> bytes:
-    """What a caller says who knows the nonce."""
-    return f"distlaunch {_digest(nonce, 'caller', task)}\n".encode()
+def make_proof(nonce: str, task: str, mode: str = "caller") -> bytes:
+    """What a caller says who knows the nonce; with one of MODES, it goes on in this way."""
+    return f"distlaunch {_digest(nonce, mode, task)}\n".encode()
+
+
+def find_mode(nonce: str, task: str, proof: bytes) -> Optional[str]:
+    """The one of MODES that this proof asks for."""
+    return next((mode for mode in MODES if is_proof(proof, nonce, task, mode)), None)
+
+
+def is_proof(said: bytes, nonce: str, task: str, mode: str = "caller") -> bool:
+    """Whether these bytes are the proof of a caller who knows the nonce, for this mode."""
+    import hmac
+
+    return hmac.compare_digest(said, make_proof(nonce, task, mode))
 
 
 def _digest(nonce: str, *words: str) -> str:
+    import hashlib  # both are slow to import, and not every run checks its nodes
+    import hmac
+
     return hmac.new(nonce.encode(), " ".join(words).encode(), hashlib.sha256).hexdigest()

@@ -11,6 +11,7 @@ from worker_entry.program.finding import find_command, installed_version
 from worker_entry.protocol import environment
 from worker_entry.protocol.messages import Inspected, Ready
 from worker_entry.protocol.orders import VERSION, Inspect
+from worker_entry.protocol.speed import METHODS
 from worker_entry.protocol.values import GpuUse, Program
 from worker_entry.system import clock, hardware
 from worker_entry.system.interfaces import own_addresses
@@ -48,6 +49,8 @@ def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
         proxies=[name for name in environment.PROXIES if os.environ.get(name)],
         problem=_leave_mark(order.shared, order.mark) if order.mark else "",
         addresses=[str(address) for address in own_addresses() if not address.is_loopback],
+        machine=hardware.machine(),
+        methods=[name for name in METHODS if name == "python" or installed_version(name)],
     )
 
 

@@ -14,16 +14,17 @@ from worker_entry.agent.checks.port_responder import dial
 from worker_entry.protocol.framing import Decoder, encode
 from worker_entry.protocol.messages import Message
 from worker_entry.protocol.orders import Dial, Hello, Inspect
+from worker_entry.protocol.speed import MeasureLink
 
-INSPECT, DIAL, RESOLVE = "inspect", "dial", "resolve"
+INSPECT, DIAL, MEASURE_LINK, RESOLVE = "inspect", "dial", "measure-link", "resolve"
 
 
 def perform(work: str, data: bytes) -> bytes:
     """Does the work.
 
     Args:
-        work: INSPECT, DIAL or RESOLVE.
-        data: frames of Hello and Inspect; a frame of Dial; a list of names in JSON.
+        work: INSPECT, DIAL, MEASURE_LINK or RESOLVE.
+        data: frames of Hello and Inspect; a frame of Dial or MeasureLink; a list of names in JSON.
 
     Returns:
         A frame of the answer; for RESOLVE, what is known of each name: its addresses, in JSON.
@@ -37,6 +38,10 @@ def _answer(orders: list[Message]) -> Message:
     order = orders[-1]
     if isinstance(order, Dial):
         return dial(order)
+    if isinstance(order, MeasureLink):
+        from worker_entry.agent.checks.link_speed import measure_link
+
+        return measure_link(order)
     hello = orders[0]
     assert isinstance(hello, Hello)
     assert isinstance(order, Inspect)

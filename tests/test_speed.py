@@ -1,0 +1,298 @@
+"""The speed check without a machine: which node or link is slow, who measures when, and what is said of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, repeat
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.gang.findings import SpeedReport
+from launcher.gang.speed import LinkFigures, NodeFigures, Pair, find_slow_links, find_slow_nodes
+from launcher.gang.speed_check import MOST_ROUNDS, TIMES, SpeedCheck, Subject
+from launcher.report.check_text import make_speed_tables
+from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode, NodeMeasured
+from worker_entry.protocol.values import Target
+
+TENSORFLOW = "TensorFlow on CPU"
+FAST, SLOW = 100.0, 10.0
+
+
+def slow_nodes(*speeds: float) -> list[str]:
+    """The names of the slow nodes among a, b, … that multiply so fast."""
+    nodes = {name: NodeFigures(speed, 10.0) for name, speed in zip("abcdefgh", speeds, strict=False)}
+    return [str(slow.subject) for slow in find_slow_nodes(nodes, dict.fromkeys(nodes, TENSORFLOW))]
+
+
+def slow_links(*known: str, **speeds: float) -> list[str | Pair]:
+    """What is slow of links, named by their two nodes: `ab=10`; `known`: the nodes that are known to be slow."""
+    links = {(name[0], name[1]): LinkFigures(speed, speed, 10_000) for name, speed in speeds.items()}
+    return [slow.subject for slow in find_slow_links(links, known)]
+
+
+# --- nodes ---
+
+
+def test_a_slow_node_is_named_whether_there_are_two_nodes_or_more() -> None:
+    assert slow_nodes(FAST, SLOW) == ["b"]
+    assert slow_nodes(FAST, FAST, SLOW) == ["c"]
+    assert slow_nodes(SLOW, FAST, FAST, FAST, 70.0, FAST) == ["a", "e"]
+
+
+def test_nodes_that_are_equally_slow_are_not_named_and_noise_names_nobody() -> None:
+    assert slow_nodes(SLOW) == slow_nodes(SLOW, SLOW) == slow_nodes(SLOW, SLOW, SLOW) == []
+    assert slow_nodes(100.0, 93.0, 81.0, 104.0) == []
+
+
+def test_a_node_that_only_copies_slowly_is_named_for_that() -> None:
+    nodes = {"a": NodeFigures(FAST, 10.0), "b": NodeFigures(FAST, 4.0), "c": NodeFigures(FAST, 10.0)}
+    [slow] = find_slow_nodes(nodes, dict.fromkeys(nodes, TENSORFLOW))
+    assert (slow.subject, slow.quantity, slow.figure, slow.median, slow.share) == ("b", "memory", 4.0, 10.0, 0.4)
+
+
+def test_nodes_are_compared_only_with_those_that_compute_by_the_same_method() -> None:
+    nodes = {name: NodeFigures(speed, 10.0) for name, speed in (("a", 9000.0), ("b", 9000.0), ("c", FAST), ("d", SLOW))}
+    methods = {"a": "TensorFlow on GPU", "b": "TensorFlow on GPU", "c": TENSORFLOW, "d": TENSORFLOW}
+    assert [slow.subject for slow in find_slow_nodes(nodes, methods)] == ["d"]
+
+
+# --- links ---
+
+
+def test_a_slow_link_is_told_apart_from_a_slow_network_of_a_node() -> None:
+    assert slow_links(ab=SLOW, bc=FAST, ca=FAST) == [("a", "b")]
+    assert slow_links(ab=SLOW, bc=SLOW, ca=FAST) == ["b"]
+    assert slow_links(ab=FAST, bc=SLOW, cd=FAST, da=FAST) == [("b", "c")]
+    assert slow_links(ab=FAST, bc=SLOW, cd=SLOW, da=FAST) == ["c"]
+    assert slow_links(ab=FAST, bc=SLOW, cd=SLOW, de=FAST, ef=SLOW, fa=FAST) == ["c", ("e", "f")]
+
+
+def test_links_that_are_equally_slow_are_not_named_and_noise_names_nobody() -> None:
+    assert slow_links(ab=SLOW, bc=SLOW, ca=SLOW) == []
+    assert slow_links(ab=100.0, bc=90.0, cd=81.0, da=112.0) == []
+    assert slow_links() == []
+
+
+def test_links_of_a_node_that_computes_slowly_say_nothing() -> None:
+    assert slow_links("b", ab=SLOW, bc=SLOW, ca=FAST) == []
+    assert slow_links("b", ab=SLOW, bc=SLOW, cd=FAST, de=SLOW, ea=FAST) == [("d", "e")]
+
+
+def test_of_a_single_link_one_direction_is_compared_with_the_other() -> None:
+    assert slow_links(ab=SLOW) == []
+    for there, back in ((FAST, SLOW), (SLOW, FAST)):
+        [slow] = find_slow_links({("a", "b"): LinkFigures(there, back, 10_000)})
+        assert (slow.subject, slow.figure) == (("a", "b"), SLOW)
+
+
+def test_a_long_way_is_named_and_differences_below_half_a_millisecond_are_not() -> None:
+    def far(**latencies: float) -> list[tuple[str | Pair, str]]:
+        links = {(name[0], name[1]): LinkFigures(FAST, FAST, 1 / latency) for name, latency in latencies.items()}
+        return [(slow.subject, slow.quantity) for slow in find_slow_links(links)]
+
+    assert far(ab=0.00005, bc=0.0005, ca=0.0001) == []
+    assert far(ab=0.00005, bc=0.02, ca=0.0001) == [(("b", "c"), "latency")]
+    assert far(ab=0.02, bc=0.02, cd=0.0001, da=0.0001) == [("b", "latency")]
+
+
+# --- who measures when ---
+
+
+def subject(number: int, *, machine: str = "", methods: Sequence[str] = ("tensorflow", "python")) -> Subject:
+    name = f"gpu-{number}"
+    target = Target(f"worker:{number}", f"10.0.0.{number}", 20000)
+    return Subject(
+        node=name, machine=machine or name, methods=methods, env={"A": "1", "TF_CONFIG": "{}"}, target=target
+    )
+
+
+class World:
+    """Nodes that answer what they are asked, each after some others."""
+
+    def __init__(self, subjects: Sequence[Subject], seed: int = 0, **options: Any) -> None:
+        self.subjects = {one.node: one for one in subjects}
+        self.nodes = {one.node: FAST for one in subjects}
+        self.links: dict[frozenset[str], float] = {}
+        self.changing: dict[str, Iterator[float]] = {}
+        """What a node measures, one after the other, if not always the same."""
+        self.problems: dict[str, str] = {}
+        self.noise = 0.0
+        self.lost: set[str] = set()
+        self.orders: list[tuple[str, MeasureNode | MeasureLink]] = []
+        self._random = random.Random(seed)
+        self.check = SpeedCheck(subjects, prefers_torch=False, nonce="5f3a", started=0.0, **options)
+
+    def run(self) -> SpeedReport:
+        waiting: dict[str, MeasureNode | MeasureLink] = {}
+        for now in range(10_000):
+            there = self.subjects.keys() - self.lost
+            for node, order in self.check.take_orders(there, float(now)):
+                assert node not in waiting
+                assert node in there
+                waiting[node] = order
+                self.orders.append((node, order))
+            waiting = {node: order for node, order in waiting.items() if node in there}
+            self._check_that_nothing_disturbs(waiting)
+            if self.check.is_over:
+                assert not waiting
+                return self.check.make_report()
+            assert waiting
+            node = self._random.choice(sorted(waiting))
+            self.check.note(node, self._answer(node, waiting.pop(node)))
+        raise AssertionError("it does not end")
+
+    def peer(self, order: MeasureLink) -> str:
+        return f"gpu-{order.target.task.partition(':')[2]}"
+
+    def _check_that_nothing_disturbs(self, waiting: Mapping[str, MeasureNode | MeasureLink]) -> None:
+        uses = [
+            {
+                self.subjects[name].machine
+                for name in (node, self.peer(order) if isinstance(order, MeasureLink) else node)
+            }
+            for node, order in waiting.items()
+            if isinstance(order, MeasureLink) or not order.only_starts
+        ]
+        assert all(not one & other for one, other in combinations(uses, 2))
+
+    def _answer(self, node: str, order: MeasureNode | MeasureLink) -> NodeMeasured | LinkMeasured:
+        factor = 1 - self._random.random() * self.noise
+        if isinstance(order, MeasureNode):
+            speed = self.nodes[node] if order.only_starts else next(self.changing.get(node, repeat(self.nodes[node])))
+            return NodeMeasured(TENSORFLOW, speed * factor, 10.0, self.problems.get(node, ""))
+        speed = self.links.get(frozenset({node, self.peer(order)}), FAST) * factor
+        return LinkMeasured(speed, speed, 0.0001)
+
+
+def messages(report: SpeedReport) -> list[str]:
+    return [finding.message for finding in report.findings]
+
+
+@given(st.integers(2, 9), st.integers(1, 9), st.integers(0, 1000))
+def test_no_machine_is_in_two_measurements_at_once_and_each_node_has_two_partners(
+    count: int, machines: int, seed: int
+) -> None:
+    world = World([subject(number, machine=f"machine-{number % machines}") for number in range(count)], seed)
+    report = world.run()
+    assert report.findings == []
+    assert [node.node for node in report.nodes] == sorted(world.nodes)
+    partners: dict[str, set[str]] = {name: set() for name in world.nodes}
+    for link in report.links:
+        partners[link.node].add(link.to)
+        partners[link.to].add(link.node)
+    assert {len(found) for found in partners.values()} == {1 if count == 2 else 2}
+    assert len(report.links) == (1 if count == 2 else count)
+    links = sum(isinstance(order, MeasureLink) for _, order in world.orders)
+    assert len(world.orders) - links == count * (1 + TIMES)  # a start, and the rounds
+    assert links == len(report.links) * TIMES
+
+
+def test_a_slow_node_and_a_slow_link_are_named_with_their_figures() -> None:
+    world = World([subject(number) for number in range(5)])
+    world.nodes["gpu-1"] = 31.0
+    world.links[frozenset({"gpu-3", "gpu-4"})] = SLOW
+    report = world.run()
+    assert messages(report) == [
+        "gpu-1 is slow: matrix product 31 GFLOP/s, 0.31 × the median of 100 GFLOP/s",
+        "the link between gpu-3 and gpu-4 is slow: network 10 MB/s, 0.10 × the median of 100 MB/s",
+    ]
+    assert [(finding.reference, finding.level, finding.node) for finding in report.findings] == [
+        ("slow-node", "warning", "gpu-1"),
+        ("slow-link", "warning", "gpu-3"),
+    ]
+
+
+def test_of_two_nodes_with_a_slow_link_it_is_said_that_it_may_be_either() -> None:
+    links = SpeedCheck([subject(0), subject(1)], prefers_torch=False, nonce="", started=0.0)
+    for _ in range(100):
+        for node, order in [*links.take_orders({"gpu-0", "gpu-1"}, 1.0)]:
+            measured = isinstance(order, MeasureNode)
+            links.note(node, NodeMeasured(TENSORFLOW, FAST, FAST) if measured else LinkMeasured(FAST, SLOW, 1))
+    [message] = messages(links.make_report())
+    slow = "network 10 MB/s, 0.18 × the median of 55 MB/s, from gpu-1 to gpu-0"
+    either = "with two nodes to compare, one of them may be slow"
+    assert message == f"the link between gpu-0 and gpu-1 is slow: {slow}; {either}"
+
+
+def test_a_figure_that_was_never_reached_again_may_be_a_chance_and_names_nobody() -> None:
+    for steady, named in ((True, ["gpu-2"]), (False, [])):
+        world = World([subject(number) for number in range(4)])
+        figures = iter([20.0, 30.0, 40.0, 45.0, 50.0, 55.0, 61.0, 68.0] if not steady else [68.0] * 8)
+        world.changing["gpu-2"] = figures
+        assert [finding.node for finding in world.run().findings] == named
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_costs_rounds_and_names_nobody_but_the_slow(seed: int) -> None:
+    world = World([subject(number) for number in range(4)], seed)
+    world.noise = 0.6
+    world.nodes["gpu-2"] = 30.0
+    assert [finding.node for finding in world.run().findings if finding.reference == "slow-node"] == ["gpu-2"]
+    rounds = [order for node, order in world.orders if node == "gpu-0" and isinstance(order, MeasureNode)]
+    assert TIMES + 1 < len(rounds) <= MOST_ROUNDS + 1
+
+
+def test_a_node_that_cannot_be_measured_keeps_nobody_from_it() -> None:
+    world = World([subject(number) for number in range(3)])
+    world.problems["gpu-1"] = "ImportError: no libcudart"
+    report = world.run()
+    assert [node.node for node in report.nodes] == ["gpu-0", "gpu-2"]
+    assert len(report.links) == 3
+    assert messages(report) == ["the speed of gpu-1 was not measured: ImportError: no libcudart"]
+
+
+@given(st.integers(0, 60))
+def test_a_node_that_is_lost_at_any_time_does_not_keep_the_check_from_its_end(when: int) -> None:
+    world = World([subject(number) for number in range(4)])
+    note, count = world.check.note, 0
+
+    def lose(node: str, message: NodeMeasured | LinkMeasured) -> None:
+        nonlocal count
+        note(node, message)
+        count += 1
+        if count == when:
+            world.lost.add("gpu-2")
+
+    world.check.note = lose  # type: ignore[method-assign]
+    world.run()
+
+
+def test_all_nodes_compute_by_what_is_there_on_all_of_them() -> None:
+    def method(*methods: Sequence[str], prefers_torch: bool = False) -> str:
+        subjects = [subject(number, methods=found) for number, found in enumerate(methods)]
+        check = SpeedCheck(subjects, prefers_torch=prefers_torch, nonce="", started=0.0)
+        [found] = {
+            order.method
+            for _, order in check.take_orders({one.node for one in subjects}, 0.0)
+            if isinstance(order, MeasureNode)
+        }
+        return found
+
+    everything = ("tensorflow", "torch", "numpy", "python")
+    assert method(everything, everything) == "tensorflow"
+    assert method(everything, everything, prefers_torch=True) == "torch"
+    assert method(everything, ("torch", "numpy", "python")) == "numpy"
+    assert method(everything, ("python",)) == "python"
+    assert method(everything, ()) == "python"
+
+
+def test_nobody_gets_tf_config_which_would_make_tensorflow_wait_for_a_cluster() -> None:
+    world = World([subject(0), subject(1)])
+    world.run()
+    assert {tuple(order.unset) for _, order in world.orders if isinstance(order, MeasureNode)} == {("TF_CONFIG",)}
+
+
+def test_the_figures_are_shown_in_two_tables() -> None:
+    world = World([subject(0), subject(1)])
+    assert make_speed_tables(world.run()) == [
+        (
+            ("node", "matrix product", "memory copy", "by"),
+            [(f"gpu-{number}", "100 GFLOP/s", "10 GB/s", TENSORFLOW) for number in (0, 1)],
+        ),
+        (("link", "there", "back", "latency"), [("gpu-0 to gpu-1", "100 MB/s", "100 MB/s", "0.1 ms")]),
+    ]
+    assert [columns[0] for columns, _ in make_speed_tables(World([subject(0)]).run())] == ["node"]

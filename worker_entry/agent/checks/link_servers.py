@@ -1,0 +1,55 @@
+"""The processes that answer other nodes while they measure their links to this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+
+from worker_entry.system import processes
+
+AT_ONCE = 4
+"""A node is measured by one other at a time; a process may still be about to end."""
+
+
+class LinkServers:
+    """Children of the agent; `pids` contains them."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def begin(self, connection: socket.socket, mode: str) -> None:
+        """Serves the connection in a child; the caller closes its own end of it."""
+        if len(self.pids) >= AT_ONCE:
+            return
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes: the caller is told that nobody measures
+            return
+        if pid:
+            self.pids.add(pid)
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(signum, signal.SIG_DFL)
+            # Of the agent's descriptors nothing may stay open: a port that this process still held would get the task's
+            # connections, and the controller's connection would not end with the agent.
+            os.dup2(connection.detach(), 0)
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            for name in os.listdir("/dev/fd"):
+                if int(name) > 2:
+                    with contextlib.suppress(OSError):  # that of the listing itself
+                        os.close(int(name))
+            from worker_entry.agent.checks.link_speed import serve_link
+
+            serve_link(socket.socket(fileno=0), mode)
+        finally:
+            os._exit(0)
+
+    def end(self) -> None:
+        """Kills the children and waits until they are gone."""
+        processes.end_children(self.pids)
