@@ -9,9 +9,9 @@ import re
 import shlex
 import sys
 import warnings
-from dataclasses import replace
 from typing import Optional
 
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Problem, Program, TaskRequest
 
 MODULES_LIMIT = 1000

@@ -1,0 +1,98 @@
+"""Compiled code is kept where nobody else writes, apart by version and machine, and is used by the next run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.apart import linux
+from tests.conftest import PROGRAMS, Distlaunch
+from worker_entry.program.compile_cache import XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
+from worker_entry.program.finding import installed_version
+from worker_entry.protocol import environment
+
+pytestmark = linux
+needs_tensorflow = pytest.mark.skipif(installed_version("tensorflow") is None, reason="TensorFlow is not installed")
+WHOLE = b"\x0a\x03key\x12\x02hl\x1a\x01c"
+"""An entry as TensorFlow writes it: a key, what was compiled, the code."""
+
+
+def variables(root: Path, **given: str) -> dict[str, str]:
+    env = {environment.CACHE: str(root), **given}
+    add_compile_cache(env)
+    return env
+
+
+def folder_of(env: dict[str, str]) -> Path:
+    return Path(env[XLA_FLAGS].rpartition(f"{XLA_DIRECTORY}=")[2])
+
+
+def test_without_the_field_no_variable_is_added() -> None:
+    env = {"A": "b"}
+    add_compile_cache(env)
+    assert env == {"A": "b"}
+
+
+@needs_tensorflow
+def test_the_folder_is_private_and_named_after_the_version(tmp_path: Path) -> None:
+    folder = folder_of(variables(tmp_path / "deep" / "cache"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.name.startswith(f"tensorflow-{installed_version('tensorflow')}-")
+    assert folder_of(variables(tmp_path / "deep" / "cache")) == folder
+
+
+@needs_tensorflow
+def test_flags_of_the_user_stay_and_a_directory_of_theirs_wins(tmp_path: Path) -> None:
+    flags = variables(tmp_path, TF_XLA_FLAGS="--tf_xla_auto_jit=2")[XLA_FLAGS].split()
+    assert flags[0] == "--tf_xla_auto_jit=2"
+    assert flags[1].startswith(f"{XLA_DIRECTORY}={tmp_path}/tensorflow-")
+    for own in (f"{XLA_DIRECTORY}=/mine", "/etc/flags"):  # the second is a file with flags
+        assert variables(tmp_path, TF_XLA_FLAGS=own)[XLA_FLAGS] == own
+
+
+@needs_tensorflow
+@pytest.mark.parametrize("harm", ["open", "link"])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, harm: str) -> None:
+    folder = folder_of(variables(tmp_path))
+    if harm == "open":
+        folder.chmod(0o770)
+    else:
+        folder.rename(tmp_path / "other")
+        folder.symlink_to(tmp_path / "other")
+    with pytest.raises(PermissionError, match="others can write to this compile cache"):
+        variables(tmp_path)
+
+
+@needs_tensorflow
+def test_entries_that_are_cut_short_are_removed_and_whole_ones_stay(tmp_path: Path) -> None:
+    folder = folder_of(variables(tmp_path))
+    (folder / "whole.pb").write_bytes(WHOLE)
+    for length in range(len(WHOLE)):
+        if length not in (5, 9):  # the ends of fields
+            (folder / f"cut-{length}.pb").write_bytes(WHOLE[:length])
+    (folder / "written-now.tmp").write_bytes(WHOLE[:4])
+    variables(tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"whole.pb", "written-now.tmp"}
+
+
+@pytest.mark.tensorflow
+def test_the_second_run_loads_what_the_first_has_compiled(distlaunch: Distlaunch, tmp_path: Path) -> None:
+    shutil.copy(PROGRAMS / "compiled.py", tmp_path)
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        f"nodes: [{{host: local, tasks: {{worker: 2}}}}]\nprogram: {{script: compiled.py}}\n"
+        f"working_directory: {tmp_path}\ncache: {tmp_path}/cache\n"
+    )
+    seen = []
+    for number in range(2):
+        ran = distlaunch("up", "--run-dir", str(tmp_path / f"run-{number}"), str(spec), run_dir=False)
+        assert ran.status == 0, ran.stderr
+        assert "forked" not in ran.stderr  # the early import had the same variables
+        lines = [line for line in ran.stdout.splitlines() if "sum " in line]
+        entries = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("cache/tensorflow-*/*.pb")}
+        seen.append((sorted(lines), entries))
+    assert len(seen[0][0]) == 2
+    assert seen[0][1]
+    assert seen[0] == seen[1]

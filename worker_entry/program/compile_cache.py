@@ -1,0 +1,109 @@
+"""Persistent caches of compiled code: one private folder for each version and kind of machine.
+
+XLA loads what it has compiled without a look at the version or the processor that it was compiled for, so the folder's
+name has both. What is in a cache is executed: a folder that others can write to is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import re
+import stat
+from typing import BinaryIO
+
+from worker_entry.program.finding import installed_version
+from worker_entry.protocol import environment
+
+XLA_FLAGS = "TF_XLA_FLAGS"
+XLA_DIRECTORY = "--tf_xla_persistent_cache_directory"
+UNKNOWN = (None, "unknown")
+"""Versions that no folder can be named after."""
+_PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:")
+"""Lines of /proc/cpuinfo that say which instructions there are."""
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def add_compile_cache(env: dict[str, str]) -> None:
+    """Adds the variables of libraries that cache, if the environment names a folder for that; a user's own stay.
+
+    Raises:
+        OSError: a folder cannot be made, or is not private.
+    """
+    if environment.CACHE not in env:
+        return
+    import hashlib  # here: each agent imports this module, and few runs have a cache
+
+    root = os.path.expanduser(env[environment.CACHE])
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    # With PYTHONPATH, a program may import another version than the one that is found here.
+    seen = f"{env.get('PYTHONPATH', '')}\n{_describe_machine()}".encode(errors="surrogateescape")
+    kind = f"{hashlib.sha256(seen).hexdigest()[:12]}-{os.geteuid()}"
+    tensorflow, torch = installed_version("tensorflow"), installed_version("torch")
+    flags = env.get(XLA_FLAGS, "")
+    # A value that does not begin with a dash is the name of a file with flags.
+    if tensorflow not in UNKNOWN and XLA_DIRECTORY not in flags and flags.strip()[:1] in ("", "-"):
+        folder = _make_private(os.path.join(root, f"tensorflow-{tensorflow}-{kind}"))
+        _remove_incomplete(folder)
+        env[XLA_FLAGS] = f"{flags} {XLA_DIRECTORY}={folder}".strip()
+    if torch not in UNKNOWN:
+        folder = _make_private(os.path.join(root, f"torch-{torch}-{kind}"))
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(folder, "inductor"))
+        env.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
+
+
+def _make_private(folder: str) -> str:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        raise OSError(errno.EPERM, "others can write to this compile cache; remove it", folder)
+    return folder
+
+
+def _describe_machine() -> str:
+    """What compiled code depends on: the processor, and the GPUs with their driver."""
+    lines = [os.uname().machine]
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        first = file.read().partition("\n\n")[0]
+        lines += filter(_PROCESSOR.match, first.splitlines())
+    for path in ["/proc/driver/nvidia/version", *sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))]:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+            lines += [line for line in file if line.startswith(("NVRM", "Model:"))]
+    return "\n".join(lines)
+
+
+def _remove_incomplete(folder: str) -> None:
+    """Removes entries that are cut short, as after a loss of power: each would fail every run that needs it."""
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.pb")):
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as file:
+                is_whole = _is_whole(file)
+            if not is_whole:
+                os.unlink(path)
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    """Whether the fields of a protocol buffer end where the file does; only their lengths are read."""
+    size, place = os.fstat(file.fileno()).st_size, 0
+    while place < size:
+        file.seek(place)
+        head = file.read(20)
+        kind, used = _varint(head, 0)
+        if kind & 7 != 2:  # an entry has only texts and messages
+            return False
+        length, used = _varint(head, used)
+        place += used + length
+    return place == size > 0
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """The number at this place, and the place behind it."""
+    value = 0
+    for number, byte in enumerate(data[place : place + 10]):
+        value |= (byte & 0x7F) << 7 * number
+        if byte < 0x80:
+            return value, place + number + 1
+    return 0, place + 10
