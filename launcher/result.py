@@ -6,13 +6,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from launcher.described import describe
 from launcher.printable import printable
 
 
 class Result(BaseModel):
     """A part of a report."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=describe, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

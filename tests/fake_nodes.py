@@ -73,6 +73,7 @@ from worker_entry.protocol.orders import (
     ToAgent,
 )
 from worker_entry.protocol.resend_buffer import is_counted
+from worker_entry.protocol.speed import LinkMeasured, MeasureLink, MeasureNode, NodeMeasured
 from worker_entry.protocol.values import (
     Activity,
     CrashRecord,
@@ -123,6 +124,10 @@ class Answers:
                 yield Inspected("3.15.0", [], 1 << 40, "/", "", [])
             case Dial(targets, marks=marks):
                 yield Dialled([DialResult(target, ["10.0.0.1"]) for target in targets], marks)
+            case MeasureNode():
+                yield NodeMeasured("TensorFlow on CPU", 100.0, 10.0)
+            case MeasureLink():
+                yield LinkMeasured(100.0, 10.0, 0.0001)
             case Start(_, tasks):
                 started = [start.task for start in tasks]
                 self.running += started
@@ -314,6 +319,8 @@ class FakeAgent:
         self._decoder = Decoder(ToAgent)
 
     # --- as a link ---
+
+    kept = None
 
     @property
     def last_heard(self) -> float:

@@ -138,6 +138,7 @@ class FarAgent:
 class FarLink:
     agent: FarAgent
     frames: ResumableLink
+    kept = None
 
     @property
     def last_heard(self) -> float:

@@ -93,6 +93,8 @@ class Abused:
         elif kind == "Dial":
             for target in header["targets"]:
                 target["host"] = self._chance.choice(PLACES)
+        elif kind == "MeasureLink":
+            header["target"]["host"] = self._chance.choice(PLACES)
         elif kind == "Preload":
             header["modules"] = ["json", *self._chance.sample(TEXTS[:6], 2)]
         elif kind == "Prepare":

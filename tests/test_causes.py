@@ -77,6 +77,8 @@ def test_a_failure_has_its_class(event: TaskExited, tail: Sequence[str], referen
         ("CUDA driver version is insufficient for CUDA runtime version", "update the driver"),
         ("no kernel image is available for execution on the device", "was not built for this GPU"),
         ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1", "numpy<2"),
+        ("Serialized cache key does not match. [Op:__inference_f_176]", "remove the folder"),
+        ("InternalError: Failed to parse serialized CpuAotCompilationResult.", "remove the folder"),
         ("Attempt to convert a value (PerReplica:{ 0: <tf.Tensor", "remove --no-keras-patch"),
         ("you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset.", "TF_USE_LEGACY_KERAS=1"),
         ("Keras 3 only supports V3 `.keras` files and legacy H5 format files", "TF_USE_LEGACY_KERAS=1"),

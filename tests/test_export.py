@@ -585,6 +585,8 @@ REFUSED = {
     "program.command": f"{TWO_MACHINES}program: {{command: [/home/eve/train.sh]}}\n",
     "program.args": f"{PODS}program: {{script: a.py, args: [--api-key, abc]}}\n",
     "env.TASK_INDEX": f"{PODS}env: {{TASK_INDEX: 1}}\n",
+    "check_speed": f"{PODS}check_speed: true\n",
+    "cache": f"{PODS}cache: /cache\n",
     "metrics": f"{PODS}metrics: 9400\n",
     "report": f"{PODS}report: true\n",
     "notify": f"{PODS}notify: {{command: [./tell]}}\n",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,21 +202,21 @@ def test_an_agent_whose_forkserver_lives_ends_in_order(client: Client, tmp_path:
 
 @apart_on_linux
 def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
+    from worker_entry.agent.connection import Opening
     from worker_entry.agent.loop import Agent
 
     here = Path.cwd()
-    agent = Agent(None, LoopCounter(60.0))
-    agent._attempts._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), os.devnull)
+    (stdin, writer), (reader, stdout) = os.pipe(), os.pipe()
+    agent = Agent(Opening(stdin, stdout), None, LoopCounter(60.0))
+    agent._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), tempfile.mkdtemp())
     [forkserver] = psutil.Process().children()
 
     def fail() -> None:
         raise ZeroDivisionError
 
     agent._step = fail  # type: ignore[method-assign]  # a bug, wherever it is
-    stdin, writer = os.pipe()
-    reader, stdout = os.pipe()
     with contextlib.suppress(ZeroDivisionError):
-        agent.run(stdin, stdout)
+        agent.run()
     assert not forkserver.is_running()
     assert agent._selector.get_map() is None
     for descriptor in (writer, reader):

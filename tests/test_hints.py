@@ -26,6 +26,7 @@ FIELD = re.compile(r"(?<![\w.])(timeouts|restart|keras|sync|ssh|program)\.([a-z_
 FOREIGN: Mapping[str, set[str]] = {
     "gcloud compute ssh": {"--command", "--zone"},
     "click": {"--help"},
+    "TensorFlow": {"--tf_xla_persistent_cache_directory"},
     "Slurm": {
         "--constraint",
         "--export",

@@ -45,7 +45,7 @@ WORKER_ENTRY: dict[str, set[str]] = {
     "__main__": {"agent", "pod", "task"},
 }
 """Folders and modules, each with what it may import."""
-BASICS = {"errors", "tasks", "failures", "printable", "program_calls", "result", "wording"}
+BASICS = {"described", "errors", "tasks", "failures", "printable", "program_calls", "result", "wording"}
 """Modules of `launcher` that all folders may import."""
 PURE = {"spec", "plan", "gang", "verdict", "report", "pages"}
 """They know of the node's side what messages are made of, and nothing else."""
@@ -186,6 +186,8 @@ def test_third_party_packages_are_imported_only_where_they_belong() -> None:
             assert package != "launcher" or found.importer.startswith("launcher"), found
         elif found.importer.startswith("worker_entry.demo"):
             assert package in {"keras", "numpy", "tensorflow"}, found
+        elif found.importer == "worker_entry.task.speed":
+            assert package in {"numpy", "tensorflow", "torch"}, found
         elif found.importer in ("worker_entry.strategies", "worker_entry.task.server"):
             assert package == "tensorflow", found
         else:
@@ -217,6 +219,11 @@ def test_a_controller_needs_no_tensorflow() -> None:
     heavy = {"tensorflow", "keras", "numpy", "paramiko"}
     assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.loading") & heavy
     assert not imported_by("from launcher import *") & heavy
+
+
+def test_a_run_imports_what_it_may_need_later_when_it_needs_it() -> None:
+    late = {"cryptography", "pathspec", "plotly", "prometheus_client", "psutil", "rich", "yaml"}
+    assert not imported_by("import launcher.run.launch, launcher.run.supervisor, launcher.spec.command_line") & late
 
 
 def test_listing_runs_needs_no_models() -> None:

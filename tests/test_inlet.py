@@ -60,6 +60,8 @@ class FarNode:
     def drop_if_silent(self, limit_s: float) -> None:
         """The test says what it does."""
 
+    kept = None
+
     def abandon(self) -> None:
         """There is nothing behind it."""
 

@@ -24,6 +24,10 @@ from tests.witness import make_mark, marked, wait_until
 pytestmark = pytest.mark.kubernetes
 
 SAVES = str(PROGRAMS / "saves.py")
+TRAINS = {
+    "demo": "{module: worker_entry.demo.train, args: [--epochs, '2']}",
+    "fit": f"{{script: {PROGRAMS / 'plain_fit.py'}}}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -154,18 +158,18 @@ def saving(steps: int, *arguments: object) -> str:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("pods", "program"), [(2, "demo"), (4, "fit")])
+@pytest.mark.parametrize(("pods", "program"), [(2, "demo"), (2, "fit"), (4, "demo"), (4, "fit")])
 def test_the_demo_and_an_unmodified_fit_train_on_all_pods(
     cluster: KubernetesCluster, tmp_path: Path, pods: int, program: str
 ) -> None:
-    words = "{module: worker_entry.demo.train}" if program == "demo" else f"{{script: {PROGRAMS / 'plain_fit.py'}}}"
-    run = begin(cluster, tmp_path, words, pods=f"count: {pods}")
+    run = begin(cluster, tmp_path, TRAINS[program], pods=f"count: {pods}")
     run.await_end(timeout_s=200)
     assert run.report["outcome"] == "succeeded", run.said
     assert f"0 processes left on {pods} nodes, 0 pods left" in run.said
     tasks = run.report["attempts"][0]["tasks"]
     assert len({task["node"] for task in tasks}) == pods
     assert len({task["address"].split(":")[0] for task in tasks}) == pods
+    assert {task["unguarded"] for task in tasks} == {None}  # pods have no IPv6 here
     if program == "fit":
         said = {run.log(worker).splitlines()[-1] for worker in range(pods)}
         assert len(said) == 1, said
@@ -429,13 +433,16 @@ def write_config(cluster: KubernetesCluster, folder: Path) -> Path:
 
 
 @pytest.mark.tensorflow
-def test_an_unmodified_fit_trains_on_pods_of_a_controller_in_a_pod(cluster: KubernetesCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["demo", "fit"])
+def test_the_demo_and_an_unmodified_fit_train_on_pods_of_a_controller_in_a_pod(
+    cluster: KubernetesCluster, tmp_path: Path, program: str
+) -> None:
     env = {"KUBECONFIG": str(write_config(cluster, tmp_path))}
     template = cluster.write_template(tmp_path, tmp_path, env=env)
     spec = tmp_path / "spec.yaml"
     spec.write_text(
         f"nodes: {{from: kubernetes, image: '{IMAGE}', template: {template}, count: 2, "
-        f"python: {distlaunch_command()[0]}}}\nprogram: {{script: {PROGRAMS / 'plain_fit.py'}}}\n"
+        f"python: {distlaunch_command()[0]}}}\nprogram: {TRAINS[program]}\n"
         f"working_directory: {tmp_path}\ncheckpoint_directory: {tmp_path}\n"
     )
     done = call(cluster, "submit", "--json", str(spec))
@@ -446,7 +453,7 @@ def test_an_unmodified_fit_trains_on_pods_of_a_controller_in_a_pod(cluster: Kube
     finally:
         said = cluster.kubectl("logs", f"job/{job}", "--tail=-1")
         cluster.kubectl("delete", "job", job)
-    assert said.count("2 replicas, loss ") == 2, said
+    assert said.count({"demo": " of 2: validation accuracy ", "fit": "2 replicas, loss "}[program]) == 2, said
     assert "0 processes left on 2 nodes, 0 pods left" in said
 
 

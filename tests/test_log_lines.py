@@ -307,6 +307,10 @@ class TestChatter:
             b"2024-03-11 09:14:02.123456: E external/local_xla/xla/stream_executor/cuda/cuda_driver.cc:152] failed "
             b"call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected"
         ),
+        (
+            b"E0000 00:00:1795393452.958900   27264 cpu_aot_loader.cc:220] Loading XLA:CPU AOT result. Target machine "
+            b"feature +prefer-no-scatter is not  supported on the host machine."
+        ),
         b"I0000 00:00:1710148442.123456    1234 gpu_device.cu.cc:19] Created device /job:worker/replica:0/task:0",
     )
 
@@ -356,6 +360,10 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
         "line",
         [
             # Errors, and what may be one.
+            (
+                b"E0000 00:00:1795393452.958900   27264 cpu_aot_loader.cc:220] Loading XLA:CPU AOT result. Target "
+                b"machine feature +avx512f is not  supported on the host machine."
+            ),
             (
                 b"E0000 00:00:1795226239.513345   28543 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA "
                 b"error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"

@@ -38,7 +38,7 @@ from worker_entry.agent import reattachment as reattachments
 from worker_entry.agent.activity import ActivityWatch
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.checks.inspection import inspect
-from worker_entry.agent.connection import Connection
+from worker_entry.agent.connection import Connection, Opening
 from worker_entry.agent.lease import Lease
 from worker_entry.agent.task_process import StartedTask, _find_problem
 from worker_entry.program.finding import find_problem
@@ -354,7 +354,7 @@ clock.share()
 counter = LoopCounter(600.0)
 agent = os.fork()
 while agent == 0:
-    counter.advance(clock.now() - 60.0)
+    counter.advance(clock.steady(clock.now()) - 60.0)
     time.sleep(0.01)
 os._exit(_guard(agent, counter))
 """
@@ -424,7 +424,7 @@ def connected(end: socket.socket) -> Iterator[tuple[Connection, selectors.BaseSe
         connection = Connection(
             selector, lambda: called.append("input"), lambda: called.append("break"), Lease(60.0, far=False)
         )
-        connection.open(end.fileno(), end.fileno())
+        connection.open(Opening(os.dup(end.fileno()), os.dup(end.fileno())))
         yield connection, selector, called
         connection.close()
 

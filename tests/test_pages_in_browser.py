@@ -218,9 +218,12 @@ def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browse
     labels = "(id) => [...document.querySelectorAll(`#${id} .xtick`)].map((each) => each.textContent)"
     zoomed = browser.run(f"['metric-0', 'metric-1'].map({labels})")
     assert zoomed[0] == zoomed[1]
-    to_curves(browser, "#machines")  # which are drawn only now
-    eventually(lambda: _check_in_view(browser))
-    assert browser.run(f"({labels})('node-cpu')") == zoomed[0]
+    to_curves(browser, "#machines")  # which are drawn only now, a frame after they are seen
+
+    def drawn() -> None:
+        assert browser.run(f"({labels})('node-cpu')") == zoomed[0]
+
+    eventually(drawn)
     to_curves(browser, "#metric-0")
     for count in (1, 2):
         mouse(browser, "#metric-0", "mousePressed", 0.5, clickCount=count)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -175,7 +176,7 @@ class _Node:
     said: list[Repelled | Unguarded | Refused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.guards = PortGuards(self.selector, self.said.append)
+        self.guards = PortGuards(self.selector, self.said.append, lambda _connection, _mode: None)
 
     def hold(self, *allowed: str, nonce: str = "", required: bool = False) -> int:
         self.guards.end()
@@ -357,3 +358,29 @@ def test_a_server_of_ipv4_alone_is_told_to_be_unguarded() -> None:
         server.setblocking(False)
         assert node.guards.is_joined("worker:0", port)
     assert node.said == [Unguarded("worker:0", "its program listens on IPv4 alone")]
+
+
+@apart_on_linux
+def test_without_ipv6_the_guard_is_of_ipv4_as_the_server_is() -> None:
+    enter_own_network()
+    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+    node = _Node()
+    port = node.hold()
+    node.guards.learn([PEER])
+    assert node.hears(call(STRANGER, port)) is None
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("", port))
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("", port))
+        server.listen()
+        server.setblocking(False)
+        for _ in range(20):
+            with call(PEER, port):
+                assert _takes(server)
+            assert node.hears(call(STRANGER, port)) is None
+            assert not _takes(server)
+        assert node.guards.is_joined("worker:0", port)
+    assert not node.guards.is_joined("worker:0", port)
+    node.guards.end()
+    assert node.said == [Repelled("worker:0", STRANGER, 21)]

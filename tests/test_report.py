@@ -383,7 +383,12 @@ def test_schema_describes_every_field() -> None:
         "Verdict",
         "ProgressReport",
         "LeftOutAttempts",
+        "WarmNode",
         "FaultReport",
         "Goodput",
+        "SpeedReport",
+        "NodeSpeed",
+        "LinkSpeed",
+        "Finding",
     }
     assert silent == []

@@ -167,21 +167,25 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 class Ticking:
-    """A run of two ticking workers on two hosts, which ends when `finish` is called."""
+    """A run of two ticking workers on two hosts, which a command names, and which ends when `finish` is called."""
 
     def __init__(self, hosts: Hosts, folder: Path, rest: str = "") -> None:
         self.folder = folder / "run"
         self.mark = make_mark()
         self._env = {**os.environ, **hosts.env, **self.mark}
         self._go = folder / "go"
-        self._spec = hosts.write_spec(
-            f"env_from: [{next(iter(self.mark))}]\n"
+        self._asked = folder / "asked"
+        nodes = json.dumps([{"host": host, "python": sys.executable} for host in hosts.addresses])
+        command = json.dumps(["sh", "-c", f"echo >> {self._asked}; echo '{nodes}'"])
+        self._spec = folder / "spec.yaml"
+        self._spec.write_text(
+            f"nodes: {{from: {{command: {command}}}}}\nenv_from: [{next(iter(self.mark))}]\n"
             f"program: {{command: ['{sys.executable}', '{TICKING}', '{self._go}']}}\n{rest}"
         )
         self.stderr = folder / "stderr"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return self._popen("up", "--run-dir", str(self.folder), *arguments, self._spec)
+        return self._popen("up", "--run-dir", str(self.folder), *arguments, str(self._spec))
 
     def resume(self, *arguments: str) -> subprocess.Popen[bytes]:
         return self._popen("resume", *arguments, str(self.folder))
@@ -199,6 +203,11 @@ class Ticking:
     @property
     def said(self) -> str:
         return self.stderr.read_text()
+
+    @property
+    def asked(self) -> int:
+        """How often the command was run."""
+        return len(self._asked.read_text())
 
     def log(self, worker: str, attempt: int = 1) -> Path:
         return self.folder / f"attempt-{attempt}" / f"{worker}.log"
@@ -240,7 +249,7 @@ class TestTakeover:
         run.wait_for(20 * 11)
         run.finish()
         assert process.wait(60) == 0, run.said
-        pids = set()
+        assert run.asked == 1  # nobody asks for nodes while their tasks go on
         for worker in WORKERS:
             check_log(run.log(worker).read_bytes())
         report = json.loads((run.folder / "report.json").read_text())

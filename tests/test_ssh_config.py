@@ -72,6 +72,15 @@ def test_proxies_become_a_command_to_go_through(more: str, command: str | None) 
     assert parse(more).proxy_command == command
 
 
+def test_fast_ciphers_go_first_and_none_is_added() -> None:
+    slow = "chacha20-poly1305@openssh.com,aes128-ctr"
+    assert parse(f"ciphers {slow},aes256-gcm@openssh.com\n").cipher_options() == [
+        f"Ciphers=aes256-gcm@openssh.com,{slow}"
+    ]
+    assert parse(f"ciphers {slow}\n").cipher_options() == [f"Ciphers={slow}"]
+    assert parse().cipher_options() == []
+
+
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "ssh", "²"])
 def test_a_port_that_is_none_is_told(port: str) -> None:
     with pytest.raises(LinkError, match=f"ssh's configuration of this host has Port {port}, which is not a port"):

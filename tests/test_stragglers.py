@@ -342,7 +342,8 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(distlaunch: Distl
     assert {each["step"] for each in told.values()} == {440}
     steps = [each["step_s"] for each in told.values()]  # the last few, and each worker's at another moment
     assert max(steps) < 4 * min(steps)
-    assert told["worker:1"]["own_s"] > 2 * told["worker:0"]["own_s"]
+    # By how much is for the line above: these are of one moment, in which another test may have had the cores.
+    assert told["worker:1"]["own_s"] > told["worker:0"]["own_s"]
     assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher import failures
-from launcher.errors import RunDirectoryError, ShownError, TakenOverError, UsageError
+from launcher.errors import DistlaunchError, RunDirectoryError, ShownError, TakenOverError, UsageError
 from launcher.gang.state import Phase
 from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.planner import Planner
@@ -227,6 +228,35 @@ def test_restarts_are_counted_within_their_period_of_hours(tmp_path: Path) -> No
     assert len(report.attempts) == 4  # the last two of which were soon one after the other
     assert "not started again: 1 restart within 3600 s did not help" in run.said
     assert report.ended - report.started > 3 * 4000
+
+
+def test_the_speed_is_measured_after_the_checks_of_the_first_attempt_and_reported(tmp_path: Path) -> None:
+    spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], "check_speed": True, **restarting()}
+    run = FakeRun(tmp_path / "run", failing(1), spec, checks=True)
+    report = run.run()
+    measured = ["MeasureNode"] * 3 + ["MeasureLink"] * 3  # a start and twice; three times what seems slow
+    again = ["Prepare", "Start", "Stop", "Goodbye"]
+    assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Inspect", "Dial", *measured, "Start", "Stop", *again]
+    link = (
+        "the link between gpu-a and gpu-b is slow: network 10 MB/s, 0.18 × the median of 55 MB/s, from gpu-b to gpu-a"
+    )
+    [told] = [line for line in run.said.splitlines() if "is slow" in line]
+    assert link in told
+    assert report.speed is not None
+    assert [node.node for node in report.speed.nodes] == ["gpu-a", "gpu-b"]
+    assert [finding.message.startswith(link) for finding in report.speed.findings] == [True]
+
+
+def test_the_speed_is_not_measured_without_checks_or_after_a_check_that_failed(tmp_path: Path) -> None:
+    for name, more in (
+        ("unchecked", {"checks": False}),
+        ("refused", {"checks": True, "refused": {"gpu-b": ["worker:0"]}}),
+    ):
+        spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], "check_speed": True}
+        run = FakeRun(tmp_path / name, [], spec, **more)
+        with contextlib.suppress(DistlaunchError):
+            run.run()
+        assert "MeasureNode" not in run.nodes.kinds_of("gpu-a")
 
 
 def test_nodes_that_were_checked_are_not_checked_or_connected_again(tmp_path: Path) -> None:
@@ -543,8 +573,8 @@ class BadPlanner(Planner):
         return super().plan(*facts, **more)
 
 
-PLANS = 5
-"""How often an attempt plans: for itself, for each node that can preload, for the checks of programs, for the start."""
+PLANS = 3
+"""How often an attempt plans: for itself, for the checks of programs, for the start."""
 
 
 @pytest.mark.parametrize("plans", range(3))

@@ -1,13 +1,14 @@
 """`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
 
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one; `call`
-is a node that makes its first connection itself.
+is a node that makes its first connection itself. A `warm-agent` or `warm-node` may stay for the next run.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
 `pod` runs a task in a pod of Kubernetes, where there is no agent.
-`profile` captures a profile of a cluster's workers. `gpus` prints what the GPUs do. `outside` and `tunnel` serve an
-agent in a network of its own.
+`profile` captures a profile of a cluster's workers; `speed` measures this node. `gpus` prints what the GPUs do.
+`outside` and `tunnel` serve an agent in a network of its own.
 """
 
+import gc
 import os
 import sys
 
@@ -22,10 +23,12 @@ def main() -> None:
 
         calling.call_back()
         verb = "node"
-    if verb in ("agent", "node"):
+    may_stay, kind = verb.startswith("warm-"), verb.removeprefix("warm-")
+    if kind in ("agent", "node"):
+        gc.set_threshold(10_000)  # imports make objects that stay: looking through them is a twentieth of a start
         from worker_entry.agent import guardian
 
-        status = guardian.main(outlives_connection=verb == "node")
+        status = guardian.main(outlives_connection=kind == "node", may_stay=may_stay)
         sys.stderr.flush()
         os._exit(
             status
@@ -42,6 +45,11 @@ def main() -> None:
         from worker_entry.task import profiling
 
         profiling.main()
+        return
+    if verb == "speed":
+        from worker_entry.task import speed
+
+        speed.main(rest[0])
         return
     if verb == "outside":
         from worker_entry.agent.isolation import outer_process

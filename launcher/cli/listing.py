@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -22,19 +23,26 @@ if TYPE_CHECKING:
 @option(
     "--watch", "-w", is_flag=True, help="Repaint every second until Ctrl-C; in a pipe, print each run that changes."
 )
+@option("--warm", is_flag=True, help="Print the nodes on which TensorFlow is kept warm, as JSON.")
 @json_option
-def ls(everything: bool, watch: bool, as_json: bool) -> int:
+def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     """List runs: state, age, tasks, progress, restarts.
 
     Lists the runs that are running or queued, the latest first. States: pending (in Slurm's queue), connecting,
     forming, running, restarting, waiting (for a lost node), stopping; with -a also succeeded, failed and its class,
     interrupted, lost (its controller is gone) and ended (nobody recorded how). `on gpu-a`: its controller is on another
-    machine. Lists the runs of the state directory, not those of `--run-dir`.
+    machine. Lists the runs of the state directory, not those of `--run-dir`. Below them, lists the nodes on which runs
+    have kept TensorFlow warm, with the memory that this takes.
     """
-    from launcher.commands.listing import describe_no_runs, look, render_runs
+    from launcher.commands.listing import describe_no_runs, look, render_runs, render_table
+    from launcher.commands.warm import render_warm
+    from launcher.run.warm_nodes import find_warm_nodes
 
     if watch:
         _watch(everything=everything, as_json=as_json)
+        return 0
+    if warm:
+        _print_json([asdict(node) for node in find_warm_nodes()])
         return 0
     runs = look(ended=everything)
     if as_json:
@@ -43,6 +51,9 @@ def ls(everything: bool, watch: bool, as_json: bool) -> int:
     click.echo("\n".join(render_runs(runs, time.time())))
     if not runs:
         click.echo(describe_no_runs(os.environ), err=True)
+    nodes = [*find_warm_nodes()]
+    if nodes:
+        click.echo("\n".join(["", *render_table(render_warm(nodes, time.time()))]))
     return 0
 
 

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
+@click.option("--speed", is_flag=True, help="Measure nodes and links as well; name those below 0.75 × the median.")
 @rehearsal_option
-def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> int:
+def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: int | None) -> int:
     """Check a spec and its nodes, and start nothing.
 
     Shows every mistake of the file with its line and the correction. Then checks each node: interpreter, versions,
     GPUs, disk, clock, program; and has each node connect to the address of every task, its own tasks included. `up`
     does the same before it starts.
 
-    Exit status: 0 no problem found, 2 the spec is wrong, 3 a node is not fit for it.
+    With --speed, each node then multiplies matrices and copies memory, and the links of a ring of all nodes are
+    measured. What is slow is a warning.
+
+    Exit status: 0 no error found, 2 the spec is wrong, 3 a node is not fit for it.
     """
     cluster = load(spec, rehearsal, asks=not spec_only)
     if spec_only:
@@ -48,16 +52,18 @@ def check(spec: Path, as_json: bool, spec_only: bool, rehearsal: int | None) -> 
 
         click.echo(f"{spec}: good, {count_of(tasks, 'task')} on {count_of(nodes, 'node')}")
         return 0
-    from launcher.report.check_text import COLUMNS, make_rows, render_findings
+    from launcher.report.check_text import COLUMNS, make_rows, make_speed_tables, render_findings
     from launcher.run import preview
 
-    report = preview.check(cluster)
+    report = preview.check(cluster.changed(check_speed=True) if speed else cluster)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
         from launcher.console.terminal import render_table
 
         click.echo(render_table(COLUMNS, make_rows(report)))
+        for columns, rows in make_speed_tables(report.speed) if report.speed is not None else ():
+            click.echo(f"\n{render_table(columns, rows)}")
         click.echo("\n".join(render_findings(report)))
     return 0 if report.good else 3
 

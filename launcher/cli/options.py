@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from launcher.cli.completion import complete_running_runs, complete_runs
+from launcher.cli.durations import Duration
 from launcher.cli.sections import SectionedOption
 
 _DURATIONS = {
@@ -97,6 +98,14 @@ _RUN_OPTIONS = (
         section="Program",
         is_flag=True,
         help="Import TensorFlow in every task, not once per node.",
+    ),
+    option(
+        "--keep-warm",
+        "keep_warm_s",
+        section="Program",
+        type=Duration(),
+        metavar="AGE",
+        help="Keep TensorFlow imported on the nodes for AGE after the run, like 15m, for the next one.",
     ),
     option(
         "--sample-every",

@@ -39,22 +39,26 @@ def clean(what: str, as_json: bool) -> int:
 @running_run_argument
 @click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
 @click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
+@click.option("--warm", is_flag=True, help="End what runs have kept warm on the nodes, and stop no run.")
 @json_option
-def down(run: str | None, now: bool, everything: bool, as_json: bool) -> int:
+def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> int:
     """Stop a run and wait until nothing is left of it.
 
     RUN is a running run's name, a part of it, or its folder; left out: the only running run. Stops it as Ctrl-C in its
     terminal does. Works only on the machine, and in the container, of the run's controller.
 
-    Exit status: 0 it has ended, 2 its controller is on another machine, 3 it has not ended in time.
+    Exit status: 0 it has ended, 2 its controller is on another machine, 3 it has not ended in time, or a warm node
+    could not be reached.
     """
     from launcher.commands.requests import ask_to_end
     from launcher.run.directory import RunDir
     from launcher.run.selection import list_running, select_run
     from launcher.transports.in_parallel import map_parallel
 
-    if everything and run is not None:
-        raise click.UsageError("RUN and --all exclude each other")
+    if (run is not None) + everything + warm > 1:
+        raise click.UsageError("RUN, --all and --warm exclude each other")
+    if warm:
+        return _end_warm(as_json=as_json)
     found = [RunDir(Path(each.directory)) for each in list_running()] if everything else [select_run(run, running=True)]
     for files, ended in zip(found, map_parallel(lambda each: ask_to_end(each, now=now), found, 32), strict=True):
         text = f"Stopped: {files.root}" if ended else f"Already ended: {files.root}"
@@ -62,6 +66,18 @@ def down(run: str | None, now: bool, everything: bool, as_json: bool) -> int:
     if not found:
         click.echo("No run is running", err=True)
     return 0
+
+
+def _end_warm(*, as_json: bool) -> int:
+    from launcher.commands.warm import end_all
+    from launcher.printable import printable
+
+    nodes = [*end_all()]
+    for node in nodes:
+        click.echo(json.dumps(asdict(node)) if as_json else printable(str(node)))
+    if not nodes:
+        click.echo("Nothing is kept warm", err=True)
+    return 0 if all(node.good for node in nodes) else 3
 
 
 @click.command()

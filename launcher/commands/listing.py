@@ -21,8 +21,12 @@ def look(*, ended: bool) -> list[RunSummary]:
 
 def render_runs(runs: Sequence[RunSummary], now: float) -> list[str]:
     """A table."""
+    return render_table([COLUMNS, *(_row(run, now) for run in runs)])
+
+
+def render_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines with columns as wide as they need to be."""
     # Not rich's: that takes ten times as long as all of the rest with 500 runs.
-    rows = [COLUMNS, *(_row(run, now) for run in runs)]
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()

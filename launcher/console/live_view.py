@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -13,6 +12,7 @@ from launcher.console.step_history import StepHistory
 from launcher.printable import printable
 from launcher.report.status_report import RunStatus
 from launcher.wording import render_age
+from worker_entry.protocol.frozen import dataclass
 
 _STATES = {
     "running": "bold green",
@@ -45,7 +45,7 @@ def render_view(
     *,
     columns: int,
     rows: int,
-    asked: Asked = Asked(),
+    asked: Asked = Asked(),  # noqa: B008 - it is frozen
     above: Sequence[Text] = (),
 ) -> list[Text]:
     """At most `rows` lines: the header, a question or help, lines of the tasks' own, and the tasks.

@@ -14,10 +14,12 @@ PARTIAL_LIMIT = 256 << 10
 _CHATTER = re.compile(
     # TensorFlow's C++ log and absl's: information and warnings, except those that report a problem.
     rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE(?!TROUBLE)"
-    # Errors that machines with and without GPUs log at each start; and those about a peer that has gone, for example
+    # Errors that machines with and without GPUs log at each start; those about what are no features of a machine, but
+    # settings of the compiler that made a cached program; and those about a peer that has gone, for example
     # because it ended: a program that still needs the peer gets an exception that says the same.
     rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
-    rb"(?:Unable to register cu|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
+    rb"(?:Unable to register cu|Loading XLA:CPU AOT result\. Target machine feature \+prefer-no-"
+    rb"|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
     rb"|(?:BaseCollectiveExecutor|Aborting \w+ with|Coordination agent is set to error).*?"
     rb"\b(?:UNAVAILABLE|CANCELLED|ABORTED): )"
     # Which Keras functions were patched; distlaunch itself reports how many, once.
@@ -44,8 +46,11 @@ _CONTINUED = re.compile(
 _CONFIGURATION = re.compile(rb' *(?:[a-z_]+(?: \{|: (?:"[^"]*"|[\w.+-]+))|\})$|$')
 """Lines of a message that dumps a configuration: chatter only below the line that begins the dump."""
 _BEGINS_CONFIGURATION = b"goo.gle/debug"  # then proto, str or only: protocol buffers vary it
-_HINTS = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:", b"absl::InitializeLog", b"distlaunch: ")
-"""Every line of chatter contains one of these, except continuation lines."""
+_SOURCES = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:")
+_HINTS = (b"absl::InitializeLog", b"distlaunch: ")
+"""Every line of chatter contains one of these, or a source and `] `, except continuation lines."""
+_PLAIN = bytes(range(0x20, 0x7F)) + b"\n\t"
+"""What is shown unchanged; most text has nothing else."""
 
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;:]{0,64}m)"  # colour
@@ -111,13 +116,16 @@ class LogLines:
 
     def _is_plain(self, text: bytes, lines: list[bytes]) -> bool:
         """Whether all lines can be shown unchanged; one check for all, because most text can."""
-        if self._fold and (self._below_chatter or any(hint in text for hint in _HINTS)):
+        if self._fold and (self._below_chatter or _may_have_chatter(text)):
             return False
+        if max(map(len, lines), default=0) > LINE_LIMIT:
+            return False
+        if not text.translate(None, _PLAIN):
+            return True
         try:
-            printable = text.decode().replace("\n", "").replace("\t", "").isprintable()
+            return text.decode().replace("\n", "").replace("\t", "").isprintable()
         except UnicodeDecodeError:
             return False
-        return printable and max(map(len, lines), default=0) <= LINE_LIMIT
 
     def _finished(self, line: bytes) -> bytes | None:
         shown = _visible(line)
@@ -145,6 +153,13 @@ class LogLines:
         if match[1]:
             return match[1] if self._keep_colours else ""
         return stand_in(match[0][0])
+
+
+def _may_have_chatter(text: bytes) -> bool:
+    """Whether a line of the text can be chatter; the shortest searches decide about most text."""
+    if b":" not in text:
+        return False
+    return any(hint in text for hint in _HINTS) or (b"] " in text and any(source in text for source in _SOURCES))
 
 
 def _pieces(line: bytes) -> list[bytes]:

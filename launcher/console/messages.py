@@ -161,6 +161,7 @@ class Reminder:
         if state.phase is Phase.FORMING and state.missing and state.started:
             forming_s = time - min(event.time for event in state.started.values())
             if forming_s < REMIND_S:
+                self._due = now + REMIND_S - forming_s
                 return None
             self._due = now + FORMING_REMIND_S
             return f"Forming, {forming_s:.0f} s: {render_waiting(state, time)}"
@@ -175,9 +176,10 @@ class Reminder:
 
     def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
         """A warning once half of the drain time is over."""
+        if state.deadline is None or state.deadline == self._drains or not state.exits:
+            return None
         going = sorted(state.policy.trainers - state.exits.keys())
-        waits = len(going) < len(state.policy.trainers) and bool(going) and state.suspicion is None
-        if not waits or state.deadline is None or state.deadline == self._drains:
+        if len(going) == len(state.policy.trainers) or not going or state.suspicion is not None:
             return None
         left_s = state.deadline - now
         if left_s > state.policy.drain_s / 2:

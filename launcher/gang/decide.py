@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from launcher.gang.busy import RECHECK_S, find_busy, is_excused
@@ -39,6 +38,7 @@ from launcher.gang.out_of_step import is_out_of_step
 from launcher.gang.stalls import is_progress, is_stalled
 from launcher.gang.state import BEFORE_START, AttemptPolicy, AttemptState, IndividualRestart, Phase, Reason
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import replace
 
 FAILURE_GRACE_S = 1.0
 """From SIGTERM to SIGKILL after a failure: the others cannot continue, and TensorFlow ignores SIGTERM."""

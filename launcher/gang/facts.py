@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from launcher.gang.events import (
     EndAnnounced,
     Event,
@@ -28,6 +26,7 @@ from launcher.gang.events import (
     TaskWrote,
 )
 from launcher.gang.state import BEFORE_START, AttemptState, Phase
+from worker_entry.protocol.frozen import replace
 
 REFUSALS = 1000
 """How many refusals of one node, and problems in them, are kept; a broken node may send them without end."""

@@ -19,6 +19,7 @@ def make_start(
     lease_s: float,
     faults: Sequence[Fault],
     routes: Mapping[str, str] | None = None,
+    callers: Sequence[str] = (),
 ) -> Start:
     """The order to start these tasks of one node.
 
@@ -29,11 +30,13 @@ def make_start(
         lease_s: how long TensorFlow's workers wait for a sign of life from each other.
         faults: the faults to inject into the attempt.
         routes: with a tunnel, the host that each address in TF_CONFIG stands for.
+        callers: addresses from which the nodes also call.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
     env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}
     others = {address: host for address, host in (routes or {}).items() if address != tasks[0].address}
-    return Start(attempt, [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks], cluster, others)
+    starts = [_make_task_start(task, cluster, env, lease_s, faults) for task in tasks]
+    return Start(attempt, starts, cluster, others, [*callers])
 
 
 def _make_task_start(
@@ -43,10 +46,8 @@ def _make_task_start(
     lease_s: float,
     faults: Sequence[Fault],
 ) -> TaskStart:
-    env = {**task.env, **attempt_env}
     joins = task.tf_config is not None and task.tf_config["cluster"] == cluster  # an evaluator sees a different cluster
-    if joins:
-        del env[environment.TF_CONFIG]
+    env = {**(task.env if joins else task.whole_env), **attempt_env}
     return TaskStart(
         task=str(task.task),
         program=task.program,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from launcher.gang.events import (
@@ -20,6 +19,7 @@ from launcher.gang.events import (
 )
 from launcher.spec.strategies import RULES, SEPARATE_CLASSES, StrategyRules
 from launcher.tasks import TaskId
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.values import NOT_IMPORTED, Activity
 
 
@@ -192,7 +192,7 @@ class AttemptState:
         """Whether all tasks have joined the cluster, or train without it."""
         if self.separate or all(map(self._has_trained, self.policy.trainers)):
             return True
-        return not self.missing and (
+        return not self._not_up and (
             self.not_joined is not None or not self.policy.forming or not self.policy.strategy.collective
         )
 
@@ -250,6 +250,10 @@ class AttemptState:
 
         Once the attempt is stopped, the tasks for which it waited then.
         """
+        return sorted(self._not_up)
+
+    @property
+    def _not_up(self) -> frozenset[TaskId]:
         ended = self.exits.keys() - self.stopped
         joined = self.listening.keys() - (self.not_joined or ())
-        return sorted(self.policy.forming - joined - ended)
+        return self.policy.forming - joined - ended

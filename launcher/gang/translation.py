@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from launcher.gang.events import (
     Event,
     NodeEmpty,
@@ -21,6 +19,7 @@ from launcher.gang.events import (
     TaskUnguarded,
 )
 from launcher.tasks import parse_task_id
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import (
     Broken,
     Empty,

@@ -14,7 +14,7 @@ from launcher.spec.redaction import hide_words
 from launcher.tasks import TASK_TYPES
 
 _NO_CONTROLLER = "needs a controller, and exported pods have none; remove it, or run the spec with `up`"
-_CONTROLLED = ("metrics", "metrics_file", "notify", "report")
+_CONTROLLED = ("check_speed", "metrics", "metrics_file", "notify", "report")
 _OF_MACHINES = ("way", "ssh", "host_keys", "slurm")
 _WORKERS_ONLY = {
     "job": "an Indexed Job has pods of one kind; use --as jobset",
@@ -42,6 +42,8 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
         yield "guard", "nobody checks whether the cluster enforces its NetworkPolicy; write `auto`, or `off` for none"
     if spec.tensorboard:
         yield "tensorboard", "would need a pod that outlives the training; point a TensorBoard at `log_directory`"
+    if spec.cache is not None:
+        yield "cache", "is made by a node's agent, and exported pods have none; name a folder in `env`"
     for field in _CONTROLLED:
         if getattr(spec, field):
             yield field, _NO_CONTROLLER

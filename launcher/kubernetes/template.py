@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from launcher.errors import UsageError
 
 
@@ -20,6 +18,8 @@ def read_template(text: str, path: str) -> Mapping[str, Any]:
     Raises:
         UsageError: it is none.
     """
+    import yaml  # only pods that have a manifest need it
+
     try:
         template = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from launcher.pages.material import Material
 from launcher.report.samples import ProgressSample, Sample
+from worker_entry.protocol.frozen import replace
 
 LAST_MOMENT = 1e11
 """Unix seconds that no clock shows."""

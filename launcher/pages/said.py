@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launcher.gang.events import LeaderWaits, StacksReceived, TaskReported
 from launcher.pages.material import LogEnd, Material
 from launcher.pages.wording import render_offset
+from launcher.plan.rendering import complete_command
 from launcher.report.run_events import AttemptEnded, Ended, NodeMet, Record, RunStarted, Said, State, kind_of
+from worker_entry.protocol.frozen import dataclass
 
 FIRST_EVENTS = 150
 LAST_EVENTS = 350
@@ -79,7 +80,7 @@ def make_said(material: Material) -> SaidPart:
         events=shown,
         left_out=len(rows) - len(shown),
         nodes=_make_nodes(material),
-        addresses=_make_addresses(material.planned),
+        addresses=_make_addresses(material),
         versions=material.versions,
         plan=cut(json.dumps(material.plan, indent=2, ensure_ascii=False), PLAN_TEXT) if material.plan else "",
         spec=cut(material.spec, PLAN_TEXT),
@@ -162,13 +163,13 @@ def _make_nodes(material: Material) -> list[NodeRow]:
     return rows
 
 
-def _make_addresses(tasks: Sequence[Mapping[str, Any]]) -> list[TaskAddress]:
+def _make_addresses(material: Material) -> list[TaskAddress]:
     return [
         TaskAddress(
             str(task.get("task", "")),
             str(task.get("node", "")),
             f"{task.get('address', '')}:{task.get('port', '')}",
-            cut(str(task.get("command", "")), 4000),
+            cut(complete_command(material.plan, task), 4000),
         )
-        for task in tasks[:256]
+        for task in material.planned[:256]
     ]

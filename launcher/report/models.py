@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from launcher.gang.findings import DialReport, Finding
+from launcher.gang.findings import DialReport, Finding, SpeedReport
 from launcher.report.goodput import Goodput
 from launcher.result import Result
 from launcher.verdict.models import OutcomeName, Verdict
@@ -116,6 +116,19 @@ class AttemptReport(Result):
     """Processes that ignored SIGTERM, and were killed."""
 
 
+class WarmNode(Result):
+    """Processes that stay on a node with TensorFlow imported."""
+
+    node: str
+    """The node's host."""
+    pids: list[int]
+    """The agent, its guardian and its forkserver."""
+    bytes: int
+    """Memory of their own."""
+    until: float
+    """When they end by themselves, in Unix seconds."""
+
+
 class LeftOutAttempts(Result):
     """What is kept of the attempts that the report leaves out, because the run had very many."""
 
@@ -201,6 +214,8 @@ class CheckReport(Result):
     """All errors and warnings, errors first."""
     slurm: JobReport | None = None
     """The Slurm job that distlaunch runs in, if `nodes: slurm` took its nodes."""
+    speed: SpeedReport | None = None
+    """What nodes and links do in a second, if that was measured; its findings are in `findings`, too."""
 
 
 class FaultReport(Result):
@@ -248,5 +263,10 @@ class RunReport(Result):
     """The faults that were injected on purpose."""
     goodput: Goodput | None = None
     """Where the time went; null if the run ended before its first attempt."""
+    speed: SpeedReport | None = None
+    """What nodes and links did in a second before the first start; null if that was not measured, or by an earlier
+    controller."""
+    kept_warm: list[WarmNode] = []
+    """What stays on the nodes on purpose, for the next run."""
     pods_left: int | None = None
     """Pods of the run that are left in Kubernetes; null if it made none, or if they could not be counted."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib import metadata
 
 from launcher.errors import (
@@ -18,6 +17,7 @@ from launcher.errors import (
     as_ours,
 )
 from launcher.gang.events import TaskExited, TaskReported
+from launcher.gang.findings import SpeedReport
 from launcher.gang.restarts import FRUITLESS
 from launcher.gang.state import AttemptState
 from launcher.plan.launch_plan import LaunchPlan, TaskPlan
@@ -31,12 +31,14 @@ from launcher.report.models import (
     ProgressReport,
     RunReport,
     TaskReport,
+    WarmNode,
 )
 from launcher.tasks import TaskId
 from launcher.verdict.causes import was_stopped
 from launcher.verdict.judge import exit_status, outcome
 from launcher.verdict.models import OutcomeName, Verdict
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.messages import Ready
 from worker_entry.protocol.values import CrashRecord, TaskExit
 
@@ -123,7 +125,7 @@ class Earlier:
 def make_run_report(
     attempts: Sequence[Attempt],
     *,
-    earlier: Earlier = Earlier(),
+    earlier: Earlier = Earlier(),  # noqa: B008 - it is frozen
     run_id: str,
     name: str,
     directory: str,
@@ -135,6 +137,8 @@ def make_run_report(
     chaos: Sequence[FaultReport] = (),
     goodput: Goodput | None = None,
     pods_left: int | None = None,
+    speed: SpeedReport | None = None,
+    kept_warm: Sequence[WarmNode] = (),
 ) -> RunReport:
     """The report of a run that is over.
 
@@ -150,7 +154,9 @@ def make_run_report(
         versions: the versions of what took part.
         end: what ended the run, if not the last attempt.
         chaos: the faults that were injected on purpose.
+        kept_warm: what stays on the nodes for the next run.
         pods_left: how many of the pods that it made are left; None if that is unknown, or it made none.
+        speed: what the speed check has measured.
     """
     if end is None:
         last = attempts[-1]
@@ -171,10 +177,12 @@ def make_run_report(
         ended=ended,
         verdict=end.verdict,
         attempts=reports,
+        speed=speed,
         left_out=earlier.left_out,
         chaos=list(chaos),
         goodput=goodput,
         pods_left=pods_left,
+        kept_warm=list(kept_warm),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from launcher.errors import error_lines
 from launcher.report.goodput import Goodput, render_goodput
 from launcher.report.models import AttemptReport, RunReport, TaskReport
 from launcher.verdict.models import Verdict
-from launcher.wording import count_of
+from launcher.wording import count_of, render_age
 from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
@@ -44,6 +45,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
         width = max(len(task.task) for task in attempt.tasks)
         lines += [f"  {task.task:<{width}}  {render_end(task)}" for task in attempt.tasks]
     lines += _render_left(report)
+    lines += _render_kept(report)
     if len(report.attempts) > 1:
         lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
         lines += _render_earlier(report)
@@ -92,6 +94,18 @@ def _render_left(report: RunReport) -> list[str]:
     lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}{pods}"] if verified else []
     lines.append(f"  unknown what is left on {', '.join(unverified)}; once reachable, run:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
+
+
+def _render_kept(report: RunReport) -> list[str]:
+    """What is left on purpose."""
+    if not report.kept_warm:
+        return []
+    count = sum(len(kept.pids) for kept in report.kept_warm)
+    size = sum(kept.bytes for kept in report.kept_warm) / (1 << 20)
+    where = "" if len(report.kept_warm) == 1 else f" on {len(report.kept_warm)} nodes"
+    until = render_age(math.ceil(max(kept.until for kept in report.kept_warm) - report.ended))
+    kept = count_of(count, "process", "processes")
+    return [f"  kept warm for {until}{where}: {kept}, {size:.0f} MiB; `distlaunch down --warm` ends them"]
 
 
 def _render_cleaning(attempt: AttemptReport) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from launcher.gang.events import (
     Action,
@@ -19,15 +18,19 @@ from launcher.gang.events import (
     SyncNodes,
 )
 from launcher.gang.faults import Fault
+from launcher.gang.preflight import Preflight
+from launcher.gang.speed_check import SpeedCheck
+from launcher.gang.speed_subjects import make_subjects
 from launcher.gang.start_orders import make_start
 from launcher.gang.state import AttemptState, Phase
 from launcher.plan.launch_plan import TaskPlan, make_preload
-from launcher.plan.rendering import render_json
+from launcher.plan.rendering import render_file
 from launcher.run.context import AttemptSetup, RunContext
 from launcher.run.history import History
 from launcher.run.stack_requests import StackRequests
 from launcher.run.tunnel_key import make_tunnel_key
 from launcher.transports.base import Resumption
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.orders import Prepare, Start, Stop
 from worker_entry.protocol.values import Problem
 
@@ -54,12 +57,14 @@ class Actions:
         self._faults = faults
         self._stacks = stacks
         self._checked = False
+        self._measured = False
+        self._callers: list[str] = []
         self.plan = setup.planner.plan({})
         self.addresses = setup.addresses
 
     def tasks_of(self, node: str) -> Iterator[TaskPlan]:
         """The planned tasks of a node."""
-        return (task for task in self.plan.tasks if task.node == node)
+        return iter(self.plan.by_node.get(node, ()))
 
     def perform(self, action: Action, state: AttemptState) -> None:
         """Sends what the action asks for."""
@@ -72,8 +77,8 @@ class Actions:
                 self._prepare(state)
             case CheckNodes():
                 assert self._preflight is not None
-                for node in state.awaited:
-                    self._links.send(node, self._preflight.make_dial(state.ports))
+                for node, order in self._preflight.make_dials(state.awaited, state.ports).items():
+                    self._links.send(node, order)
             case StartTasks(ports):
                 self.plan = self._planner.plan(self._links.facts(), ports, self.addresses)
                 self.write_plan()
@@ -120,42 +125,66 @@ class Actions:
 
     def preload(self, node: str) -> None:
         """Starts the slowest work on the node while other nodes are still connecting."""
-        restart = self._context.spec.restart
-        plan = self._planner.plan(self._links.facts())
-        again = restart.max_restarts > 0 or (
-            restart.max_worker_restarts > 0 and bool(plan.rules.restarted_individually)
+        spec, restart = self._planner.spec, self._context.spec.restart
+        again = (
+            restart.max_restarts > 0
+            or (restart.max_worker_restarts > 0 and bool(spec.rules.restarted_individually))
+            or spec.keep_warm_s > 0
         )
-        preload = make_preload(plan, node, keep=again)
+        tasks = self._planner.plan_node(node, self._links.facts_of(node))
+        preload = make_preload(spec, tasks, keep=again)
         if preload is not None and not self._context.only_checks:
             self._links.send(node, preload)
 
     def end_checks(self, state: AttemptState) -> None:
         """Reports the result of the checks to the gang once all nodes have answered."""
         checks = self._preflight
-        if (
-            checks is None
-            or state.phase is not Phase.CHECKING
-            or self._checked
-            or not checks.is_complete(state.awaited)
-        ):
+        if checks is None or state.phase is not Phase.CHECKING or not checks.is_complete(state.awaited):
             return
-        self._checked = True
+        if not self._checked:
+            self._checked = True
+            self._end_first_checks(checks, state)
+        speed = checks.speed
+        if speed is None or self._measured:
+            return
+        for node, order in speed.take_orders(state.awaited, self._context.timing.monotonic()):
+            self._links.send(node, order)
+        if speed.is_over:
+            self._measured = True
+            for finding in () if self._context.only_checks else speed.make_report().findings:
+                self._context.console.warn(finding.message)
+            self._links.put(Checked())
+
+    def _end_first_checks(self, checks: Preflight, state: AttemptState) -> None:
+        """Reports their errors, or begins the speed check if there is to be one."""
+        self._callers = checks.find_callers()
         self.addresses = checks.choose_addresses()
         for choice in checks.render_choices():
             self._context.console.note(choice)
         errors: list[Event] = []
-        for finding in () if self._context.only_checks else checks.findings():
+        findings = checks.findings()
+        for finding in () if self._context.only_checks else findings:
             if finding.level == "warning":
                 self._context.console.warn(finding.message)
             else:
                 problem = Problem(finding.reference, finding.message, finding.hint)
                 errors.append(NodeRefused(finding.node, (problem,)))
+        is_good = not any(finding.level == "error" for finding in findings)
+        if is_good and self._context.spec.check_speed and self._attempt == 1:
+            self._context.console.note("Measuring the speed of nodes and links")
+            checks.speed = SpeedCheck(
+                make_subjects(self.plan, checks.answers, self.addresses, state.ports),
+                prefers_torch=self._context.spec.framework == "torch",
+                nonce=checks.nonce,
+                started=self._context.timing.monotonic(),
+            )
+            return
         for event in errors or [Checked()]:
             self._links.put(event)
 
     def write_plan(self) -> None:
         """Writes the current plan to plan.json."""
-        self._context.files.write_json(self._context.files.plan, render_json(self.plan))
+        self._context.files.write_json(self._context.files.plan, render_file(self.plan))
 
     def _prepare(self, state: AttemptState) -> None:
         self.plan = self._planner.plan(self._links.facts())
@@ -186,4 +215,5 @@ class Actions:
             lease_s=self._context.spec.timeouts.lease_s,
             faults=self._faults,
             routes=self.plan.routes,
+            callers=self._callers,
         )

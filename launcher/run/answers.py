@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from dataclasses import asdict
 
 from launcher.gang.events import ProfileAsked, StacksAsked
 from launcher.plan.paths import RunPaths
@@ -18,6 +17,7 @@ from launcher.run.journal import Journal
 from launcher.run.node_links import NodeLinks
 from launcher.run.profile_requests import find_servers, profile_limit_s
 from launcher.run.supervisor import Supervisor
+from worker_entry.protocol.frozen import asdict
 from worker_entry.system import clock
 
 STACKS_S = 15.0

@@ -83,6 +83,7 @@ def make_context(
         spec.timeouts.lease_s,
         sample_s=spec.sample_every_s,
         isolated=spec.isolation != "none",
+        keep_warm_s=0.0 if only_checks else spec.keep_warm_s,
     )
     return RunContext(
         run_id=start.run_id,

@@ -7,7 +7,6 @@ out, asks `gang.decide`, and performs the actions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from launcher.console.messages import Reminder, render_news, render_patches
 from launcher.gang.decide import decide, new_attempt
@@ -37,6 +36,7 @@ from launcher.run.stack_requests import StackRequests
 from launcher.run.uses import Uses
 from launcher.tasks import TaskId
 from launcher.transports.base import LinkClosed
+from worker_entry.protocol.frozen import replace
 
 IDLE_S = 0.5
 """How often the loop polls what sends no messages: logs, the console, deadlines."""

@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from worker_entry.agent.bootstrap import private
 from worker_entry.agent.reattach import bases
 from worker_entry.protocol.framing import Decoder, ProtocolError, encode
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import kernel
 
 PREFIX = "control-"
@@ -201,7 +200,7 @@ def _is_ours(connection: socket.socket, pid: int | None = None) -> bool:
 
 def _listen() -> tuple[socket.socket | None, str]:
     """A listening socket and its path; None if no folder of this machine can have one."""
-    name = f"{PREFIX}{secrets.token_hex(6)}"
+    name = f"{PREFIX}{os.urandom(6).hex()}"
     for base in bases():
         path = Path(base, name)
         new = path.with_suffix(NEW)

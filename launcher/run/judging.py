@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.gang.state import AttemptState
@@ -13,6 +12,7 @@ from launcher.run.log_tails import last_lines
 from launcher.tasks import TaskId
 from launcher.verdict.judge import judge, outcome
 from launcher.verdict.models import Verdict
+from worker_entry.protocol.frozen import replace
 
 JUDGED_LINES = 60
 """Lines at the end of a failed task's log, where its cause is most likely."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
 
 from launcher.gang.decide import FAILURE_GRACE_S
 from launcher.gang.events import EndAnnounced
@@ -12,6 +11,7 @@ from launcher.kubernetes.job import TERMINATION_S
 from launcher.kubernetes.pod_state import PodState, explain_end
 from launcher.run.pods import RunPods
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import replace
 
 NEWS_S = 2.0
 """How long after the loss of a pod the cluster may take to say why."""

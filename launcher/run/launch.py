@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.console.writer import Console
@@ -42,6 +41,7 @@ from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.transports.targets import find_targets
 from launcher.wording import count_of
+from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 
 

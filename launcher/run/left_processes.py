@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-import psutil
-
 from launcher.console.writer import Console
 from launcher.spec.nodes import LOCAL
 from launcher.wording import count_of
@@ -15,6 +13,8 @@ from worker_entry.protocol import environment
 
 def find_left_processes(run_id: str) -> list[int]:
     """The processes of this machine with the run's id in their environment, as far as it is readable."""
+    import psutil  # only at the end of a run
+
     found = []
     for process in psutil.process_iter(["environ"]):
         variables = process.info["environ"] or {}  # None: another user's process, a zombie, or a process that has ended

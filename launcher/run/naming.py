@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from launcher.spec.redaction import hide_command
 
 def make_run_id(name: str) -> str:
     """`20261121-143005-two-nodes-3f9a`: sorts by time; unique among runs of the same second."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{os.urandom(2).hex()}"
 
 
 def name_job(job: str) -> str:

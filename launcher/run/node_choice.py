@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Collection
 
 from launcher.console.writer import Console
+from launcher.gang.findings import SpeedReport
 from launcher.gang.preflight import Preflight
 from launcher.gang.state import AttemptState
 from launcher.plan.planner import Planner
@@ -37,6 +38,13 @@ class NodeChoice:
         self._console = console
         self._relist = relist
         self._checks = checks
+        self._first: Preflight | None = None
+
+    @property
+    def speed(self) -> SpeedReport | None:
+        """What the speed check has measured; None if there was none, or it has not ended."""
+        speed = self._first.speed if self._first is not None else None
+        return speed.make_report() if speed is not None and speed.is_over else None
 
     def choose(self) -> AttemptSetup | None:
         """The setup without lost nodes; None if too few nodes are left."""
@@ -44,7 +52,8 @@ class NodeChoice:
         if selected is None:
             return None
         planner, notes = selected
-        checks = Preflight(planner.spec, secrets.token_hex(8), planner.candidates) if self._checks else None
+        checks = Preflight(planner.spec, os.urandom(8).hex(), planner.candidates) if self._checks else None
+        self._first = self._first or checks
         return AttemptSetup(planner=planner, preflight=checks, notes=notes)
 
     def choose_again(

@@ -16,6 +16,7 @@ from launcher.transports.base import Link, LinkClosed, LinkError, LinkNews, LogM
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.incoming import Arrived, Inbox, Placement
 from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.protocol.orders import VERSION, Goodbye, Hello
 
@@ -37,7 +38,8 @@ class NodeLinks:
     """At most one link to each node.
 
     `transports`: how each node is reached. `sample_s`: how often agents measure what tasks use; 0: never.
-    `isolated`: whether they and their tasks live in a network of their own.
+    `isolated`: whether they and their tasks live in a network of their own. `keep_warm_s`: how long what the next run
+    can use stays.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class NodeLinks:
         *,
         sample_s: float = 0.0,
         isolated: bool = False,
+        keep_warm_s: float = 0.0,
     ) -> None:
         self.timing = timing or SystemTiming()
         self.ready: dict[str, Ready] = {}
@@ -60,6 +63,9 @@ class NodeLinks:
         self._lease_s = lease_s
         self._sample_s = sample_s
         self._isolated = isolated
+        self._keep_warm_s = keep_warm_s
+        self.kept: dict[str, Kept] = {}
+        """What stays on each node for the next run, after `close`."""
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
@@ -209,7 +215,12 @@ class NodeLinks:
         return self._links[node].clock_offset_s if node in self._links else 0.0
 
     def facts(self) -> dict[str, NodeFacts]:
-        return {node: NodeFacts(ready.cores, tuple(ready.gpus)) for node, ready in self.ready.items()}
+        return {node: self.facts_of(node) for node in self.ready}
+
+    def facts_of(self, node: str) -> NodeFacts:
+        """What a node that is ready has reported."""
+        ready = self.ready[node]
+        return NodeFacts(ready.cores, tuple(ready.gpus))
 
     def abandon(self) -> None:
         """Closes all links without a word to the agents."""
@@ -224,13 +235,14 @@ class NodeLinks:
         assert self._end_hurry is not None
         for node, link in self._links.items():
             self._close_inbox(node)
-            link.send(Goodbye())
+            link.send(Goodbye(self._keep_warm_s))
         # This machine last: closing its link kills all of our descendants, proxies to other machines included.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
         ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)
         left = dict(zip(others, ends, strict=True))
         left |= {node: self._links[node].close() for node in here}
+        self.kept = {node: link.kept for node, link in self._links.items() if link.kept is not None}
         self._end_hurry()
         self._mirror.close()
         return self._left | left

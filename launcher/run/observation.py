@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from launcher.errors import TakenOverError
 from launcher.gang.events import Event, Interrupted, NodeLost, Tick
-from launcher.gang.preflight import Preflight
+from launcher.gang.preflight import Answer, Preflight
 from launcher.gang.strangers import render_stranger
 from launcher.gang.translation import from_message
 from launcher.report import run_events
@@ -20,7 +20,7 @@ from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
-from worker_entry.protocol.messages import Dialled, Fetch, Inspected, Message, Noted, Ready, Sampled, Saved, Stacks
+from worker_entry.protocol.messages import Fetch, Message, Noted, Ready, Sampled, Saved, Stacks
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
 
@@ -86,8 +86,9 @@ class Observer:
     def _translate(self, node: str, message: Message) -> Iterator[Event]:
         links = self._context.links
         offset_s = links.clock_offset_s(node)
-        if self._preflight is not None and isinstance(message, (Ready, Inspected, Dialled)):
+        if self._preflight is not None and isinstance(message, Answer):
             self._preflight.note(node, message, offset_s)
+            yield Tick()  # the checks may go on
         try:
             if isinstance(message, Fetch) and self._context.bundle is not None:
                 links.send(node, *self._context.bundle.read_piece(message))

@@ -9,14 +9,14 @@ from launcher.errors import DistlaunchError, UsageError
 from launcher.report.models import RunReport
 from launcher.report.status_report import RunStatus
 from launcher.run.directory import RunDir
-from launcher.run.page_reading import read_material
 from launcher.run.replacement import replace_text
 from worker_entry.system import clock
 
 
 def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStatus | None = None) -> str:
     """The page's text; see `read_material`."""
-    from launcher.pages.html import render_page  # with its template engine, only when a page is made
+    from launcher.pages.html import render_page  # both only when a page is made
+    from launcher.run.page_reading import read_material
 
     return render_page(read_material(files, now=clock.now(), report=report, status=status))
 

@@ -7,14 +7,13 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.console.writer import Console
 from launcher.errors import DistlaunchError, RunDirectoryError, UsageError
 from launcher.plan.planner import Planner
-from launcher.plan.rendering import render_json
+from launcher.plan.rendering import render_file
 from launcher.plan.resources import NodeFacts
 from launcher.report.models import RunReport
 from launcher.run.context import AttemptSetup
@@ -34,6 +33,7 @@ from launcher.spec.redaction import REDACTED
 from launcher.transports.in_parallel import map_parallel
 from launcher.transports.node_cleanup import clean_node
 from worker_entry.agent.lease import MARGIN_S
+from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 
 NODES_AT_ONCE = 32
@@ -199,7 +199,7 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
         return None
     try:
         started = json.loads(files.plan.read_bytes())
-        tasks = started["tasks"]
+        tasks, cluster = started["tasks"], started["cluster"]
         nodes = {task["node"] for task in tasks}
         addresses = {task["node"]: task["address"] for task in tasks}
     except (OSError, ValueError, KeyError, TypeError):
@@ -212,4 +212,5 @@ def find_running_attempt(files: RunDir, history: History, planner: Planner) -> A
     facts = {node: NodeFacts(history.ready[node].cores, tuple(history.ready[node].gpus)) for node in nodes}
     setup = AttemptSetup(planner=selected[0], preflight=None, addresses=addresses, taken_over=history)
     plan = setup.planner.plan(facts, history.ports, addresses)
-    return setup if json.loads(json.dumps(render_json(plan)))["tasks"] == tasks else None
+    now = json.loads(json.dumps(render_file(plan)))
+    return setup if (now["tasks"], now["cluster"]) == (tasks, cluster) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 
 from launcher.gang.events import EndAnnounced
 from launcher.slurm.calls import JOB_ID, SlurmError, call, show_configuration, show_job, show_partition
@@ -14,6 +13,7 @@ from launcher.slurm.ending import KILL_WAIT_S, Job, explain_end, parse_job
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import SLURM
 from launcher.transports.slurm import SlurmWay
+from worker_entry.protocol.frozen import replace
 from worker_entry.system import clock
 from worker_entry.system.engine import is_managed
 

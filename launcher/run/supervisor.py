@@ -39,6 +39,7 @@ from launcher.run.log_tails import last_lines
 from launcher.run.node_choice import NodeChoice, Relist
 from launcher.run.pauses import Pauses
 from launcher.run.recovery import Recover
+from launcher.run.warm_nodes import note_kept
 from launcher.tasks import parse_task_id
 from launcher.verdict.judge import outcome
 
@@ -283,6 +284,8 @@ class Supervisor:
             chaos=report_faults(self._faults, self._states),
             goodput=self._context.goodput.count(ended),
             pods_left=self._pods_left,
+            speed=self._nodes.speed,
+            kept_warm=note_kept(self._links.kept, self._context, ended),
         )
         written = True
         try:

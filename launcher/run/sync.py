@@ -8,13 +8,11 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import pathspec
 
 from launcher.errors import UsageError
 from launcher.spec.parts import SyncSpec
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Fetch
 from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry
@@ -62,6 +60,8 @@ def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
     Raises:
         UsageError: the folder cannot be sent; lists all reasons.
     """
+    import pathspec  # only a run that sends its program needs it
+
     root = (base / Path(sync.path).expanduser()).resolve()
     if not root.is_dir():
         raise UsageError(f"sync.path {root} is not a folder")

@@ -65,10 +65,16 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         yield ("communication",), "applies only to multi_worker_mirrored; remove it"
     if spec.cross_device is not None and spec.strategy != "mirrored":
         yield ("cross_device",), "applies only to mirrored; remove it"
+    if spec.cache is not None and spec.program.command is not None:
+        yield ("cache",), "what a command will compile with is not known; name a script or a module, or remove it"
     if spec.slurm != SlurmSpec() and spec.source != "slurm" and not any(node.way == "slurm" for node in spec.nodes):
         yield ("slurm",), "applies only to `nodes: slurm`; remove it"
     if isinstance(spec.source, PodsSpec) and "way" in spec.model_fields_set:
         yield ("way",), "pods are reached by `kubectl exec`; remove it"
+    if spec.keep_warm_s and isinstance(spec.source, PodsSpec):
+        yield ("keep_warm_s",), "pods end with their run; remove it"
+    if spec.keep_warm_s and (spec.preload is False or spec.program.command is not None):
+        yield ("keep_warm_s",), "nothing is imported ahead here, so that there is nothing to keep; remove it"
     if spec.sync is not None and spec.working_directory is not None:
         yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +18,7 @@ from launcher.spec.nodes import ListedNodesSpec, NodeSpec, PodNodesSpec
 from launcher.spec.parts import NodeSourceSpec, ProgramSpec
 from launcher.spec.redaction import hide_text
 from launcher.tasks import TASK_TYPES
+from worker_entry.protocol.frozen import dataclass
 
 SHOWN_LIMIT = 20
 """Mistakes shown at once; of more, the user corrects the first ones first."""
@@ -181,6 +181,8 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
         return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
     if path == ("checkpoint_directory",):
         return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
+    if path == ("cache",):
+        return f"{shown} is not absolute, or has blanks or quotes; write a path like `~/.cache/compiled`"
     if path[-1] in ("cpus", "memory"):
         return f"{shown} is no amount; write it as Kubernetes does, like `4`, `500m` or `16Gi`"
     if path[:2] == ("nodes", "volumes") and not is_key:

@@ -77,6 +77,9 @@ class ClusterSpec(Model):
     `checkpoint_directory` or, if all nodes are this machine, a folder of the run."""
     checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
     """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
+    cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
+    """A folder on each node, which may be shared, where code that XLA or PyTorch has compiled is kept for later
+    runs."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
@@ -98,6 +101,8 @@ class ClusterSpec(Model):
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
     """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""
+    check_speed: bool = False
+    """Measures nodes and links before the first start, as `check --speed` does, and warns of what is slow."""
     keras: KerasSpec = KerasSpec()
     progress: bool = True
     """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
@@ -116,6 +121,9 @@ class ClusterSpec(Model):
     """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
     preload: Preload = True
     """Imports TensorFlow once on each node, and forks the Python tasks from there; a list adds modules to import."""
+    keep_warm_s: Annotated[float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer")] = 0.0
+    """How long each node keeps TensorFlow imported after the run, in seconds, so that the next one starts at once; 0:
+    not."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 

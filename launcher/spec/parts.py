@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from launcher.described import describe
 from launcher.failures import RESTARTED, FailureName, render_failures
 from launcher.spec.fields import (
     LIMITED_S,
@@ -25,8 +26,9 @@ from launcher.spec.fields import (
 )
 
 
-def _omit_null(schema: dict[str, Any]) -> None:
-    """Removes `null` from the schema: a field has a value or is missing, and `null` in YAML is the text "null"."""
+def _complete(schema: dict[str, Any], model: type[Any]) -> None:
+    """Describes the fields, and omits `null`: a field has a value or is missing, `null` in YAML is the text "null"."""
+    describe(schema, model)
     for name, field in schema["properties"].items():
         if {"type": "null"} in field.get("anyOf", ()):
             values = [value for value in field["anyOf"] if value != {"type": "null"}]
@@ -40,7 +42,7 @@ _Self = TypeVar("_Self", bound="Model")
 class Model(BaseModel):
     """A part of a spec: frozen, without unknown fields, and validated again with every change."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_omit_null)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_complete)
 
     def changed(self: _Self, **values: Any) -> _Self:
         """The same part with these values.

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from launcher.described import read_meanings
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
 from launcher.spec.nodes import NodeSpec
@@ -52,8 +53,9 @@ def render_commented(spec: ClusterSpec, name: str = "SPEC") -> str:
     """
     values = spec.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     parts = [HEADING.format(name=name)]
+    meanings = read_meanings(ClusterSpec)
     for field, info in ClusterSpec.model_fields.items():
-        meaning = info.description or getattr(info.annotation, "__doc__", None) or ""
+        meaning = meanings.get(field) or getattr(info.annotation, "__doc__", None) or ""
         if field in values:
             parts.append(_comment(meaning) + _render(field, values[field]))
             if field == "nodes":

@@ -7,11 +7,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.frozen import dataclass
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.log_index import SUFFIX, LogIndex, Mark
 from worker_entry.protocol.messages import Log, Message, Ready
 from worker_entry.system import clock
@@ -123,6 +124,10 @@ class Link(Protocol):
     @property
     def last_heard(self) -> float:
         """When the last data came from the agent, in monotonic seconds."""
+
+    @property
+    def kept(self) -> Kept | None:
+        """What stays for the next run; after `close`, and only if Goodbye has asked for it."""
 
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""

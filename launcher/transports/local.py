@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,7 +12,10 @@ import worker_entry
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNews, LogSink, Resumption
 from launcher.transports.resumable_link import ResumableLink
+from launcher.transports.streams import await_readable
+from worker_entry.agent.ending import end_agents, find_agents
 from worker_entry.protocol import environment
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes
 
@@ -22,19 +24,29 @@ END_WAIT_S = 5.0
 """How long an agent may take to stop before it is killed; its guardian then kills the tasks."""
 
 _guardians: set[int] = set()
-"""Guardians of links that are open in this process; closing one link spares the others."""
+"""Guardians of links that are open in this process, or whose agents stay; closing one link spares the others."""
 
 
 class LocalTransport:
     """This machine. `python` runs the agent and the tasks; the agent's stderr goes to `errors`.
 
+    `may_stay`: whether the agent may be kept for another run.
+
     The agent has `run_id` in its environment, like its tasks, so that `distlaunch clean` finds the agent too.
     """
 
     def __init__(
-        self, errors: Path, python: str = sys.executable, *, run_id: str = "", shares_files: bool = True
+        self,
+        errors: Path,
+        python: str = sys.executable,
+        *,
+        run_id: str = "",
+        shares_files: bool = True,
+        may_stay: bool = False,
     ) -> None:
         self.shares_files = shares_files
+        self._run_id = run_id
+        self._verb = "warm-agent" if may_stay else "agent"
         self._env = {**os.environ, environment.RUN_ID: run_id} if run_id else None
         self._errors = errors
         self._python = python
@@ -50,7 +62,7 @@ class LocalTransport:
         errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             process = subprocess.Popen(
-                [self._python, ENTRY, "agent"],
+                [self._python, ENTRY, self._verb],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -61,7 +73,15 @@ class LocalTransport:
             os.close(errors)
         _guardians.add(process.pid)
         try:
-            return LocalLink(node=node, process=process, deliver=deliver, mirror=mirror, others=others, lease_s=lease_s)
+            return LocalLink(
+                node=node,
+                process=process,
+                deliver=deliver,
+                mirror=mirror,
+                others=others,
+                lease_s=lease_s,
+                run_id=self._run_id,
+            )
         except RuntimeError as error:  # no thread can be started for the link
             process.kill()
             process.communicate()
@@ -82,8 +102,10 @@ class LocalLink:
         mirror: LogSink,
         others: set[int],
         lease_s: float,
+        run_id: str,
     ) -> None:
         self._others = others
+        self._run_id = run_id
         self._process = process
         self._agent_pid: int | None = None
 
@@ -97,6 +119,10 @@ class LocalLink:
     @property
     def last_heard(self) -> float:
         return self._frames.last_heard
+
+    @property
+    def kept(self) -> Kept | None:
+        return self._frames.kept
 
     @property
     def clock_offset_s(self) -> float:
@@ -124,6 +150,8 @@ class LocalLink:
         if self._process.stdout is not None:
             self._process.stdout.close()
         _guardians.discard(self._process.pid)
+        if self.kept is not None:
+            _guardians.update(self.kept.pids)
         # What the agent and its guardian report is checked: of our descendants, only other agents may be alive.
         spare = self._others | _guardians
         processes.kill_descendants(spare)
@@ -131,6 +159,8 @@ class LocalLink:
 
     def _end_stuck(self) -> None:
         """Kills an agent that hangs or is stopped; its guardian then kills everything below it."""
+        if self._run_id:  # an agent that may stay is not below us
+            end_agents(find_agents([self._run_id]), 0.0)
         for process in kernel.descendants(os.getpid()):
             if process.pid in (self._process.pid, self._agent_pid):
                 kernel.send_signal(process, signal.SIGCONT)
@@ -153,7 +183,7 @@ class _Pipes:
         self._from_agent = process.stdout
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        if not select.select([self._from_agent], [], [], timeout_s)[0]:
+        if not await_readable(self._from_agent, timeout_s):
             raise LinkBroken(f"no data for {timeout_s:.0f} s")
         return os.read(self._from_agent.fileno(), size)
 

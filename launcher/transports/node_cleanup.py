@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from launcher.errors import UsageError
 from launcher.spec.models import ClusterSpec
@@ -15,6 +14,7 @@ from launcher.transports.targets import find_way
 from launcher.transports.way import Opening
 from launcher.wording import count_of
 from worker_entry.agent import cleanup
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
 
@@ -59,9 +59,18 @@ def clean_node(
         # This machine's only agent is our child; closing its link has already waited for its exit.
         answer = cleanup.clean(run_ids) if reattach_folder is None else Cleaned(0, [])
         return CleanedNode(node.host, answer.ended, tuple(answer.left))
+    return _ask(spec, node, Clean(VERSION, list(run_ids), reattach_folder, generation))
+
+
+def end_warm(spec: ClusterSpec, node: NodeSpec) -> CleanedNode:
+    """Ends the agents that wait for another run on another machine."""
+    return _ask(spec, node, Clean(VERSION, [], warm=True))
+
+
+def _ask(spec: ClusterSpec, node: NodeSpec, order: Clean) -> CleanedNode:
     try:
         stream = find_way(spec, node).open(make_payload("clean"), node.find_python(), Opening())
-        message = ask(stream, Clean(VERSION, list(run_ids), reattach_folder, generation), ANSWER_S)
+        message = ask(stream, order, ANSWER_S)
     except GoneError:
         return CleanedNode(node.host, gone=True)
     except (LinkError, UsageError) as error:

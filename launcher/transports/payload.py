@@ -13,10 +13,10 @@ import json
 import shlex
 import threading
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import worker_entry
+from worker_entry.protocol.frozen import dataclass
 
 PACKAGE = Path(worker_entry.__file__).parent
 
@@ -83,4 +83,4 @@ def _make_archive() -> bytes:
     contents = [path.read_bytes() for path in paths]
     names = [str(Path(PACKAGE.name) / path.relative_to(PACKAGE)) for path in paths]
     header = json.dumps([(name, len(content)) for name, content in zip(names, contents, strict=True)])
-    return base64.b64encode(zlib.compress(b"\n".join([header.encode(), b"".join(contents)]), 9))
+    return base64.b64encode(zlib.compress(b"\n".join([header.encode(), b"".join(contents)]), 5))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from launcher.transports.base import GoneError, LinkBroken, LinkError
 from launcher.transports.payload import Payload
+from launcher.transports.streams import await_readable
 from launcher.transports.way import Opening
+from worker_entry.protocol.frozen import dataclass
 
 HOST, COMMAND = "{host}", "{command}"
+PIPE = 64 << 10
+"""What a pipe holds; to ask for more costs memory that is taken and given back with each read."""
 STATUS_S = 15.0
 """How long a program may take to end once its stdout has."""
 SAID_LINES = 20
@@ -105,9 +107,9 @@ class ProgramStream:
         self._heard.start()
 
     def read(self, size: int, timeout_s: float) -> bytes:
-        if not select.select([self._output], [], [], timeout_s)[0]:
+        if not await_readable(self._output, timeout_s):
             raise LinkBroken(f"no data for {timeout_s:.0f} s{self._last_words}")
-        data = os.read(self._output.fileno(), size)
+        data = os.read(self._output.fileno(), min(size, PIPE))
         while data and not self._answered and self._said:
             self._note(f"{self._name}: {self._said.popleft()}")
         self._answered = self._answered or bool(data)

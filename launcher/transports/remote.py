@@ -9,6 +9,7 @@ from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import Stream, ask
 from launcher.transports.way import Opening, Way
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Cleaned, Message
 from worker_entry.protocol.orders import VERSION, Clean
 
@@ -21,13 +22,17 @@ END_BY_GUARDIAN_S = 25.0
 
 
 class RemoteTransport:
-    """A machine with Python. `python` is its interpreter, found on its PATH."""
+    """A machine with Python. `python` is its interpreter, found on its PATH.
+
+    `may_stay`: whether the agent may be kept for another run.
+    """
 
     shares_files = False
 
-    def __init__(self, way: Way, python: str) -> None:
+    def __init__(self, way: Way, python: str, *, may_stay: bool = False) -> None:
         self._way = way
         self._python = python
+        self._verb = "warm-node" if may_stay else "node"
 
     def connect(
         self, node: str, deliver: Deliver, mirror: LogSink, lease_s: float, resumption: Resumption | None = None
@@ -36,6 +41,7 @@ class RemoteTransport:
             node=node,
             way=self._way,
             python=self._python,
+            verb=self._verb,
             deliver=deliver,
             mirror=mirror,
             lease_s=lease_s,
@@ -52,6 +58,7 @@ class RemoteLink:
         node: str,
         way: Way,
         python: str,
+        verb: str,
         deliver: Deliver,
         mirror: LogSink,
         lease_s: float,
@@ -67,7 +74,7 @@ class RemoteLink:
         self._began = resumption is not None
         self._frames = ResumableLink(
             node,
-            lambda: self._way.open(make_payload("node"), python, self._opening),
+            lambda: self._way.open(make_payload(verb), python, self._opening),
             deliver,
             mirror,
             lease_s=lease_s,
@@ -78,6 +85,10 @@ class RemoteLink:
     @property
     def last_heard(self) -> float:
         return self._frames.last_heard
+
+    @property
+    def kept(self) -> Kept | None:
+        return self._frames.kept
 
     @property
     def clock_offset_s(self) -> float:

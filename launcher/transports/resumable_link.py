@@ -25,6 +25,7 @@ from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
 from launcher.transports.streams import NoAgentError, Stream, skip_noise
 from worker_entry.protocol.framing import Decoder, ProtocolError
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
 from worker_entry.protocol.orders import AGENT_GONE, TAKEN_OVER, VERSION, Attach, Beat
 from worker_entry.protocol.resend_buffer import is_counted
@@ -60,10 +61,10 @@ class ResumableLink:
     ) -> None:
         self.began = resumption is not None
         """Whether the agent has sent its start marker."""
-        self.ended = False
-        """Whether the agent is known to have ended."""
-        self.taken_over = False
-        """Whether the agent is known to obey another controller."""
+        self.ended = self.taken_over = False
+        """Whether the agent is known to have ended, or to obey another controller."""
+        self.kept: Kept | None = None
+        """What it has said of staying for the next run."""
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
         self.generation = resumption.generation if resumption is not None else 0
@@ -236,6 +237,8 @@ class ResumableLink:
                 if message.attempt != self._attempt:
                     self._attempt, self._offsets = message.attempt, {}
                 self._offsets[message.task] = message.offset + len(body)
+            case Kept():
+                self.kept = message
             case Beat():
                 self._clock.note(message)
                 self._outgoing.note_beat(message)

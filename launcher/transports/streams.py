@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import time
-from typing import Protocol
+from socket import socket
+from typing import IO, Protocol
 
 from launcher.transports.base import LinkBroken, LinkError
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
@@ -13,6 +15,13 @@ FIRST_WORD_S = 60.0
 """How long an agent may take to start: an interpreter on a network file system starts slowly."""
 NOISE_LIMIT = 64 << 10
 """Bytes before the start marker that are kept for an error message."""
+
+
+def await_readable(file: IO[bytes] | socket, timeout_s: float) -> bool:
+    """Whether there is something to read, or the end, in time; also beyond the descriptors that `select` knows."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 ECHO = b"worker_entry on a node"

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 from launcher.errors import UsageError
 from launcher.kubernetes.calls import POD_GONE, Kubectl
@@ -26,6 +25,7 @@ from launcher.transports.programs import COMMAND, HOST, ProgramWay
 from launcher.transports.remote import RemoteTransport
 from launcher.transports.slurm import SlurmWay, gather
 from launcher.transports.way import FIRST_S, Way
+from worker_entry.protocol.frozen import replace
 
 ASKING_AT_ONCE = 8
 OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={FIRST_S:.0f}", "-o", "RemoteCommand=none")
@@ -98,7 +98,7 @@ def find_way(spec: ClusterSpec, node: NodeSpec) -> Way:
     is_chosen = node.way is not None or "way" in spec.model_fields_set
     limit = "" if is_chosen or shutil.which("ssh") is None else find_limit(target)
     if way == "openssh" or limit:
-        options = [*given.options(), *given.known_hosts_options()]
+        options = [*given.options(), *given.known_hosts_options(), *target.cipher_options()]
         options += ["StrictHostKeyChecking=accept-new"] if accept_new else []
         words = [word for option in options for word in ("-o", option)]
         note = f"node {node.host}: uses your own ssh, because {limit}; `way:` overrides this" if limit else ""
@@ -137,5 +137,5 @@ def _find_python(node: NodeSpec) -> str:
 
 def make_transport(spec: ClusterSpec, node: NodeSpec, target: str | Way, files: RunPaths, run_id: str) -> Transport:
     if isinstance(target, str):
-        return LocalTransport(files.agent_errors, target, run_id=run_id)
-    return RemoteTransport(target, node.find_python())
+        return LocalTransport(files.agent_errors, target, run_id=run_id, may_stay=spec.keep_warm_s > 0)
+    return RemoteTransport(target, node.find_python(), may_stay=spec.keep_warm_s > 0)

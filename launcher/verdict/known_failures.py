@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from worker_entry.protocol.collateral import OUT_OF_STEP
+from worker_entry.protocol.frozen import dataclass
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,11 @@ _KNOWN = tuple(
             r"Keras 3 only supports V3 `\.keras` files",
             "version-mismatch",
             "the file was saved by Keras 2: load it with tf_keras (TF_USE_LEGACY_KERAS=1), or save it with Keras 3",
+        ),
+        (
+            r"Serialized cache key does not match|Failed to parse serialized \w+CompilationResult",
+            "task-failed",
+            "an entry of the compile cache is damaged: remove the folder that `cache` or TF_XLA_FLAGS names",
         ),
         (
             r"ResourceExhaustedError|OOM when allocating tensor|^MemoryError",

@@ -16,13 +16,16 @@ from tests.benchmarks import (
     read_logs,
     restart_time,
     sampling,
+    simulated_nodes,
     slurm,
+    speed_check,
     ssh_logs,
     start_time,
     step_time,
     stop_time,
     stragglers,
     verdicts,
+    warm_start,
     way_logs,
 )
 
@@ -40,13 +43,16 @@ BENCHMARKS = {
     "read-logs": read_logs.measure,
     "restart": restart_time.measure,
     "sampling": sampling.measure,
+    "simulated-nodes": simulated_nodes.measure,
     "slurm": slurm.measure,
+    "speed-check": speed_check.measure,
     "ssh-logs": ssh_logs.measure,
     "start": start_time.measure,
     "step": step_time.measure,
     "stop": stop_time.measure,
     "stragglers": stragglers.measure,
     "verdicts": verdicts.measure,
+    "warm": warm_start.measure,
     "way-logs": way_logs.measure,
 }
 

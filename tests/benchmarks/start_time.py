@@ -71,11 +71,11 @@ def measure(runs: int) -> None:
     for workers in (1, 2, 4, 8):
         ours, rival = [], []
         for _ in range(runs):
-            ours.append(_ours(workers))
-            rival.append(_plain(workers))
-        print_pair(f"{workers} worker{'s'[: workers > 1]}", _seconds(ours), _seconds(rival))
-        alone = alone or statistics.median(_seconds(ours))
-        print(f"    {statistics.median(_seconds(ours)) / alone:.2f} × our single worker", flush=True)
+            ours.append(start_ours(workers))
+            rival.append(start_plain(workers))
+        print_pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival))
+        alone = alone or statistics.median(seconds_of(ours))
+        print(f"    {statistics.median(seconds_of(ours)) / alone:.2f} × our single worker", flush=True)
         private = [[start.private for start in side] for side in (ours, rival)]
         print_pair("    private memory", private[0], private[1], "MiB")
     _measure_torch(runs)
@@ -99,20 +99,20 @@ def _torchrun(workers: int) -> Start:
         return _last_step(steps, workers, started)
 
 
-def _seconds(starts: Sequence[Start]) -> list[float]:
+def seconds_of(starts: Sequence[Start]) -> list[float]:
     return [start.seconds for start in starts]
 
 
-def _ours(workers: int) -> Start:
+def start_ours(workers: int, *options: str) -> Start:
     with tempfile.TemporaryDirectory() as folder:
         program, steps = _write(Path(folder))
         started = time.time()
         command = [sys.executable, "-m", "launcher", "local", "-n", str(workers), "--run-dir", f"{folder}/run"]
-        subprocess.run([*command, str(program), str(steps)], check=True, capture_output=True)
+        subprocess.run([*command, *options, str(program), str(steps)], check=True, capture_output=True)
         return _last_step(steps, workers, started)
 
 
-def _plain(workers: int) -> Start:
+def start_plain(workers: int) -> Start:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         program, steps = _write(Path(folder))
         addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]

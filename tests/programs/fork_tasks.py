@@ -16,7 +16,9 @@ selector = selectors.DefaultSelector()
 forkserver = ForkserverClient(selector)
 preload = json.loads(sys.argv[1])
 program = Program("script", "program.py")
-forkserver.begin(Preload(program, preload["env"], [], preload["modules"], keep=True), os.getcwd(), sys.argv[2])
+forkserver.begin(
+    Preload(program, preload["env"], [], preload["modules"], keep=True), os.getcwd(), os.path.dirname(sys.argv[2])
+)
 
 
 def wait() -> int:

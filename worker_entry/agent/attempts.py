@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 from collections.abc import Callable
 from typing import Optional
@@ -36,18 +35,17 @@ from worker_entry.system import clock, processes
 from worker_entry.system.network import HERE
 from worker_entry.system.ports import HeldPorts, is_auxiliary, is_port, render_unguarded
 
-FORKSERVER_LOG = "forkserver.log"
-
 
 class Attempts:
-    """Owns the tasks, their ports and the forkserver; `send` sends a message to the controller."""
+    """Owns the tasks and their ports; `send` sends a message to the controller."""
 
-    def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, send: Callable[[Message], None], forkserver: ForkserverClient
+    ) -> None:
         self._owned = contextlib.ExitStack()
         self._send = send
         self.checks = NodeChecks(selector, send)
-        self._forkserver = ForkserverClient(selector)
-        self._owned.callback(self._forkserver.end)
+        self._forkserver = forkserver
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
         self._profile = ProfileChild(selector, send)
@@ -63,7 +61,7 @@ class Attempts:
         self._tree = self._make_tree()
         self._ports = HeldPorts()
         self._owned.callback(self._ports.release)
-        self._guards = PortGuards(selector, send)
+        self._guards = PortGuards(selector, send, self.checks.links.begin)
         self._owned.callback(self._guards.end)
         self._tasks = RunningTasks(send, self._ports)
         self._owned.callback(self._tasks.forget)
@@ -101,6 +99,11 @@ class Attempts:
         """The tasks' own processes."""
         return self._tasks.pids
 
+    @property
+    def is_isolated(self) -> bool:
+        """Whether this process has a network of its own."""
+        return self._outer is not None
+
     def leave_network(self, outer: OuterNetwork) -> None:
         """Called before this process enters a network of its own."""
         self._outer = outer
@@ -127,7 +130,7 @@ class Attempts:
         outer = None if order.tunnel is None else self._outer
         self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
         self._ports.shown_network = self._outer or HERE  # so that it is free where it is brought out
-        self._forkserver.revive(hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
+        self._forkserver.revive()
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
@@ -153,10 +156,6 @@ class Attempts:
                 except OSError as error:
                     self._send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
-    def preload(self, order: orders.Preload, hello: orders.Hello) -> None:
-        """Starts the forkserver, which imports what the tasks will import."""
-        self._forkserver.begin(order, hello.cwd, os.path.join(hello.directory, FORKSERVER_LOG))
-
     def accept(self, order: orders.Start, cwd: str) -> None:
         """Takes an order to start tasks; `step` starts them when the forkserver is ready.
 
@@ -171,7 +170,7 @@ class Attempts:
         self._signalled = False
         addresses = (address for group in order.cluster.values() for address in group)
         hosts = order.routes.values() or (address.rpartition(":")[0].strip("[]") for address in addresses)
-        self._guards.learn({*hosts})
+        self._guards.learn({*hosts, *order.callers})
         if self._tunnel_key is not None and self._outer is not None:
             own = [port for task, port in self._ports.numbers.items() if not is_auxiliary(task)]
             self._tunnel.begin(order, own, self._tunnel_key, self._outer)
@@ -281,7 +280,8 @@ class Attempts:
 
     def _make_tree(self) -> processes.Tree:
         outer = set() if self._outer is None else self._outer.pids
-        return processes.Tree(self._forkserver.pids, self._gpus.pids, self._profile.pids, self._tunnel.pids, outer)
+        own = (self._forkserver, self._gpus, self._profile, self._tunnel, self.checks.speed, self.checks.links)
+        return processes.Tree(*(part.pids for part in own), outer)
 
     def _release_ports(self) -> None:
         self.checks.close()

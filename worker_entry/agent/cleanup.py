@@ -37,6 +37,11 @@ def main() -> int:
     if not isinstance(order, Clean) or order.version != VERSION:
         os.write(stdout, encode(Broken(Problem("protocol-error", "the agent expected Clean of its own version"))))
         return 1
+    if order.warm:
+        from worker_entry.agent.warm.offer import end_waiting
+
+        os.write(stdout, encode(Cleaned(*end_waiting())))
+        return 0
     if order.reattach_folder is None:
         os.write(stdout, encode(clean(order.run_ids)))
         return 0

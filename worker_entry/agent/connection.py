@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import selectors
 import socket
@@ -11,8 +13,9 @@ from itertools import islice
 from typing import Optional, Union
 
 from worker_entry.agent.lease import Lease
-from worker_entry.agent.reattach import NOT_NEEDED, Reattachment, release
+from worker_entry.agent.reattach import KEPT, NOT_NEEDED, REFUSED, TAKEN, Reattachment, release
 from worker_entry.protocol.framing import MARKER, Decoder, encode
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Attached, Message
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.resend_buffer import Outbox, is_counted
@@ -22,6 +25,37 @@ OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""
 WRITTEN_AT_ONCE = 16
 """Buffers per write; headers and bodies are not copied together."""
+SET_PIPE_SIZE = 1031
+"""Linux's F_SETPIPE_SZ, which `fcntl` has from Python 3.10 on."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A run's first connection.
+
+    `call`: the socket to the process that waits for the run's end in place of the agent; None: nobody does.
+    `outlives`: whether the agent waits for its controller to come back when the connection breaks.
+    """
+
+    stdin: int
+    stdout: int
+    call: Optional[socket.socket] = None
+    outlives: bool = False
+
+    def accept(self, reattach_folder: str) -> None:
+        """Tells the waiting process that the agent serves the run."""
+        if self.call is not None:
+            with contextlib.suppress(OSError):  # it is gone, and so is the connection
+                self.call.sendall(TAKEN + reattach_folder.encode(errors="surrogateescape") + b"\n")
+
+    def refuse(self, reason: str) -> None:
+        """Gives the connection back to the waiting process."""
+        os.close(self.stdin)
+        os.close(self.stdout)
+        if self.call is not None:
+            with contextlib.suppress(OSError):
+                self.call.sendall(REFUSED + reason.encode() + b"\n")
+            self.call.close()
 
 
 class Connection:
@@ -52,13 +86,15 @@ class Connection:
         self.pending = 0
         """Bytes that have not been written yet."""
 
-    def open(self, stdin: int, stdout: int) -> None:
-        """Uses the descriptors that the agent was started with; from here on, 0 and 1 are /dev/null."""
-        descriptors = os.dup(stdin), os.dup(stdout)
+    def open(self, opening: Opening) -> None:
+        """Uses the descriptors; from here on, 0 and 1 are /dev/null."""
+        descriptors = os.dup(opening.stdin), os.dup(opening.stdout)
         devnull = os.open(os.devnull, os.O_RDWR)
-        os.dup2(devnull, stdin)
-        os.dup2(devnull, stdout)
-        os.close(devnull)
+        os.dup2(devnull, opening.stdin)
+        os.dup2(devnull, opening.stdout)
+        for descriptor in {devnull, opening.stdin, opening.stdout} - {0, 1}:
+            os.close(descriptor)
+        self._call = opening.call
         self._use(*descriptors)
         self._put(MARKER)
 
@@ -83,24 +119,34 @@ class Connection:
     def _use(self, stdin: int, stdout: int) -> None:
         for descriptor in (stdin, stdout):
             os.set_blocking(descriptor, False)
+        with contextlib.suppress(OSError):  # not a pipe, or no more memory for pipes
+            fcntl.fcntl(stdout, SET_PIPE_SIZE, OUTPUT_LIMIT)  # a turn of the loop takes longer than a write of 64 KiB
         self._stdin, self._stdout = stdin, stdout
         self._decoder = Decoder()
         self.is_open = True
         self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
 
+    def stop_reading(self) -> None:
+        """Called at the end of the stream, if the other side still reads."""
+        self._selector.unregister(self._stdin)
+
     def close(self) -> None:
         """Closes the connection; counted frames are kept for the next one."""
         self._close(NOT_NEEDED)
 
-    def end(self) -> None:
-        """Closes the connection because the agent ends: an attach process then waits for the guardian's exit status."""
-        self._close(b"")
+    def end(self, *, kept: bool = False) -> None:
+        """Closes the connection because the run ends: a waiting process then waits for the guardian's exit status.
+
+        With `kept`, the agent stays for another run, and that process ends.
+        """
+        self._close(KEPT if kept else b"")
 
     def _close(self, word: bytes) -> None:
         if not self.is_open:
             return
         self.is_open = False
-        self._selector.unregister(self._stdin)
+        if self._stdin in self._selector.get_map():
+            self._selector.unregister(self._stdin)
         self._stop_writing()
         self._output.clear()
         self.pending = 0

@@ -9,24 +9,29 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Optional
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
 
-from worker_entry.program.environment import LATE, ProgramEnv, find_program_env
+from worker_entry.agent.warm.kept_forkserver import KeptForkserver, find_difference
+from worker_entry.program.compile_cache import add_compile_cache
+from worker_entry.program.environment import ProgramEnv, find_program_env
 from worker_entry.program.finding import folder_of, may_import
 from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import PACKAGE
+from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.node_local import GO
 from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskOrder, TaskStatus
 from worker_entry.system import kernel, processes
 
 TENSORFLOW = "tensorflow"
+LOG = "forkserver.log"
 IMPORT_S = 120.0
 """The agent stops waiting for an import that takes longer."""
 FORK_S = 5.0
 """A forkserver that takes longer to fork is given up: the agent does nothing else while it waits."""
+KEEP_S = 5.0
+"""A forkserver that takes longer to say whether it can be kept is not."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
 """A program that contains none of these words does not need a forkserver."""
 
@@ -38,8 +43,8 @@ class ForkserverError(Exception):
 class ForkserverClient:
     """Runs at most one forkserver at a time. `pids` contains it, so that others can exempt it from a stop."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.pids: set[int] = set()
+    def __init__(self, selector: selectors.BaseSelector, kept: Optional[KeptForkserver] = None, news: str = "") -> None:
+        self.pids: set[int] = set() if kept is None else {kept.pid}
         self.problem = ""
         """Why nothing is forked; empty if nothing prevents it."""
         self._selector = selector
@@ -51,8 +56,17 @@ class ForkserverClient:
         """Imports that were requested and have not finished."""
         self._modules: list[str] = []
         """Modules to import when the program's folder is there."""
+        self._kept = kept
+        """A forkserver of an earlier run, until this one uses or ends it."""
+        self._reads: Optional[frozenset[str]] = None
+        """The variables that its imports have read, if that is known; None: they may have read any."""
+        self._renews = False
+        """Whether the earlier run's forkserver has not answered yet that it can be used."""
+        self.news = news
+        """Why an earlier run's forkserver is not used."""
         self._deadline = 0.0
         self._order: Optional[Preload] = None
+        self._cwd = self._directory = ""
 
     @property
     def wanted(self) -> bool:
@@ -64,28 +78,40 @@ class ForkserverClient:
             self._fail(f"the import of TensorFlow has taken more than {IMPORT_S:g} s")
         return self._control is None or not self._unanswered
 
-    def begin(self, order: Preload, cwd: str, log: str) -> None:
-        """Starts the forkserver, if none is running and the program needs one."""
+    def begin(self, order: Preload, cwd: str, directory: str) -> None:
+        """Starts the forkserver, if none is running and the program needs one.
+
+        Args:
+            order: what it imports.
+            cwd: where the program will run.
+            directory: of the forkserver's log.
+        """
         if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
             return
-        self._order = order
+        self._order, self._cwd, self._directory = order, cwd, directory
+        log = os.path.join(directory, LOG)
         if not self.wanted or (self._control is not None and self.pids):
             return
-        self._forget()
         env = {name: value for name, value in os.environ.items() if name not in order.unset}
         env.update(order.env)
+        with contextlib.suppress(OSError):  # the tasks' start reports it
+            add_compile_cache(env)
         self._program_env = find_program_env(order.program, cwd, env, TENSORFLOW_PACKAGES)
         self.problem = _explain(self._program_env)
         if self.problem:
             return
         self._env = self._program_env.over(env)
+        if self._kept is not None and self._renew(self._kept, order, log):
+            return
+        self.end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        run_id, room = self._env.get(environment.RUN_ID, ""), "-" * environment.ROOM_LENGTH
         try:
             with theirs:
                 pid = processes.spawn(
                     [sys.executable, PACKAGE, "forkserver"],
-                    env=self._env,
+                    env={environment.RUN_ID: run_id, environment.ROOM: room, **self._env},
                     cwd=cwd if os.path.isdir(cwd) else os.sep,
                     output=output,
                     stdin=theirs.fileno(),
@@ -97,9 +123,43 @@ class ForkserverClient:
         finally:
             os.close(output)
         self.pids.add(pid)
-        self._control, self._modules = ours, list(order.modules)
-        self._selector.register(ours, selectors.EVENT_READ, self._read_answer)
+        self._use(ours, order)
         self._ask_for([TENSORFLOW])
+
+    def _renew(self, kept: KeptForkserver, order: Preload, log: str) -> bool:
+        """Uses the forkserver of an earlier run, if it can serve this one as far as can be seen from here."""
+        self.news = kept.explain_difference(self._env, list(order.modules))
+        if self.news:
+            return False
+        self._kept, self._reads, self._env = None, kept.reads, kept.env
+        self._use(kept.control, order)
+        self._ask({"renew": log})
+        self._renews = True
+        return True
+
+    def _use(self, control: socket.socket, order: Preload) -> None:
+        self._control, self._modules = control, list(order.modules)
+        self._selector.register(control, selectors.EVENT_READ, self._read_answer)
+
+    def keep(self) -> tuple[Optional[KeptForkserver], str]:
+        """Detaches the forkserver for a later run; else the reason, if the user should know it."""
+        order, control = self._order, self._control
+        if order is None or control is None or self._unanswered or self._modules:
+            return None, self.problem
+        control.settimeout(KEEP_S)
+        try:
+            control.sendall(json.dumps({"keep": True}).encode())
+            answer = json.loads(control.recv(1 << 16))
+            control.settimeout(None)
+        except (OSError, ValueError) as error:
+            answer = {"problem": f"the forkserver does not answer: {error}"}
+        if answer["problem"]:
+            return None, answer["problem"]
+        self._selector.unregister(control)
+        self._control = None
+        [pid] = self.pids
+        self.pids.clear()
+        return KeptForkserver(pid, control, self._env, list(order.modules), frozenset(answer["reads"])), ""
 
     def expect(self, program: Program, cwd: str) -> None:
         """Called when the program is there and is about to be started: imports the modules that may be its own."""
@@ -132,7 +192,7 @@ class ForkserverClient:
             raise ForkserverError("")
         if self._control is None or self._unanswered:
             raise ForkserverError(self.problem or "TensorFlow is not imported yet")
-        different = _find_difference(self._env, self._program_env.over(dict(env)))
+        different = find_difference(self._env, self._program_env.over(dict(env)), self._reads)
         if different is not None:
             raise ForkserverError(f"{different} differs from its value when TensorFlow was imported")
         request = {"order": asdict(order), "env": dict(env), "cwd": cwd, "log": log, "order_file": order_file}
@@ -155,6 +215,12 @@ class ForkserverClient:
             raise ForkserverError("the forkserver did not fork")
         raise ForkserverError(json.loads(answer)["problem"])
 
+    def take_news(self) -> Iterator[str]:
+        """Why TensorFlow is imported again, once, if that matters to the program."""
+        if self.news and self.wanted:
+            news, self.news = self.news, ""
+            yield news
+
     def is_refused(self, status: TaskStatus) -> bool:
         """Whether a task reports for the first time that it cannot use an early import; ends the forkserver then."""
         is_news = bool(status.not_forked) and self.wanted
@@ -172,10 +238,10 @@ class ForkserverClient:
         self._fail(problem)
         self._order = None
 
-    def revive(self, cwd: str, log: str) -> None:
+    def revive(self) -> None:
         """Starts the forkserver again if it has died."""
         if self._order is not None and not self.pids and not self.problem:
-            self.begin(self._order, cwd, log)
+            self.begin(self._order, self._cwd, self._directory)
 
     def end(self) -> None:
         """Kills the forkserver and waits until it is gone."""
@@ -191,9 +257,14 @@ class ForkserverClient:
         if not data:
             # Without a problem, `revive` starts it again for the next attempt: it has done its imports before.
             self._fail("" if not self._unanswered else "the forkserver has exited")
-        elif problem := json.loads(data)["problem"]:
+        elif (problem := json.loads(data)["problem"]) and self._renews:
+            self.news = problem
+            self.end()
+            self.revive()
+        elif problem:
             self._fail(problem)
         else:
+            self._renews = False
             self._unanswered -= 1
 
     def _fail(self, problem: str) -> None:
@@ -205,13 +276,18 @@ class ForkserverClient:
             self._selector.unregister(self._control)
             self._control.close()
         self._control, self._unanswered, self._modules = None, 0, []
+        self._kept = self._reads = None
+        self._renews = False
 
     def _ask_for(self, modules: list[str], folder: Optional[str] = None) -> None:
+        self._ask({"modules": modules, "folder": folder})
+
+    def _ask(self, request: dict[str, Any]) -> None:
         assert self._control is not None
         self._unanswered += 1
         self._deadline = time.monotonic() + IMPORT_S
         with contextlib.suppress(OSError):  # it has exited, which `_read_answer` notices
-            self._control.sendall(json.dumps({"modules": modules, "folder": folder}).encode())
+            self._control.sendall(json.dumps(request).encode())
 
 
 def _explain(found: ProgramEnv) -> str:
@@ -219,11 +295,3 @@ def _explain(found: ProgramEnv) -> str:
     for name, place in sorted(found.unclear.items()):
         return f"{place} may set {name}, which the import of TensorFlow reads"
     return ""
-
-
-def _find_difference(one: Mapping[str, str], other: Mapping[str, str]) -> Optional[str]:
-    """The first variable that differs and that an import may read; None if there is none."""
-    for name in sorted(one.keys() | other.keys()):
-        if one.get(name) != other.get(name) and name not in LATE and not name.startswith(environment.OWN_PREFIX):
-            return name
-    return None

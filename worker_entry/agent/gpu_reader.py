@@ -9,9 +9,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Optional
 
+from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.samples import GpuSample
 from worker_entry.system import hardware, nvidia_smi
 from worker_entry.system.nvml import GpuReading, Nvml

@@ -16,13 +16,18 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from typing import Optional
 
+from worker_entry.agent.connection import Opening
 from worker_entry.agent.lease import HANG_S
 from worker_entry.agent.liveness import TICK_S, HangTimer, LoopCounter
 from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.reattachment import attend
+from worker_entry.agent.warm.slot import is_anyone_waiting
+from worker_entry.protocol import environment
 from worker_entry.protocol.values import TaskExit
 from worker_entry.system import clock, kernel, processes
 from worker_entry.system.engine import is_managed
@@ -34,32 +39,53 @@ ENDING_LIMIT_S = 3.0
 """How long an agent may take for a turn once it was asked to end."""
 
 
-def main(*, outlives_connection: bool) -> int:
+def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
     """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 128 + signal if it died.
+
+    If an agent of an earlier run waits here, that one serves this run, and this process only waits for the run's end.
 
     Args:
         outlives_connection: whether the agent waits for its controller to come back when stdin ends.
+        may_stay: whether the agent may wait for another run after this one. Then guardian and agent are not this
+            process, which ends with the run.
     """
     clock.share()
+    news = ""
+    if is_anyone_waiting():
+        from worker_entry.agent.warm.offer import offer_connection
+
+        answer = offer_connection(outlives=outlives_connection)
+        if answer is not None and answer.call is not None:
+            return attend(answer.call, answer.reattach_folder)
+        news = answer.problem if answer is not None else ""
+    opening, circumstances = Opening(0, 1, outlives=outlives_connection), dict[str, str]()
+    if may_stay and kernel.LINUX and not is_managed():
+        from worker_entry.agent.warm.circumstances import find_circumstances
+        from worker_entry.agent.warm.offer import receive_answer
+        from worker_entry.system.own_environ import overwrite
+
+        circumstances = find_circumstances()
+        here, call = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        if _fork():
+            call.close()
+            return attend(here, receive_answer(here).reattach_folder)
+        here.close()
+        os.setsid()
+        overwrite(environment.RUN_ID)  # the run finds its processes by this; those that stay are not among them
+        opening = Opening(0, 1, call, outlives_connection)
     kernel.become_subreaper()
     guardian = os.getpid()
-    reattach_folder = ReattachFolder.make() if outlives_connection else None
+    reattach_folder = ReattachFolder.make() if outlives_connection or circumstances else None
     loop_counter = LoopCounter(FIRST_LIMIT_S)
-    try:
-        child = os.fork()
-    except BlockingIOError:
-        if reattach_folder is not None:
-            reattach_folder.close(1)
-        sys.stderr.write("no more processes can be started here; raise the limit (`ulimit -u`)\n")
-        return 1
+    child = _fork(reattach_folder)
     if child == 0:
         kernel.die_with_parent(signal.SIGTERM, guardian)
         kernel.become_subreaper()
         status = 1
         try:
-            from worker_entry.agent.loop import Agent  # here, so that the guardian stays small
+            from worker_entry.agent.serving import serve  # here, so that the guardian stays small
 
-            status = Agent(reattach_folder, loop_counter).run(sys.stdin.fileno(), sys.stdout.fileno())
+            status = serve(opening, reattach_folder, loop_counter, circumstances, news=news)
         except BaseException:  # noqa: BLE001 - _exit would swallow it
             import traceback
 
@@ -68,10 +94,22 @@ def main(*, outlives_connection: bool) -> int:
             sys.stderr.flush()
             _continue_parent(guardian)
             os._exit(status)
+    if opening.call is not None:  # its end means the agent's
+        opening.call.close()
     status = _guard(child, loop_counter)
     if reattach_folder is not None:
         reattach_folder.close(status)
     return status
+
+
+def _fork(reattach_folder: Optional[ReattachFolder] = None) -> int:
+    """The pid of a new child, 0 in the child; ends this process, and the folder, if there can be none."""
+    try:
+        return os.fork()
+    except BlockingIOError:
+        if reattach_folder is not None:
+            reattach_folder.close(1)
+        sys.exit("no more processes can be started here; raise the limit (`ulimit -u`)")
 
 
 def _continue_parent(guardian: int) -> None:
@@ -119,7 +157,7 @@ def _wait(agent: int, loop_counter: LoopCounter) -> TaskExit:
         if hang_timer.seconds > limit_s:
             sys.stderr.write(f"killing the agent, which has not responded for {hang_timer.seconds:.0f} s\n")
             return TaskExit(signal=signal.SIGKILL)
-        if loop_counter.lease_end and clock.now() - loop_counter.lease_end > HANG_S:
+        if loop_counter.lease_end and clock.steady(clock.now()) - loop_counter.lease_end > HANG_S:
             sys.stderr.write("killing the agent, which still runs although its lease has expired\n")
             return TaskExit(signal=signal.SIGKILL)
         if select.select([wake], [], [], TICK_S)[0]:

@@ -56,8 +56,8 @@ class Lease:
 
     @property
     def end(self) -> float:
-        """When it expires, by a clock that the guardian shares; 0 if only the agent can know."""
-        return self._confirmed + self.seconds if self._far else 0.0
+        """When it expires, by the clock that the guardian shares (`clock.steady`); 0 if only the agent can know."""
+        return clock.steady(self._confirmed + self.seconds) if self._far else 0.0
 
     @property
     def overdue_s(self) -> float:

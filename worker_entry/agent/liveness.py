@@ -21,13 +21,13 @@ class LoopCounter:
         self.limit_s = limit_s
 
     def advance(self, lease_end: float) -> None:
-        """Counts one turn and publishes when the agent's lease ends, by the lease's clock."""
+        """Counts one turn and publishes when the agent's lease ends, by `clock.steady`; 0: only the agent can know."""
         self._values[0] += 1.0
         self._values[2] = lease_end
 
     @property
     def lease_end(self) -> float:
-        """When the lease ends, by `clock`; 0 if only the agent can know."""
+        """When the lease ends, by `clock.steady`; 0 if only the agent can know."""
         return self._values[2]
 
     @property

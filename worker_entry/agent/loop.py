@@ -13,20 +13,25 @@ import contextlib
 import os
 import selectors
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.attempts import Attempts
 from worker_entry.agent.checks.inspection import introduce
-from worker_entry.agent.connection import Connection
+from worker_entry.agent.connection import Connection, Opening
+from worker_entry.agent.forkserver_client import ForkserverClient
 from worker_entry.agent.lease import GRACE_S, Lease
 from worker_entry.agent.liveness import LoopCounter
-from worker_entry.agent.reattach import ReattachFolder, Reattachment
+from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.reattaching import Reattaching
+from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+from worker_entry.agent.warm.staying import Stay
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
 from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.messages import Broken, Message, Noted
 from worker_entry.protocol.profiles import Profile
+from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import Problem
 from worker_entry.system.engine import is_managed
 from worker_entry.system.signal_wakeup import wake_on_signals
@@ -42,45 +47,65 @@ FIRST_LEASE_S = 60.0
 
 
 class Agent:
-    """Owns the tasks of one node. `run` returns when no process is left below it.
+    """Owns the tasks of one node during a run. `run` returns when no process is left below it, but for what is kept.
 
-    With a reattach folder, it waits for its controller to come back after the connection has broken.
+    Args:
+        opening: the connection to the controller, and whether the controller may come back after it has broken.
+        reattach_folder: where it comes back.
+        loop_counter: shared with the guardian.
+        forkserver: of an earlier run, for this one if it can be used.
+        news: why there is none although one was kept.
+        stay: whether this process stays after the run.
     """
 
-    def __init__(self, reattach_folder: Optional[ReattachFolder], loop_counter: LoopCounter) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        reattach_folder: Optional[ReattachFolder],
+        loop_counter: LoopCounter,
+        *,
+        forkserver: Optional[KeptForkserver] = None,
+        news: str = "",
+        stay: Optional[Stay] = None,
+    ) -> None:
         self._owned = contextlib.ExitStack()
         """Closed at the end in reverse order, even if a step fails."""
         self._selector = self._owned.enter_context(selectors.DefaultSelector())
-        self._lease = Lease(FIRST_LEASE_S, far=reattach_folder is not None)
+        self._opening = opening
+        self._outlives = opening.outlives and reattach_folder is not None
+        self._lease = Lease(FIRST_LEASE_S, far=self._outlives)
         self._connection = Connection(self._selector, self._read, self._lose_connection, self._lease)
-        self._owned.callback(self._connection.end)
+        self._owned.callback(lambda: self._connection.end(kept=self._stay.kept is not None))
         self._reattach_folder = reattach_folder
         self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
-        self._attempts = Attempts(self._selector, self._send)
+        self._forkserver = ForkserverClient(self._selector, forkserver, news)
+        self._owned.callback(self._forkserver.end)
+        self._attempts = Attempts(self._selector, self._send, self._forkserver)
         self._owned.callback(self._attempts.close)
+        self._stay = stay or Stay(until=0.0, allowed=False)
         self._program_copy: Optional[ProgramCopy] = None
         self._event_files: Optional[EventFiles] = None
-        self._generation = 0
-        """The controller's."""
+        self._reattaching: Optional[Reattaching] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
         self._guardian = os.getppid()
 
-    def run(self, stdin: int, stdout: int) -> int:
+    def run(self) -> int:
         """Runs the loop to its end; returns the exit status."""
         with self._owned:
-            self._work(stdin, stdout)
+            self._work()
         return 1 if self._failed else 0
 
-    def _work(self, stdin: int, stdout: int) -> None:
+    def _work(self) -> None:
         wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
             self._reattach_folder.listen()
+            self._reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts)
             self._selector.register(self._reattach_folder, selectors.EVENT_READ, self._accept_reattachment)
-        self._connection.open(stdin, stdout)
+        self._connection.open(self._opening)
         while not self._done():
             self._loop_counter.advance(self._lease.end)
             self._connection.want_write()
@@ -92,7 +117,7 @@ class Agent:
     # --- one turn of the loop ---
 
     def _done(self) -> bool:
-        return self._closing and not self._attempts.is_stopping and not self._connection.pending
+        return self._closing and not (self._attempts.is_stopping or self._connection.pending or self._stay.is_asked)
 
     def _tick(self) -> float:
         if self._program_copy is not None and not self._program_copy.waits:
@@ -118,11 +143,19 @@ class Agent:
             self._attempts.stream_logs(self._connection)
         can_deliver = self._connection.is_open or not self._closing
         self._attempts.finish(logs_first=self._streaming and can_deliver)
+        for text in self._forkserver.take_news():
+            self._send(Noted(f"imports TensorFlow again: {text}"))
+        if self._stay.is_asked and not self._attempts.is_stopping:
+            answer = self._stay.answer(self._forkserver, isolated=self._attempts.is_isolated)
+            if answer is not None:
+                self._send(answer)
 
     def _read(self) -> None:
         try:
             messages = self._connection.read()
-            if messages is None:
+            if messages is None and self._stay.is_wanted:  # its last order has arrived; it still waits for the answer
+                self._connection.stop_reading()
+            elif messages is None:
                 self._lose_connection()
             elif not self._garbled:  # after a protocol error, only the end of the stream counts
                 for message, body in messages:
@@ -132,44 +165,13 @@ class Agent:
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
     def _accept_reattachment(self) -> None:
-        """Uses the new connection of a controller whose old one broke, or of one that follows a controller."""
-        assert self._reattach_folder is not None
-        reattachment = self._reattach_folder.accept()
-        if isinstance(reattachment, orders.Goodbye):
+        assert self._reattaching is not None
+        run_id = self._hello.run_id if self._hello is not None else None
+        message = self._reattaching.accept(run_id, gone=self._controller_gone)
+        if isinstance(message, orders.Goodbye):
             self._ask_to_end()
-        if not isinstance(reattachment, Reattachment):
-            return
-        if self._controller_gone or not reattachment.take():
-            reattachment.leave()
-            return
-        attach, outbox = reattachment.attach, self._connection.outbox
-        if attach.generation < self._generation:
-            reattachment.refuse(Problem(orders.TAKEN_OVER, "another controller has taken over the run"))
-            return
-        try:
-            self._check(attach)
-            # Not every frame is written down where it is handled; one that is confirmed was handled as well.
-            received = max(attach.received, outbox.confirmed) if attach.takeover else attach.received
-            self._attempts.resume(received, outbox)
-            self._connection.replace(reattachment, received)
-        except ProtocolError as error:
-            reattachment.refuse(Problem("protocol-error", f"the agent was sent {error}"))
-            return
-        if self._program_copy is not None:
+        elif message is not None and self._program_copy is not None:
             self._program_copy.resume()
-        self._attempts.rewind(attach)
-        if attach.takeover:
-            self._generation = attach.generation
-            self._reattach_folder.note_generation(attach.generation)
-            self._attempts.report_again()
-
-    def _check(self, attach: orders.Attach) -> None:
-        """Raises ProtocolError if the sender is not the controller of this agent, or its successor."""
-        if self._hello is None or attach.run_id not in ("", self._hello.run_id):
-            raise ProtocolError("an Attach to another run")
-        # A takeover of the same generation comes again: its answer was lost.
-        if attach.generation == 0 if attach.takeover else attach.generation != self._generation:
-            raise ProtocolError(f"an Attach of generation {attach.generation} after {self._generation}")
 
     def _send(self, message: Message, body: bytes = b"") -> None:
         if not self._controller_gone:
@@ -195,12 +197,11 @@ class Agent:
                 self._program_copy.take(message, body)
         elif isinstance(message, orders.Prepare):
             self._attempts.prepare(message, self._hello)
-        elif isinstance(message, orders.Inspect):
-            self._attempts.checks.inspect(message, self._hello)
-        elif isinstance(message, orders.Dial):
-            self._attempts.checks.dial(message)
+        elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):
+            self._attempts.checks.take(message, self._hello)
         elif isinstance(message, orders.Preload):
-            self._attempts.preload(message, self._hello)
+            order = replace(message, keep=message.keep or self._stay.is_expected)
+            self._forkserver.begin(order, self._hello.cwd, self._hello.directory)
         elif isinstance(message, orders.Start):
             self._attempts.accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
@@ -213,6 +214,8 @@ class Agent:
             self._attempts.stop(message.grace_s, ordered=True)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
+            if not self._failed:
+                self._stay.ask(message.keep_warm_s)
             if self._attempts.has_tasks:
                 self._attempts.stop(GRACE_S)
         else:
@@ -236,11 +239,16 @@ class Agent:
         try:
             make_private_directory(hello.directory)
         except OSError as error:
-            hint = "choose another directory" if self._reattach_folder is None else "make it writable"
+            hint = "make it writable" if self._outlives else "choose another directory"
             self._break(Problem("run-directory", f"{error.filename}: {error.strerror}", hint))
             return
-        if hello.isolated and not self._isolate():
-            return
+        if hello.isolated:
+            from worker_entry.agent.isolation.outer_network import leave_network
+
+            problem = leave_network(self._attempts.leave_network)
+            if problem is not None:
+                self._break(problem)
+                return
         self._hello = hello
         self._owned.callback(remove_empty_directory, hello.directory)
         self._lease.seconds = hello.lease_s
@@ -248,21 +256,8 @@ class Agent:
         self._loop_counter.limit_s = hello.lease_s
         if self._reattach_folder is not None:
             self._reattach_folder.note_run(hello.run_id)
-        self._send(introduce(self._reattach_folder.path if self._reattach_folder is not None else None))
-
-    def _isolate(self) -> bool:
-        from worker_entry.agent.isolation.outer_network import OuterNetwork
-        from worker_entry.system.isolation import enter_own_network
-
-        try:
-            outer = OuterNetwork()
-            self._attempts.leave_network(outer)
-            enter_own_network()
-        except OSError as error:
-            hint = "the system forbids such namespaces (see `sysctl user.max_user_namespaces` and its AppArmor rules)"
-            self._break(Problem("no-isolation", f"no network of its own: {error.strerror}", hint))
-            return False
-        return True
+        way_back = self._reattach_folder if self._outlives else None
+        self._send(introduce(way_back.path if way_back is not None else None))
 
     # --- what happens without an order ---
 
@@ -276,7 +271,7 @@ class Agent:
 
     def _lose_connection(self) -> None:
         """Handles a broken connection: with a reattach folder, the controller may come back until the lease expires."""
-        if self._reattach_folder is not None and self._hello is not None:
+        if self._outlives and self._hello is not None:
             self._connection.close()
         else:
             self._lose_controller()
@@ -287,6 +282,7 @@ class Agent:
             return
         self._controller_gone = True
         self._closing = True
+        self._stay.is_asked = False
         self._connection.close()
         # If this machine slept, the lease may have expired long ago and the tasks may run elsewhere by now: no grace.
         self._attempts.stop(GRACE_S if self._lease.overdue_s < GRACE_S else 0.0)

@@ -11,7 +11,6 @@ While TensorFlow does not listen, the guard gets all connections. It then answer
 from __future__ import annotations
 
 import contextlib
-import hmac
 import ipaddress
 import json
 import selectors
@@ -21,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Optional, Union
 
-from worker_entry.agent.checks.calls import make_greeting, make_proof
+from worker_entry.agent.checks.calls import find_mode, is_proof, make_greeting
 from worker_entry.agent.checks.works import RESOLVE
 from worker_entry.agent.child_work import ChildWork
 from worker_entry.agent.isolation.outer_network import OuterNetwork
@@ -47,15 +46,22 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class PortGuards:
-    """The guards of one node's ports. `send` gets reports of refused connections."""
+    """The guards of one node's ports. `send` gets reports of refused connections.
+
+    `serve` takes over a connection whose caller measures the link, and the mode in which the caller does that.
+    """
 
     def __init__(
-        self, selector: selectors.BaseSelector, send: Callable[[Union[Repelled, Unguarded, Refused]], None]
+        self,
+        selector: selectors.BaseSelector,
+        send: Callable[[Union[Repelled, Unguarded, Refused]], None],
+        serve: Callable[[socket.socket, str], None],
     ) -> None:
         self.outer: Optional[OuterNetwork] = None
         """Where the ports are held, if not in this process's network."""
         self._selector = selector
         self._send = send
+        self._serve = serve
         self._guards: dict[str, _Guard] = {}
         self._own: list[Network] = []
         self._allowed: list[Network] = []
@@ -79,7 +85,7 @@ class PortGuards:
         self._own = [*LOOPBACK, *map(ipaddress.ip_network, own_addresses(self.outer or HERE))]
         self._allowed = [ipaddress.ip_network(network, strict=False) for network in allowed]
         for task, listener in ports.guarded.items():
-            call = _Calls(self._selector, nonce, self._met.add) if nonce else None
+            call = _Calls(self._selector, nonce, self._met.add, self._serve) if nonce else None
             self._guards[task] = guard = _Guard(task, listener, self._may_reach, call)
             self._selector.register(listener, selectors.EVENT_READ, guard.accept)
         self._attach()
@@ -116,7 +122,8 @@ class PortGuards:
         guard = self._guards.get(task)
         if guard is None or not guard.is_joined(port):
             return None if guard is None else False
-        if has_ipv4_listener(port):  # the kernel prefers it, and it shares no filter with the guard
+        dual = guard.listener.family == socket.AF_INET6
+        if dual and has_ipv4_listener(port):  # the kernel prefers it, and it shares no filter with the guard
             self._send(Unguarded(task, "its program listens on IPv4 alone"))
         return True
 
@@ -228,8 +235,15 @@ class _Guard:
 class _Calls:
     """Answers the callers of one port, and learns from which addresses the other nodes come."""
 
-    def __init__(self, selector: selectors.BaseSelector, nonce: str, meet: Callable[[Address], None]) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        nonce: str,
+        meet: Callable[[Address], None],
+        serve: Callable[[socket.socket, str], None],
+    ) -> None:
         self._selector = selector
+        self._serve = serve
         self._nonce = nonce
         self._meet = meet
         self._callers: set[socket.socket] = set()
@@ -244,9 +258,14 @@ class _Calls:
             proof = b""
             with contextlib.suppress(OSError):
                 proof = caller.recv(256)
-            if hmac.compare_digest(proof, make_proof(self._nonce, task)):
+            if is_proof(proof, self._nonce, task):
                 self._meet(address)
-            if not proof:  # the caller closes first: the kernel then keeps its end of the connection, not our port
+            mode = find_mode(self._nonce, task, proof)
+            if mode is not None:
+                self._serve(caller, mode)
+            if (
+                not proof or mode is not None
+            ):  # the caller closes first: the kernel then keeps its end of the connection, not our port
                 self._end(caller)
 
         self._callers.add(caller)

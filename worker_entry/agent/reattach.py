@@ -12,11 +12,11 @@ import os
 import signal
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Optional, Union
 
 from worker_entry.agent.bootstrap import folders, private
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.messages import Broken, Message
 from worker_entry.protocol.orders import VERSION, Attach, Goodbye
 from worker_entry.protocol.values import Problem
@@ -31,6 +31,8 @@ TAKEN = b"+"
 """The agent's answer to an attach process: from now on the agent uses its connection."""
 NOT_NEEDED = b"."
 """The agent's answer to an attach process whose connection has broken or was replaced."""
+KEPT = b"="
+"""The agent's answer to the process whose run has ended, while the agent stays for the next run."""
 REFUSED = b"-"
 GUARDIAN_FILE = "guardian"
 """Its pid and start."""
@@ -94,6 +96,8 @@ class ReattachFolder:
 
     def listen(self) -> None:
         """Opens the socket; called by the agent, because no other process may keep the socket open."""
+        if self._socket is not None:  # of an earlier run
+            return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(os.path.join(self.path, "socket"))
         self._socket.listen(WAITING_CALLS)
@@ -105,6 +109,19 @@ class ReattachFolder:
     def note_generation(self, generation: int) -> None:
         """Writes down the generation of the controller that has taken over this agent, for `read_generation`."""
         self._note(GENERATION_FILE, str(generation))
+
+    def renew(self) -> None:
+        """Gives the folder another name and forgets the run: nobody of an earlier run finds the agent from now on.
+
+        Raises:
+            OSError: the folder is gone, or cannot be renamed.
+        """
+        path = os.path.join(os.path.dirname(self.path), f"{PREFIX}{os.urandom(6).hex()}")
+        os.rename(self.path, path)
+        self.path = path
+        for name in (RUN_FILE, GENERATION_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
 
     def _note(self, name: str, text: str) -> None:
         with contextlib.suppress(OSError), open(os.path.join(self.path, name), "w", encoding="utf-8") as stream:
@@ -151,6 +168,8 @@ class ReattachFolder:
         """Called by the guardian at its end: attach processes that wait for the lock exit with the same status."""
         with contextlib.suppress(OSError):
             os.write(self.lock, str(status).encode())
+        with contextlib.suppress(OSError):  # the agent may have renamed it
+            self.path = os.path.dirname(os.readlink(f"/proc/self/fd/{self.lock}"))
         _remove(self.path)
 
 
@@ -205,13 +224,14 @@ def _remove(path: str) -> None:
 
 
 def is_alive(path: str) -> bool:
-    """Whether an agent or its guardian still holds the lock."""
+    """Whether somebody still holds the folder's lock: an agent or its guardian."""
     try:
         lock = os.open(lock_file(path), os.O_RDWR)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared, so that two that look at the same time do not take each other for the agent.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Optional
 
-from worker_entry.agent.reattach import NOT_NEEDED, TAKEN, lock_file
+from worker_entry.agent.reattach import KEPT, NOT_NEEDED, TAKEN, lock_file
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Broken, Message
 from worker_entry.protocol.orders import AGENT_GONE, Attach
@@ -55,17 +55,32 @@ def hand_over() -> int:
             return _await_end(lock, deadline)
         if word != TAKEN:
             return 1
-        # The descriptors now belong to the agent: when it closes them, the connection has to end.
-        devnull = os.open(os.devnull, os.O_RDWR)
-        os.dup2(devnull, 0)
-        os.dup2(devnull, 1)
         call.settimeout(None)
-        word = _receive_word(call)
-        if word == NOT_NEEDED:
-            # Not an exit status: to the controller this must look like a broken connection, not like the agent's end.
-            os.kill(os.getpid(), signal.SIGKILL)
-        if word:
-            return 1
+        return _attend(call, lock)
+
+
+def attend(call: socket.socket, reattach_folder: str) -> int:
+    """Stays while the agent uses this process's connection; returns the exit status of the agent's work for the run."""
+    try:
+        lock = os.open(lock_file(reattach_folder), os.O_RDWR)
+    except OSError:  # the agent has ended, and its folder is gone
+        return 1
+    return _attend(call, lock)
+
+
+def _attend(call: socket.socket, lock: int) -> int:
+    # The descriptors now belong to the agent: when it closes them, the connection has to end.
+    devnull = os.open(os.devnull, os.O_RDWR)
+    os.dup2(devnull, 0)
+    os.dup2(devnull, 1)
+    word = _receive_word(call)
+    if word == NOT_NEEDED:
+        # Not an exit status: to the controller this must look like a broken connection, not like the agent's end.
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == KEPT:
+        return 0
+    if word:
+        return 1
     fcntl.flock(lock, fcntl.LOCK_EX)
     return _read_status(lock)
 

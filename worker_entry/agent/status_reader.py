@@ -10,11 +10,11 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import replace
 from typing import Optional
 
 from worker_entry.protocol.file_names import LOCK, AttemptFiles
 from worker_entry.protocol.framing import ProtocolError, parse
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import CrashRecord, TaskStatus
 
 STATUS_LIMIT = 64 << 10

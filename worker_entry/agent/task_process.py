@@ -8,16 +8,17 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Optional, Union
 
 from worker_entry.agent.forkserver_client import ForkserverClient, ForkserverError
 from worker_entry.agent.status_reader import StatusFiles
 from worker_entry.agent.task_log import TaskLog
+from worker_entry.program.compile_cache import add_compile_cache
 from worker_entry.program.finding import find_command
 from worker_entry.protocol import environment
 from worker_entry.protocol.child_order import make_child_env
 from worker_entry.protocol.file_names import PACKAGE, AttemptFiles, make_private_directory
+from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.messages import Exited, Status
 from worker_entry.protocol.values import Problem, TaskExit, TaskOrder, TaskStart
 from worker_entry.system import processes
@@ -197,4 +198,5 @@ def _environment(start: TaskStart, cluster: Cluster) -> dict[str, str]:
         hosts = {address.rpartition(":")[0].strip("[]") for addresses in cluster.values() for address in addresses}
         known = env.get("no_grpc_proxy") or env.get("no_proxy") or ""
         env["no_grpc_proxy"] = ",".join([*filter(None, known.split(",")), *sorted(hosts)])
+    add_compile_cache(env)
     return env

@@ -32,8 +32,13 @@ a process of the run."""
 
 RESTARTS = "DISTLAUNCH_RESTARTS"
 """How often Kubernetes has restarted the cluster; from it, the first process of a pod makes ATTEMPT."""
+CACHE = "DISTLAUNCH_CACHE"
+"""The folder of compile caches; a node's agent makes the variables of the libraries from it."""
 CHILDREN = "DISTLAUNCH_CHILDREN"
 """The order for Python processes that a task starts; `children` reads it."""
+ROOM = "DISTLAUNCH_ROOM"
+"""Behind RUN_ID in the forkserver's environment: /proc can show another run's id there."""
+ROOM_LENGTH = 128
 CLOCK = "DISTLAUNCH_CLOCK"
 """The machine's clock when the run began; our own processes inherit it."""
 OWNER_NAME = "DISTLAUNCH_OWNER_NAME"

@@ -6,7 +6,6 @@ Every field of a message to the controller has limits in its annotation (`field_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Optional, Union
 
 from worker_entry.protocol.field_limits import (
@@ -25,10 +24,13 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import Beat, ToAgent
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.samples import NodeSample, TaskSample
+from worker_entry.protocol.speed import LinkMeasured, NodeMeasured
 from worker_entry.protocol.strangers import Repelled, Unguarded
 from worker_entry.protocol.values import (
     Activity,
@@ -103,7 +105,8 @@ class Inspected:
 
     `program_hash`: SHA-256 of the program's own code, empty if there is none to compare. `free_bytes`: on the
     disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
-    written. `addresses`: those of the node's interfaces but the loopback.
+    written. `addresses`: those of the node's interfaces but the loopback. `machine`: names the running kernel, which
+    the nodes of one machine share. `methods`: what could compute a matrix product here.
     """
 
     keras: Optional[Name]
@@ -114,6 +117,8 @@ class Inspected:
     proxies: Annotated[list[Name], Items(16)]
     problem: Line = ""
     addresses: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
+    machine: Name = ""
+    methods: Annotated[list[Name], Items(16)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -269,6 +274,8 @@ ToController = Union[
     Refused,
     Inspected,
     Dialled,
+    NodeMeasured,
+    LinkMeasured,
     Started,
     Noted,
     Signalled,
@@ -285,6 +292,7 @@ ToController = Union[
     Exited,
     Empty,
     Cleaned,
+    Kept,
     Broken,
     Beat,
 ]

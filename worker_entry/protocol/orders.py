@@ -5,7 +5,6 @@ Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Optional, Union
 
 from worker_entry.protocol.field_limits import (
@@ -23,11 +22,13 @@ from worker_entry.protocol.field_limits import (
     Text,
     Within,
 )
+from worker_entry.protocol.frozen import dataclass, field
 from worker_entry.protocol.profiles import Profile
 from worker_entry.protocol.scalars import ScalarPoint
+from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 10
+VERSION = 11
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
@@ -142,13 +143,15 @@ class Preload:
 class Start:
     """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type.
 
-    `routes`: with a tunnel, the host that each other node's address in the cluster stands for.
+    `routes`: with a tunnel, the host that each other node's address in the cluster stands for. `callers`: addresses
+    from which the nodes of the cluster also call.
     """
 
     attempt: Attempt
     tasks: Annotated[list[TaskStart], Items(10_000)]
     cluster: dict[str, list[str]] = field(default_factory=dict)
     routes: Annotated[dict[Name, Name], Items(10_000)] = field(default_factory=dict)
+    callers: Annotated[list[Name], Items(10_000)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,12 @@ class Attach:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Stop everything that is left and exit."""
+    """Stop everything that is left and exit.
+
+    `keep_warm_s`: what the next run could use may stay for so long.
+    """
+
+    keep_warm_s: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -223,13 +231,15 @@ class Clean:
     """Stop leftover processes of these runs on the node; their controllers are gone.
 
     With `reattach_folder`, stop only that folder's agent and what is below it: the same run may have another agent on
-    the machine. With `generation`, refuse that if a controller of a higher one has taken over the agent.
+    the machine. With `generation`, refuse that if a controller of a higher one has taken over the agent. With `warm`,
+    stop only agents that wait for another run.
     """
 
     version: Count
     run_ids: list[Annotated[str, Path()]]
     reattach_folder: Optional[Annotated[str, Path()]] = None
     generation: Optional[Count] = None
+    warm: bool = False
 
 
 ToAgent = Union[
@@ -241,6 +251,8 @@ ToAgent = Union[
     Prepare,
     Inspect,
     Dial,
+    MeasureNode,
+    MeasureLink,
     Start,
     ShowStacks,
     Profile,

@@ -31,6 +31,17 @@ def now() -> float:
     return time.clock_gettime(_STEADY) + _zero
 
 
+def steady(moment: float) -> float:
+    """A time of this clock by the machine's own, which does not depend on when a run began."""
+    return moment - _zero
+
+
+def follow_environ() -> None:
+    """From now on, shows the time of the run whose variables this process has."""
+    global _zero
+    _zero = _find_zero()
+
+
 def share() -> None:
     """Passes the clock to all processes that this one starts from now on."""
     os.environ[environment.CLOCK] = repr(_zero)

@@ -57,5 +57,14 @@ def has_nvidia_smi() -> bool:
     return any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path())
 
 
+def machine() -> str:
+    """Names the running kernel: the containers of a machine share it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return hostname()
+
+
 def hostname() -> str:
     return socket.gethostname()

@@ -5,7 +5,8 @@ option afterwards, so that a server with the option (gRPC under TF_GRPC_REUSE_PO
 macOS check the existing sockets' option when a new one is bound.
 
 On Linux, that socket also listens, and a filter in the kernel decides for each connection whether the server gets it;
-see `agent.port_guards`. It is of IPv6 and takes IPv4 as well, as gRPC's: sockets of two families share no filter.
+see `agent.port_guards`. It is of the family that gRPC's will be of, since sockets of two families share no filter: of
+IPv6, which takes IPv4 as well, or of IPv4 where this network has no IPv6, as in many pods.
 
 For a program that uses SO_REUSEADDR instead, as PyTorch does, the held socket gets that option, and does not listen.
 Any other program with SO_REUSEADDR could then take the port, so it is only protected from other launchers and from
@@ -212,8 +213,10 @@ def has_ipv4_listener(port: int) -> bool:
 
 
 def dual_socket(network: Network) -> socket.socket:
-    """A socket for IPv6 and IPv4, as gRPC's; for IPv4 where there is no IPv6."""
+    """A socket for IPv6 and IPv4, or for IPv4 alone where gRPC's would be: where ::1 cannot be bound."""
     try:
+        with network.make_socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
         both = network.make_socket(socket.AF_INET6)
     except OSError:
         return network.make_socket(socket.AF_INET)

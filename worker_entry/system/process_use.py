@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Optional
 
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.system.proc_files import read_small
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -57,6 +58,15 @@ def read_swapped(pid: int) -> int:
         return int(found.split(None, 1)[0]) << 10
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def read_own_memory(pid: int) -> int:
+    """Bytes of a process without those of files, of what it shares only its part; 0 if that is unknown."""
+    try:
+        found = re.search(rb"^Pss_Anon:\s+(\d+)", read_small(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) << 10 if found is not None else 0
 
 
 class StarvedTime:

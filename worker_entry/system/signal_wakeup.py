@@ -15,15 +15,22 @@ WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals with which an engine may warn all processes of a node."""
 
 
+_pipe: list[int] = []
+
+
 def wake_on_signals(end: Callable[[], None], warn: Optional[Callable[[], None]] = None) -> int:
     """A descriptor that becomes readable when a child dies or one of these signals arrives.
 
-    Those of `ENDING` call `end`. With `warn`, those of `WARNING` call that instead.
+    It takes the place of an earlier one, which is closed. Those of `ENDING` call `end`. With `warn`, those of `WARNING`
+    call that instead.
     """
     wake, signalled = os.pipe()
     for descriptor in (wake, signalled):
         os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+    for descriptor in _pipe:
+        os.close(descriptor)
+    _pipe[:] = wake, signalled
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for signum in ENDING:
         signal.signal(signum, lambda *_: end())

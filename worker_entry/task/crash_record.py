@@ -12,10 +12,10 @@ import re
 import sysconfig
 import traceback
 import types
-from dataclasses import asdict
 from typing import Optional
 
 from worker_entry.protocol.file_names import PACKAGE
+from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.values import CrashRecord, Place
 from worker_entry.system import clock
 

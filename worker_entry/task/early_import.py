@@ -20,12 +20,12 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import run_hooks
 from worker_entry.program.environment import LATE
+from worker_entry.protocol.frozen import dataclass
 from worker_entry.task.environ_reads import OURS, _importer, make_recording_environ, top_package
 
 TENSORFLOW = "tensorflow"
@@ -67,6 +67,11 @@ class EarlyImport:
         with self._recording():
             importlib.import_module(name)
         self._effects[top_package(name)] = _Effects.since(filters, environ)
+
+    @property
+    def reads(self) -> list[str]:
+        """The variables that these imports have read."""
+        return sorted(set().union(*self._reads.values()))
 
     def hide(self, start_again: Callable[[Difference], None]) -> None:
         """Hides the modules; called in a task before its program begins.

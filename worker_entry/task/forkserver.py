@@ -5,6 +5,9 @@ forkserver forks twice and the intermediate process exits, so that the task beco
 sends its pid and waits for the agent's answer. From then on it behaves like a task that was started as a process of its
 own, with its imports done.
 
+A forkserver can be kept for a later run: it is asked whether it could be (`keep`), and then whether nothing of what it
+has imported has changed since (`renew`).
+
 A fork is safe while nothing of TensorFlow has run, because TensorFlow has then started no threads that a fork would
 lose. What the program does before it imports TensorFlow still takes effect: see `early_import`.
 """
@@ -25,13 +28,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Optional
 
 from worker_entry.program.finding import folder_of
+from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.node_local import GO
 from worker_entry.protocol.values import Injection, Program, TaskOrder
-from worker_entry.system import kernel
+from worker_entry.system import clock, kernel
+from worker_entry.system.own_environ import overwrite
 from worker_entry.task.early_import import NUMPY, EarlyImport
+from worker_entry.task.kept_imports import KeptImports, find_foreign
 
 MESSAGE_LIMIT = 4 << 20
+NO_NAME = "/proc cannot show a kept process under another run's name"
 IMPORT_THREADS = 4
 """Threads that TensorFlow's import may leave behind; it leaves two idle ones."""
 
@@ -45,14 +52,28 @@ def serve() -> Optional[TaskOrder]:
     control = socket.socket(fileno=os.dup(0))
     _point_to(os.devnull, 0)
     early, problem = EarlyImport(), ""
+    kept = KeptImports(time.time())
     while True:
         message = _receive(control)
         if message is None:
             return None
         request, gates = message
         if not gates:
-            problem = problem or _import(early, request["modules"], request["folder"])
-            _answer(control, problem=problem)
+            if "keep" in request:
+                problem = problem or _explain_foreign() or ("" if overwrite(environment.RUN_ID) else NO_NAME)
+                _answer(control, problem=problem, reads=early.reads)
+                os.chdir(os.sep)  # its disk is free to be taken away
+                _point_to(os.devnull, 1)
+                os.dup2(1, 2)
+                kept.record()  # after the answer, for which a user waits
+            elif "renew" in request:
+                problem = problem or kept.problem or kept.find_change()
+                _point_to(request["renew"], 1)
+                os.dup2(1, 2)
+                _answer(control, problem=problem)
+            else:
+                problem = problem or _import(early, request["modules"], request["folder"])
+                _answer(control, problem=problem)
             continue
         [gate] = gates
         refusal = problem or _find_problem(request)
@@ -90,6 +111,12 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
     if any(name.startswith("/dev/nvidia") for name in _open_files()):
         return "an import has initialised CUDA, which does not survive a fork"
     return ""
+
+
+def _explain_foreign() -> str:
+    """Why what is imported is not kept: it may be the program's own; else nothing."""
+    foreign = find_foreign()
+    return f"{foreign} was imported ahead, and is not an installed package" if foreign else ""
 
 
 def _make_order(request: dict[str, Any]) -> TaskOrder:
@@ -151,6 +178,11 @@ def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> No
         _point_to(request["log"], 1)
         os.dup2(1, 2)
         os.chdir(request["cwd"])
+        # /proc still shows the forkserver's variables, maybe of an earlier run; by this one, `clean` finds the task.
+        run_id = request["env"].get(environment.RUN_ID)
+        if run_id and not overwrite(environment.RUN_ID, run_id, room=environment.ROOM):
+            _answer(gate, problem=NO_NAME)
+            os._exit(1)
         gate.sendall(b"%d\n" % os.getpid())
         if gate.recv(len(GO)) != GO:
             os._exit(1)
@@ -159,6 +191,7 @@ def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> No
     gate.close()
     os.environ.clear()
     os.environ.update(request["env"])
+    clock.follow_environ()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # `random` reseeds itself after a fork
 
@@ -171,9 +204,9 @@ def _receive(control: socket.socket) -> Optional[tuple[dict[str, Any], list[sock
     return json.loads(data), [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
-def _answer(to: socket.socket, *, problem: str) -> None:
+def _answer(to: socket.socket, **answer: Any) -> None:
     with contextlib.suppress(OSError):  # the agent is gone, or has given up
-        to.sendall(json.dumps({"problem": problem}).encode() + b"\n")
+        to.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _point_to(path: str, descriptor: int) -> None:

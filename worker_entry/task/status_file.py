@@ -11,10 +11,10 @@ import fcntl
 import json
 import os
 import threading
-from dataclasses import replace
 from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import after_import
+from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.node_local import STACKS_SIGNAL
 from worker_entry.protocol.values import NOT_IMPORTED, KerasPatch, Progress, TaskStatus
 from worker_entry.system import clock

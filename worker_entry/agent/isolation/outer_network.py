@@ -7,8 +7,11 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
+from typing import Optional
 
 from worker_entry.protocol.file_names import PACKAGE
+from worker_entry.protocol.values import Problem
 from worker_entry.system import processes
 from worker_entry.system.network import Network, PortUse
 
@@ -85,3 +88,16 @@ def ask_for_socket(asking: socket.socket, family: int, kind: int, protocol: int 
         number = json.loads(data)["error"] if data else errno.EPIPE
         raise OSError(number, os.strerror(number))
     return socket.socket(family, kind, protocol, fileno=descriptors[0])
+
+
+def leave_network(note: Callable[[OuterNetwork], None]) -> Optional[Problem]:
+    """Enters a network of this process's own, after `note` has got the old one; returns the problem if it cannot."""
+    from worker_entry.system.isolation import enter_own_network
+
+    try:
+        note(OuterNetwork())
+        enter_own_network()
+    except OSError as error:
+        hint = "the system forbids such namespaces (see `sysctl user.max_user_namespaces` and its AppArmor rules)"
+        return Problem("no-isolation", f"no network of its own: {error.strerror}", hint)
+    return None

@@ -13,11 +13,11 @@ import selectors
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from worker_entry.agent.checks.works import perform
 from worker_entry.agent.child_work import fork_work
 from worker_entry.agent.isolation.outer_network import MESSAGE_LIMIT
+from worker_entry.protocol.frozen import asdict
 from worker_entry.system.network import HERE
 
 _DESCRIPTORS = 2

@@ -1,0 +1,46 @@
+"""`distlaunch ls` and `down --warm`: the nodes on which agents wait for another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launcher.printable import printable
+from launcher.run.directory import RunDir
+from launcher.run.warm_nodes import KnownWarmNode, find_warm_nodes, forget
+from launcher.spec.models import ClusterSpec
+from launcher.spec.nodes import LOCAL
+from launcher.transports.node_cleanup import CleanedNode, end_warm
+from launcher.wording import render_age
+from worker_entry.agent.warm.offer import end_waiting
+
+COLUMNS = ("WARM NODE", "MEMORY", "ENDS IN")
+
+
+def render_warm(nodes: Sequence[KnownWarmNode], now: float) -> list[tuple[str, ...]]:
+    """The rows of a table."""
+    return [COLUMNS, *(_row(node, now) for node in nodes)]
+
+
+def _row(node: KnownWarmNode, now: float) -> tuple[str, ...]:
+    name = "this machine" if node.node == LOCAL else printable(node.node)
+    return name, f"{node.bytes >> 20} MiB", render_age(node.until - now)
+
+
+def end_all() -> Iterator[CleanedNode]:
+    """Ends all agents that wait for another run."""
+    for host, node in {node.node: node for node in find_warm_nodes()}.items():
+        if host == LOCAL:
+            ended, left = end_waiting()
+            yield CleanedNode(host, ended, tuple(left))
+            continue
+        try:
+            spec = ClusterSpec.model_validate_json(RunDir(Path(node.run)).spec.read_bytes())
+            place = next(each for each in spec.nodes if each.host == host)
+        except (OSError, ValueError, StopIteration):
+            yield CleanedNode(host, problem=f"the folder of its run is gone: {node.run}; its agent ends by itself")
+            continue
+        cleaned = end_warm(spec, place)
+        if cleaned.good:
+            forget(host)
+        yield cleaned

@@ -1,0 +1,49 @@
+"""From the command to the first all-reduce of the last worker, when the run before has kept TensorFlow warm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.pairs import print_pair
+from tests.benchmarks.start_time import seconds_of, start_ours, start_plain
+
+KEEP = ("--keep-warm", "5m")
+TRIVIAL = "import tensorflow\n"
+
+
+def measure(runs: int) -> None:
+    print("second start to the first all-reduce of the last worker; rival: N plain `TF_CONFIG=… python train.py &`")
+    try:
+        for workers in (1, 2, 4, 8):
+            start_ours(workers, *KEEP)
+            ours, rival = [], []
+            for _ in range(runs):
+                ours.append(start_ours(workers, *KEEP))
+                rival.append(start_plain(workers))
+            print_pair(f"{workers} worker{'s'[: workers > 1]}", seconds_of(ours), seconds_of(rival))
+        _measure_trivial(runs)
+    finally:
+        subprocess.run([sys.executable, "-m", "launcher", "down", "--warm"], check=True, capture_output=True)
+
+
+def _measure_trivial(runs: int) -> None:
+    """From the command to its end, for a program that imports TensorFlow and ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "trivial.py")
+        program.write_text(TRIVIAL)
+        ours, rival = [], []
+        for number in range(runs):
+            place = ["--run-dir", f"{folder}/{number}", *KEEP]
+            ours.append(_time([sys.executable, "-m", "launcher", "local", "-n", "1", *place, str(program)]))
+            rival.append(_time([sys.executable, str(program)]))
+    print_pair("a program that only imports it, to its end", ours, rival)
+
+
+def _time(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started

@@ -1,0 +1,64 @@
+"""How an agent takes the new connection of a controller whose old one broke, or of one that follows a controller."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+from worker_entry.agent.attempts import Attempts
+from worker_entry.agent.connection import Connection
+from worker_entry.agent.reattach import ReattachFolder, Reattachment
+from worker_entry.protocol.framing import ProtocolError
+from worker_entry.protocol.orders import TAKEN_OVER, Attach, Goodbye
+from worker_entry.protocol.values import Problem
+
+
+class Reattaching:
+    """The agent's side of its reattach folder."""
+
+    def __init__(self, folder: ReattachFolder, connection: Connection, attempts: Attempts) -> None:
+        self._folder = folder
+        self._connection = connection
+        self._attempts = attempts
+        self._generation = 0
+        """The controller's."""
+
+    def accept(self, run_id: Optional[str], *, gone: bool) -> Union[Attach, Goodbye, None]:
+        """Takes the connection that waits; returns its Attach, Goodbye if the agent is asked to end, or None.
+
+        Args:
+            run_id: the agent's run; None before Hello.
+            gone: whether the agent has given up its controller.
+        """
+        reattachment = self._folder.accept()
+        if not isinstance(reattachment, Reattachment):
+            return reattachment
+        if gone or not reattachment.take():
+            reattachment.leave()
+            return None
+        attach, outbox = reattachment.attach, self._connection.outbox
+        if attach.generation < self._generation:
+            reattachment.refuse(Problem(TAKEN_OVER, "another controller has taken over the run"))
+            return None
+        try:
+            self._check(attach, run_id)
+            # Not every frame is written down where it is handled; one that is confirmed was handled as well.
+            received = max(attach.received, outbox.confirmed) if attach.takeover else attach.received
+            self._attempts.resume(received, outbox)
+            self._connection.replace(reattachment, received)
+        except ProtocolError as error:
+            reattachment.refuse(Problem("protocol-error", f"the agent was sent {error}"))
+            return None
+        self._attempts.rewind(attach)
+        if attach.takeover:
+            self._generation = attach.generation
+            self._folder.note_generation(attach.generation)
+            self._attempts.report_again()
+        return attach
+
+    def _check(self, attach: Attach, run_id: Optional[str]) -> None:
+        """Raises ProtocolError if the sender is not the controller of this agent, or its successor."""
+        if run_id is None or attach.run_id not in ("", run_id):
+            raise ProtocolError("an Attach to another run")
+        # A takeover of the same generation comes again: its answer was lost.
+        if attach.generation == 0 if attach.takeover else attach.generation != self._generation:
+            raise ProtocolError(f"an Attach of generation {attach.generation} after {self._generation}")

@@ -1,0 +1,50 @@
+"""An agent process: it serves a run, and then others, as long as each of them keeps it warm."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Optional
+
+from worker_entry.agent.connection import Opening
+from worker_entry.agent.liveness import LoopCounter
+from worker_entry.agent.loop import Agent
+from worker_entry.agent.reattach import ReattachFolder
+from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+from worker_entry.agent.warm.staying import Stay
+
+
+def serve(
+    opening: Optional[Opening],
+    reattach_folder: Optional[ReattachFolder],
+    loop_counter: LoopCounter,
+    circumstances: dict[str, str],
+    *,
+    news: str = "",
+) -> int:
+    """Serves the run of this connection and those that follow; returns the exit status of the last one.
+
+    Args:
+        opening: the first connection.
+        reattach_folder: the agent's; None if none could be made, or none is needed.
+        loop_counter: shared with the guardian.
+        circumstances: those in which this process was started; empty if it must not stay after its run.
+        news: why no waiting agent serves the first run.
+    """
+    status, until = 0, 0.0
+    kept: Optional[KeptForkserver] = None
+    if opening is not None and reattach_folder is not None:
+        opening.accept(reattach_folder.path)
+    while opening is not None:
+        stay = Stay(until=until, allowed=bool(circumstances) and reattach_folder is not None)
+        status = Agent(opening, reattach_folder, loop_counter, forkserver=kept, news=news, stay=stay).run()
+        kept, until, opening, news = stay.kept, stay.until, None, ""
+        if kept is None or stay.slot is None or reattach_folder is None:
+            break
+        from worker_entry.agent.warm.waiting import Waiting
+
+        with contextlib.suppress(OSError):  # the reattach folder was removed: nobody would find the agent
+            reattach_folder.renew()
+            opening = Waiting(kept, until, stay.slot, reattach_folder, circumstances).wait(loop_counter)
+        if opening is None:
+            kept.end()
+    return status

@@ -1,0 +1,55 @@
+"""A forkserver between two runs, and which variables must not differ for the next one."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Mapping
+from typing import Optional
+
+from worker_entry.program.environment import LATE, READ
+from worker_entry.protocol import environment
+from worker_entry.protocol.frozen import dataclass
+from worker_entry.system import processes
+
+ALSO_READ = re.compile(
+    r"(PYTHON|LC_|MALLOC_|NVIDIA_|GOMP_|GOTO_|BLIS_|HDF5_|TCMALLOC_|MIOPEN_)|(LANG|LANGUAGE|TZ|HOME)$"
+)
+"""Variables that Python or native libraries read, besides those that a program sets before an import (`READ`)."""
+
+
+@dataclass(frozen=True)
+class KeptForkserver:
+    """A forkserver between two runs, with its imports done."""
+
+    pid: int
+    control: socket.socket
+    env: dict[str, str]
+    """With which it was started."""
+    modules: list[str]
+    """What it has imported besides TensorFlow."""
+    reads: frozenset[str]
+    """The variables that its imports have read."""
+
+    def explain_difference(self, env: Mapping[str, str], modules: list[str]) -> str:
+        """Why it cannot serve a run with this environment, for which these modules are imported; else nothing."""
+        if modules != self.modules:
+            return "`preload` differs"
+        name = find_difference(self.env, env, self.reads)
+        return "" if name is None else f"{name} differs"
+
+    def end(self) -> None:
+        self.control.close()
+        processes.end_children({self.pid})
+
+
+def find_difference(
+    one: Mapping[str, str], other: Mapping[str, str], reads: Optional[Collection[str]] = None
+) -> Optional[str]:
+    """The first variable that differs and that an import may read, or has read where that is known; None if none is."""
+    for name in sorted(one.keys() | other.keys()):
+        if one.get(name) == other.get(name) or name in LATE or name.startswith(environment.OWN_PREFIX):
+            continue
+        if reads is None or name in reads or READ.match(name) or ALSO_READ.match(name):
+            return name
+    return None

@@ -1,0 +1,142 @@
+"""The place where a warm agent waits: a private folder with a lock, a socket and a file of facts, one for each key.
+
+Whoever holds the lock waits there; it is free when that process is gone, however it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from worker_entry.agent.bootstrap import private
+from worker_entry.agent.reattach import bases, is_alive, lock_file
+from worker_entry.protocol.frozen import asdict, dataclass
+
+PREFIX = "warm-"
+WAITING_CALLS = 8
+LINE_LIMIT = 8 << 20
+END = b"end\n"
+"""What `distlaunch down --warm` sends."""
+
+
+@dataclass(frozen=True)
+class WarmAgent:
+    """A waiting agent, as `distlaunch ls` shows it."""
+
+    pid: int
+    guardian: int
+    until: float
+    """When it ends by itself: seconds since 1970."""
+    bytes: int
+    """Memory that it and its forkserver have of their own."""
+    executable: str
+
+
+class Slot:
+    """The folder of an agent that waits."""
+
+    def __init__(self, path: str, lock: int, listener: socket.socket) -> None:
+        self.path = path
+        self._lock = lock
+        self._listener = listener
+
+    @classmethod
+    def take(cls, key: str) -> Optional[Slot]:
+        """The key's slot; None if another agent waits there, or no folder can be used."""
+        for folder in bases():
+            try:
+                path = os.path.join(private(folder), f"{PREFIX}{key}")
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                lock = os.open(lock_file(path), os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                listener = _listen(os.path.join(path, "socket"))
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            except OSError:  # a file system without locks or sockets
+                os.close(lock)
+                continue
+            return cls(path, lock, listener)
+        return None
+
+    def note(self, facts: WarmAgent) -> None:
+        new = os.path.join(self.path, "facts.new")
+        with contextlib.suppress(OSError):
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+                json.dump(asdict(facts), stream)
+            os.replace(new, _facts_file(self.path))
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> socket.socket:
+        return self._listener.accept()[0]
+
+    def close(self) -> None:
+        """Leaves the slot. Its folder and lock stay for the next one: two locks of one name would not exclude."""
+        self._listener.close()
+        for name in ("socket", "facts"):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.path, name))
+        os.close(self._lock)
+
+
+def find_waiting(key: Optional[str] = None) -> Iterator[tuple[str, WarmAgent]]:
+    """This user's waiting agents on this machine, with the paths of their sockets; `key`: only that slot's."""
+    for folder in filter(os.path.isdir, bases()):
+        with contextlib.suppress(OSError):
+            names = os.listdir(private(folder)) if key is None else [f"{PREFIX}{key}"]
+            for name in names:
+                path = os.path.join(folder, name)
+                facts = _read_facts(path) if name.startswith(PREFIX) else None
+                if facts is not None and is_alive(path):
+                    yield os.path.join(path, "socket"), facts
+
+
+def is_anyone_waiting() -> bool:
+    """Whether any of this user's agents waits here; cheap, because every agent asks when it starts."""
+    return any(True for _ in find_waiting())
+
+
+def receive_line(call: socket.socket, words: bytes = b"") -> bytes:
+    """The line that begins with `words`.
+
+    Raises:
+        OSError: the other side is gone or late, or sends too much.
+    """
+    while not words.endswith(b"\n"):
+        more = call.recv(1 << 20)
+        if not more or len(words) > LINE_LIMIT:
+            raise OSError("the other side has ended")
+        words += more
+    return words
+
+
+def _read_facts(path: str) -> Optional[WarmAgent]:
+    try:
+        with open(_facts_file(path), encoding="utf-8") as stream:
+            facts: dict[str, Any] = json.load(stream)
+        return WarmAgent(**facts)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _listen(path: str) -> socket.socket:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(WAITING_CALLS)
+    return listener
+
+
+def _facts_file(path: str) -> str:
+    return os.path.join(path, "facts")
