@@ -969,6 +969,36 @@ def test_a_second_stop_shortens_the_grace(either: Client) -> None:
     either.expect(Empty)
 
 
+def start_waiting(client: Client, way: str) -> None:
+    client.start(script("worker:0", str(PROGRAMS / "notices_term.py"), way))
+    log = client.directory / "attempt-1" / "worker-0.log"
+
+    def waits() -> None:
+        assert "ready" in log.read_text()
+
+    eventually(waits)
+
+
+@linux
+@pytest.mark.parametrize("way", ["handler", "loop", "sigwait", "exec", "child", "fork"])
+def test_a_grace_for_handlers_is_given_to_whatever_may_notice_term(client: Client, way: str) -> None:
+    client.greet()
+    start_waiting(client, way)
+    client.send(Stop(60.0, for_handlers=True))
+    assert client.expect(Exited).exit == TaskExit(code=7)
+    client.expect(Empty)
+
+
+@linux
+@pytest.mark.parametrize("way", ["nothing", "default", "ignore", "library", "library, and a child"])
+def test_a_grace_for_handlers_is_not_given_where_there_are_none(client: Client, way: str) -> None:
+    client.greet()
+    start_waiting(client, way)
+    client.send(Stop(600.0, for_handlers=True))
+    assert client.expect(Exited).exit.signal in (signal.SIGTERM, signal.SIGKILL)
+    client.expect(Empty)
+
+
 @linux
 def test_what_outlives_its_task_is_ended_and_counted(client: Client, tmp_path: Path) -> None:
     client.greet()

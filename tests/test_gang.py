@@ -235,6 +235,13 @@ class TestFailure:
         assert actions[2:] == [StopNodes(1.0)]
         assert (state.reason, state.stopped) == (Reason.TASK_FAILED, frozenset({W0}))
 
+    def test_by_sigkill_leaves_time_only_to_handlers_for_the_cause_is_known(self) -> None:
+        policy = make_policy(TWO_NODES)
+
+        _, actions = play(policy, *running(policy), exited(W1, signal=signal.SIGKILL))
+
+        assert actions[2:] == [StopNodes(1.0, for_handlers=True)]
+
     def test_ends_when_every_node_is_empty(self) -> None:
         policy = make_policy(TWO_NODES)
 

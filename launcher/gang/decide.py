@@ -136,7 +136,8 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
         if is_out_of_step(event) and ended != trainers:
             return _suspect(replace(state, suspicion=None), Reason.TASK_FAILED, event, now)
         if event.exit.code != SAVED_STATUS or not trainer_ended:
-            return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now)
+            certain = event.exit.signal == signal.SIGKILL  # whatever the others still say, it is not their doing
+            return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, for_handlers=certain)
         # The others are still saving.
         state = replace(state, deadline=now + state.policy.drain_s if state.policy.drain_s else None)
     if failed:
@@ -237,9 +238,10 @@ def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
     return state, ()
 
 
-def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float) -> Decision:
+def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float, *, for_handlers: bool = False) -> Decision:
+    """Begins to stop all tasks; `for_handlers`: the grace is only for tasks that handle SIGTERM."""
     if state.signalled and state.announced is None:
-        grace_s = SIGNALLED_GRACE_S
+        grace_s, for_handlers = SIGNALLED_GRACE_S, False
     state = replace(
         state,
         phase=Phase.STOPPING,
@@ -249,7 +251,7 @@ def _stop(state: AttemptState, reason: Reason, grace_s: float, now: float) -> De
     )
     if state.ready <= state.lost.keys() | state.empty.keys():
         return replace(state, phase=Phase.FINISHED, deadline=None), (Finish(),)
-    return state, (StopNodes(grace_s),)
+    return state, (StopNodes(grace_s, for_handlers),)
 
 
 def _is_due(state: AttemptState, now: float) -> bool:

@@ -285,9 +285,10 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class StopNodes:
-    """SIGTERM now, SIGKILL after the grace, on every node that is not empty; a shorter grace replaces a longer one."""
+    """SIGTERM now, SIGKILL after the grace, on all nodes; `for_handlers`: as in the order Stop. The last one counts."""
 
     grace_s: float
+    for_handlers: bool = False
 
 
 @dataclass(frozen=True)

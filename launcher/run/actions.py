@@ -92,11 +92,11 @@ class Actions:
                 self._links.send(planned.node, self._make_start([planned]))
             case AskStacks():
                 self._stacks.ask(state)
-            case StopNodes(grace_s):
+            case StopNodes(grace_s, for_handlers):
                 if state.signal is not None or state.is_taken_away:
                     self._links.hurry()
                 for node in state.occupied:
-                    self._links.send(node, Stop(grace_s))
+                    self._links.send(node, Stop(grace_s, for_handlers))
 
     def take_over(self, state: AttemptState, history: History) -> None:
         """Finds the tasks of an attempt that an earlier controller has started."""

@@ -185,8 +185,8 @@ class Attempts:
         """Has tasks of this cluster profiled, from where they reach each other."""
         self._profile.begin(order)
 
-    def stop(self, grace_s: float, *, ordered: bool = False) -> None:
-        """Begins to stop the tasks; `ordered`: the controller asked for it and waits for Empty."""
+    def stop(self, grace_s: float, *, for_handlers: bool = False, ordered: bool = False) -> None:
+        """Begins to stop the tasks, as in orders.Stop; `ordered`: the controller asked for it and waits for Empty."""
         self._profile.end()
         if self._finished is not None:
             if ordered:  # nothing of this attempt was started here
@@ -195,7 +195,8 @@ class Attempts:
         self._pending = None
         self._ports.forming.clear()
         self.checks.cancel()
-        self._tree.stop(grace_s, asks=not self._signalled)
+        quick = for_handlers and not self._tasks.may_notice_term(self._tree)
+        self._tree.stop(0.0 if quick else grace_s, asks=not self._signalled)
 
     def note_signal(self) -> bool:
         """Notes that all processes on this node have got SIGTERM; returns False: that is handled."""

@@ -211,7 +211,7 @@ class Agent:
         elif isinstance(message, orders.Scalars):
             self._write_scalars(message)
         elif isinstance(message, orders.Stop):
-            self._attempts.stop(message.grace_s, ordered=True)
+            self._attempts.stop(message.grace_s, for_handlers=message.for_handlers, ordered=True)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if not self._failed:

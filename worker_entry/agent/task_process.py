@@ -44,7 +44,8 @@ class TaskStartError(Exception):
 class StartedTask:
     """One started task: its process and its log."""
 
-    def __init__(self, name: str, pid: int, log: TaskLog, files: AttemptFiles, not_forked: str = "") -> None:
+    def __init__(self, start: TaskStart, pid: int, log: TaskLog, files: AttemptFiles, not_forked: str = "") -> None:
+        name = start.task
         self.name = name
         self.pid = pid
         self.running = True
@@ -52,6 +53,7 @@ class StartedTask:
         """Why it was not forked from the forkserver, if it could have been."""
         self.log = log
         self._files = files
+        self.is_watched = start.program.kind != "command"
         self._status = StatusFiles(files, name)
 
     @classmethod
@@ -94,7 +96,7 @@ class StartedTask:
                     pid = _start_runner(order, files.order(start.task), env, cwd, output)
         finally:
             os.close(output)
-        return cls(start.task, pid, TaskLog(log, files.log_index(start.task)), files, not_forked)
+        return cls(start, pid, TaskLog(log, files.log_index(start.task)), files, not_forked)
 
     def follow(self, before: StartedTask) -> None:
         """Takes over the log of the task's earlier process, to which this one appends."""
@@ -104,6 +106,11 @@ class StartedTask:
     @property
     def stacks_file(self) -> str:
         return self._files.stacks(self.name)
+
+    @property
+    def has_handler(self) -> bool:
+        """Whether its program, if it `is_watched`, may do something about SIGTERM."""
+        return os.path.exists(self._files.handler(self.name))
 
     def new_status(self) -> Iterator[Status]:
         """How far the program has come; nothing if that has not changed."""
@@ -147,6 +154,7 @@ def _make_order(start: TaskStart, files: AttemptFiles) -> TaskOrder:
         finished_file=files.finished(start.task),
         status_file=files.status(start.task),
         stacks_file=files.stacks(start.task),
+        handler_file=files.handler(start.task),
         child_file=files.child(start.task),
         child_crash_file=files.child_crash(start.task),
         patch_keras=start.patch_keras,

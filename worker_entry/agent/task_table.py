@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from worker_entry.system import clock
 from worker_entry.system.oom import OomWatch
 from worker_entry.system.ports import HeldPorts
 from worker_entry.system.processes import Tree
+from worker_entry.system.signal_state import may_notice
 
 Send = Callable[[Message], None]
 
@@ -36,6 +38,12 @@ class RunningTasks:
     def pids(self) -> list[int]:
         """The pids of the tasks that have not ended."""
         return [task.pid for task in self.by_name.values() if task.running]
+
+    def may_notice_term(self, tree: Tree) -> bool:
+        """Whether SIGTERM may run code of the tasks, or of what they have started: TensorFlow's own does not count."""
+        watched = {task.pid: task.has_handler for task in self.by_name.values() if task.is_watched and task.running}
+        others = (process.pid for process in tree.living() if process.pid not in watched)
+        return any(watched.values()) or any(may_notice(pid, signal.SIGTERM) for pid in others)
 
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running

@@ -76,13 +76,17 @@ class AttemptFiles:
         """The stacks that faulthandler writes when the agent asks for them."""
         return self._path(task, "stacks")
 
+    def handler(self, task: str) -> str:
+        """Made before the program sets a handler of SIGTERM."""
+        return self._path(task, "handler")
+
     def order(self, task: str) -> str:
         """The task runner's order: a file, so that nothing of the user's is on a command line."""
         return self._path(task, "order.json")
 
     def forget(self, task: str) -> None:
         """Removes the files of the task's earlier process, but not its log, which is continued."""
-        files = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks)
+        files = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks, self.handler)
         for path in (file(task) for file in files):
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -28,7 +28,7 @@ from worker_entry.protocol.scalars import ScalarPoint
 from worker_entry.protocol.speed import MeasureLink, MeasureNode
 from worker_entry.protocol.values import FileEntry, Program, Target, TaskRequest, TaskStart
 
-VERSION = 11
+VERSION = 12
 
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
@@ -169,9 +169,13 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Stop:
-    """TERM now, KILL after `grace_s`, until no process of the attempt is left. A later Stop may shorten the grace."""
+    """TERM now, KILL after `grace_s`, until no process of the attempt is left. A later Stop may shorten the grace.
+
+    `for_handlers`: the grace is for handlers of SIGTERM alone; where there is none, KILL at once.
+    """
 
     grace_s: float
+    for_handlers: bool = False
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,8 @@ class TaskOrder:
 
     `crash_file`: where to write the crash record if the program fails. `finished_file`: written when the program has
     ended without a failure; what fails later is not the program. `status_file`: how far the program has come.
-    `stacks_file`: where the stacks are written on SIGURG. `not_forked`: why a forked task was restarted as plain
+    `stacks_file`: where the stacks are written on SIGURG. `handler_file`: made before the program sets a handler of
+    SIGTERM. `not_forked`: why a forked task was restarted as plain
     Python, if it was. `child_file` and `child_crash_file`: like `status_file` and `crash_file`, for processes that the
     program starts. The other fields are as in TaskStart.
     """
@@ -247,6 +248,7 @@ class TaskOrder:
     finished_file: Optional[str] = None
     status_file: Optional[str] = None
     stacks_file: Optional[str] = None
+    handler_file: Optional[str] = None
     child_file: Optional[str] = None
     child_crash_file: Optional[str] = None
     patch_keras: bool = True

@@ -33,6 +33,7 @@ from worker_entry.system import clock
 from worker_entry.task import crash_record, faults, keras_progress, status_file
 from worker_entry.task.meter import Meter
 from worker_entry.task.meter import install as install_meter
+from worker_entry.task.term_handlers import watch_term_handlers
 
 
 def run(order: TaskOrder) -> None:
@@ -105,6 +106,8 @@ def _prepare(order: TaskOrder) -> None:
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
+    if order.handler_file is not None:
+        watch_term_handlers(order.handler_file)
     patches: list[KerasPatch] = []
     note_patch = patches.append
     if order.status_file is not None:

@@ -1,0 +1,81 @@
+"""Has SIGTERM handled in one WAY, says so, and waits: `notices_term.py WAY`; what has noticed it ends with status 7."""
+
+import asyncio
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import NoReturn
+
+_HANDLE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); "
+
+
+def ready() -> None:
+    print("ready", flush=True)
+
+
+def wait() -> NoReturn:
+    while True:
+        time.sleep(60.0)
+
+
+def leave(*_: object) -> NoReturn:
+    sys.exit(7)
+
+
+def handle_and_wait() -> NoReturn:
+    signal.signal(signal.SIGTERM, leave)
+    ready()
+    wait()
+
+
+async def wait_in_loop() -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 7)
+    ready()
+    await asyncio.sleep(600.0)
+
+
+match sys.argv[1]:
+    case "handler":
+        handle_and_wait()
+    case "loop":
+        asyncio.run(wait_in_loop())
+    case "sigwait":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        ready()
+        signal.sigwait({signal.SIGTERM})
+        leave()
+    case "exec":
+        os.execlp(sys.executable, sys.executable, "-c", _HANDLE + "signal.pause()")
+    case "child":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        leave(subprocess.run([sys.executable, "-c", _HANDLE + "signal.pause()"], check=False))
+    case "fork":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = multiprocessing.get_context("fork").Process(target=handle_and_wait)
+        child.start()
+        child.join()
+        leave()
+    case "nothing":
+        ready()
+        wait()
+    case "default":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ready()
+        wait()
+    case "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ready()
+        wait()
+    case "library":  # a handler that Python does not know, as TensorFlow's
+        faulthandler.register(signal.SIGTERM, chain=False)
+        ready()
+        wait()
+    case "library, and a child":
+        faulthandler.register(signal.SIGTERM, chain=False)
+        with subprocess.Popen(["sleep", "600"]):
+            ready()
+            wait()

@@ -1,0 +1,44 @@
+"""Notes that this program may do something about SIGTERM.
+
+TensorFlow handles SIGTERM itself once a cluster has formed, in C++ and without effect on the program, so the kernel's
+list of caught signals does not tell whether the program has a handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+_IGNORED = (signal.SIG_DFL, signal.SIG_IGN)
+
+
+def watch_term_handlers(path: str) -> None:
+    """From now on, the file is made before the program handles SIGTERM, waits for signals, or becomes another program.
+
+    All of Python's library calls these functions.
+    """
+    path = os.path.abspath(path)
+    low_level: Any = importlib.import_module("_signal")  # also what was imported from `signal` before calls it
+    _note_before(low_level, "signal", path, lambda signum, new: signum == signal.SIGTERM and new not in _IGNORED)
+    for name in {"sigwait", "sigwaitinfo", "sigtimedwait"} & {*dir(signal)}:
+        _note_before(signal, name, path)
+    for name in ("execv", "execve"):
+        _note_before(os, name, path)
+
+
+def _note_before(module: Any, name: str, path: str, is_noted: Callable[..., bool] = lambda *_, **__: True) -> None:
+    call = getattr(module, name)
+
+    @functools.wraps(call)
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        if is_noted(*arguments, **keywords):
+            with contextlib.suppress(OSError):  # such as a full disk: the program's own call goes on
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        return call(*arguments, **keywords)
+
+    setattr(module, name, noting)
