@@ -14,11 +14,12 @@ from tests.conftest import Distlaunch
 pytestmark = pytest.mark.slow  # each waits for what takes seconds
 
 SOON = """
-import launcher.gang.busy, launcher.cli.main, launcher.gang.stalls
-launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S = 3.0, 0.5
+import launcher.gang.busy, launcher.gang.decide, launcher.cli.main, launcher.gang.stalls
+launcher.gang.stalls.LEAST_S, launcher.gang.busy.ACTIVE_S, launcher.gang.decide.RECHECK_S = 3.0, 0.5, 2.0
 launcher.cli.main.main()
 """
-"""distlaunch, for which 3 s without a step are what 120 s are otherwise."""
+"""distlaunch, for which 3 s without a step are what 120 s are otherwise. It soon asks again: on a loaded machine a task
+may still be at work after 3 s."""
 LOOP = """
     import os, sys, threading, time
     from worker_entry import progress

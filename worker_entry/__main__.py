@@ -1,7 +1,7 @@
 """`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
 
-An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one; `call`
-is a node that makes its first connection itself. A `warm-agent` or `warm-node` may stay for the next run.
+An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one. A
+`warm-agent` or `warm-node` may stay for the next run.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
 `pod` runs a task in a pod of Kubernetes, where there is no agent.
 `profile` captures a profile of a cluster's workers; `speed` measures this node. `gpus` prints what the GPUs do.
@@ -18,11 +18,6 @@ def main() -> None:
         # Started as a path, Python has put the package itself first on sys.path; the imports need its parent.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    if verb == "call":
-        from worker_entry.agent import calling
-
-        calling.call_back()
-        verb = "node"
     may_stay, kind = verb.startswith("warm-"), verb.removeprefix("warm-")
     if kind in ("agent", "node"):
         gc.set_threshold(10_000)  # imports make objects that stay: looking through them is a twentieth of a start

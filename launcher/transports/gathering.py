@@ -98,7 +98,7 @@ class Gathering:
             "secret": self._secret,
             "within_s": within_s,
         }
-        payload = make_payload("call")
+        payload = make_payload("node", "calling")
         try:
             self._process = subprocess.Popen(
                 [*self._words, *payload.words],
@@ -113,7 +113,7 @@ class Gathering:
             listener.close()
             raise LinkError(f"{self._words[0]} cannot be started: {error.strerror}") from None
         stream = ProgramStream(self._process, self._words[0], note, self._listen)
-        first = payload.first_bytes(python) + json.dumps(order).encode() + b"\n"
+        first = payload.opening(python) + json.dumps(order).encode() + b"\n"
         threading.Thread(target=self._watch, args=(stream, first, listener), name="gathering", daemon=True).start()
         threading.Thread(target=self._answer, args=(listener,), name="gathering-calls", daemon=True).start()
 
@@ -163,6 +163,9 @@ class Gathering:
         try:
             node = self._identify(connection)
             connection.settimeout(FIRST_S)
+            payload = make_payload("node")
+            send_line(connection, {"bootstrap": len(payload.bootstrap)})
+            connection.sendall(payload.bootstrap + payload.archive)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError, KeyError):
             connection.close()

@@ -36,23 +36,30 @@ class Payload:
         # It can be any, fish and csh included: it gets single-quoted words and nothing to expand.
         return f"exec {shlex.join(self.words)}"
 
+    def opening(self, python: str) -> bytes:
+        """The first bytes on stdin: the interpreter's name, and what it runs first."""
+        return f"{python}\n".encode() + self.bootstrap
+
     def first_bytes(self, python: str) -> bytes:
-        """The bytes on stdin before any frame: the interpreter's name, `bootstrap`, then the archive."""
-        return f"{python}\n".encode() + self.bootstrap + self.archive
+        """The bytes on stdin before any frame: `opening`, then the archive."""
+        return self.opening(python) + self.archive
 
 
-def make_payload(verb: str) -> Payload:
-    """The payload that runs `verb` of `worker_entry.__main__`; the same bytes for the same sources."""
+def make_payload(verb: str, first: str = "bootstrap") -> Payload:
+    """The payload that runs `verb` of `worker_entry.__main__`; the same bytes for the same sources.
+
+    `first`: the module of `worker_entry.agent` that the node runs first; it has to bring the archive.
+    """
     with _making:  # all nodes' threads ask at once; one of them makes it
-        return _make_payload(verb)
+        return _make_payload(verb, first)
 
 
 _making = threading.Lock()
 
 
 @functools.cache
-def _make_payload(verb: str) -> Payload:
-    bootstrap, archive = PACKAGE.joinpath("agent", "bootstrap.py").read_bytes(), _make_archive()
+def _make_payload(verb: str, first: str) -> Payload:
+    bootstrap, archive = PACKAGE.joinpath("agent", f"{first}.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
     # First of all, in syntax that even Python 2 parses.
     too_old = (
@@ -74,6 +81,7 @@ def _make_payload(verb: str) -> Payload:
     return Payload(verb, ("/bin/sh", "-c", script), bootstrap, archive)
 
 
+@functools.cache
 def _make_archive() -> bytes:
     """The archive that `worker_entry.agent.bootstrap` unpacks.
 

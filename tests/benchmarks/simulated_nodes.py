@@ -180,8 +180,7 @@ def play(count: int) -> None:
     """Plays the agents of so many nodes; writes what the controller, this process's parent, has used by when."""
     reader = sys.stdin.buffer
     reader.readline()
-    payload = make_payload("call")
-    reader.read(len(payload.bootstrap) + len(payload.archive))
+    reader.read(len(make_payload("node", "calling").bootstrap))
     order = json.loads(reader.readline())
     clock.share()
     began = time.monotonic()
@@ -206,6 +205,9 @@ def play(count: int) -> None:
 def _call(order: dict[str, Any], node: str) -> socket.socket:
     os.environ["SLURMD_NODENAME"] = node
     connection = calling._call(["127.0.0.1"], order["port"], order["secret"], 60.0)
+    left = calling.receive_line(connection)["bootstrap"] + len(make_payload("node").archive)
+    while left:
+        left -= len(connection.recv(left))
     connection.setblocking(False)
     return connection
 

@@ -18,7 +18,7 @@ step_s = float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
 step = 0
 while not Path(sys.argv[1]).exists():
     step += 1
-    print(f"{task} does step {step}", flush=True)
+    sys.stdout.write(f"{task} does step {step}\n")  # `print` writes the line's end by itself, so that it may come late
     progress.report(step=step, epoch=1, total_steps=10_000, loss=1 / step)
     time.sleep(step_s)
-print(f"{task} ends after {step}", flush=True)
+sys.stdout.write(f"{task} ends after {step}\n")

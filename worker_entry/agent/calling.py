@@ -1,7 +1,10 @@
 """Connects an agent to its controller, where one step of a Slurm job has started the agents of all nodes.
 
-All of them get the same bytes on stdin: where the controller listens, and a secret. Each calls it, both sides prove
-that they know the secret, and the connection takes the place of stdin and stdout.
+All of them get the same bytes on stdin: this module's text, where the controller listens, and a secret. Each calls it,
+both sides prove that they know the secret, and the connection takes the place of stdin and stdout. What other nodes get
+on stdin, `bootstrap` and its archive, comes over it: srun would need a minute to bring that to hundreds of nodes.
+
+The node's Python reads this module from stdin, and there is nothing of distlaunch yet: it imports no module of ours.
 """
 
 from __future__ import annotations
@@ -32,17 +35,24 @@ CONTROLLER, AGENT = "controller", "agent"
 """The sides, as their proofs name them."""
 
 
-def call_back() -> None:
-    """Reads where to call, and makes the connection this process's stdin and stdout."""
+def main() -> None:
+    # The bootstrap installs what follows it, as if it had been the first on stdin.
+    exec(compile(call_back(), "bootstrap", "exec"), {"__name__": "__main__"})  # noqa: S102 - it is ours
+
+
+def call_back() -> bytes:
+    """Reads where to call, and makes the connection this process's stdin and stdout; returns the bootstrap's text."""
     try:
         order = json.loads(read_line(lambda: os.read(0, 1)))
         # srun is on the controller's machine, and listens at an address that the nodes reach.
         known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
         addresses = [*([known] if known else []), *order["addresses"]]
         with contextlib.closing(_call(addresses, order["port"], order["secret"], order["within_s"])) as connection:
+            bootstrap = _receive(connection, receive_line(connection)["bootstrap"])
             connection.settimeout(None)
             os.dup2(connection.fileno(), 0)
             os.dup2(connection.fileno(), 1)
+            return bootstrap
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{os.environ.get('SLURMD_NODENAME', 'a node')}: {FAILED}: {error}")
 
@@ -107,7 +117,7 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
         OSError: the connection has ended, or no answer came.
         ValueError: this is no JSON.
     """
-    message = json.loads(read_line(lambda: connection.recv(1)))
+    message = json.loads(read_line(lambda: _receive(connection, 1)))
     return message if isinstance(message, dict) else {}
 
 
@@ -120,3 +130,18 @@ def read_line(read: Callable[[], bytes]) -> bytes:
             raise OSError("the connection has ended")
         line += byte
     return line
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    """So many bytes, and not one more; raises OSError if the connection ends before them."""
+    data = b""
+    while len(data) < length:
+        piece = connection.recv(length - len(data))
+        if not piece:
+            raise OSError("the connection has ended")
+        data += piece
+    return data
+
+
+if __name__ == "__main__":
+    main()
