@@ -25,6 +25,8 @@ MEMORY_MB = 8000
 """Of each node, by its configuration."""
 MANY_PORTS = range(22000, 23000)
 """For a cluster that has more nodes than a test has ports of its own."""
+MEASURED = 64
+"""In a cluster of so many nodes, Slurm measures what steps use, and limits their memory."""
 KILL_WAIT_S = 8
 """From Slurm's TERM to its KILL."""
 LOST_S = 6
@@ -140,6 +142,8 @@ def _address(index: int) -> str:
 
 
 def write_configuration(folder: Path, nodes: int) -> list[str]:
+    # Each step looks at all processes of its machine each second; here that is one machine, and hundreds of steps.
+    gather = "linux" if nodes <= MEASURED else "none"
     names = [f"node{index}" for index in range(1, nodes + 1)]
     own = ports() if nodes < len(ports()) else MANY_PORTS
     machine = os.uname().nodename
@@ -166,7 +170,7 @@ def write_configuration(folder: Path, nodes: int) -> list[str]:
             SlurmdParameters=config_overrides
             ProctrackType=proctrack/linuxproc
             TaskPlugin=task/none
-            JobAcctGatherType=jobacct_gather/linux
+            JobAcctGatherType=jobacct_gather/{gather}
             JobAcctGatherFrequency=1
             JobAcctGatherParams=OverMemoryKill
             MpiDefault=none
