@@ -61,9 +61,9 @@ def _namespace(pid: int) -> int | None:
 
 @pytest.mark.tensorflow
 def test_a_node_that_is_cut_off_for_20_s_in_the_middle_of_training_trains_on(network: Network, tmp_path: Path) -> None:
-    run = Run(network, tmp_path, "program: {module: worker_entry.demo.train, args: [--epochs, 25]}\n")
+    run = Run(network, tmp_path, "program: {module: worker_entry.demo.train, args: [--epochs, 10]}\n")
     host = network.hosts["gpu-b"]
-    run.wait_for(b"Epoch 3/25", 0)
+    run.wait_for(b"Epoch 3/10", 0)
     host.down()
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 20, "20 s have gone by")

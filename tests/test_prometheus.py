@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.background import BackgroundRun
+from tests.conftest import PROGRAMS
 from tests.polling import eventually
 from tests.test_metrics import free_port
 from tests.witness import make_mark, marked, wait_until
@@ -66,7 +67,7 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: P
         env = {**os.environ, **mark}
         return subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=nothing, stdout=nothing, stderr=stderr)
 
-    demo = ["-m", "worker_entry.demo.train", "--epochs", "2000"]
+    demo = [str(PROGRAMS / "paced_demo.py"), "--epochs", "2000"]
     with scraping(tmp_path, port) as address:
         run = BackgroundRun(tmp_path, "local", ["-n", "2", "--metrics", str(port), *demo], popen)
         try:

@@ -164,9 +164,12 @@ def test_the_demo_and_an_unmodified_fit_train_on_all_nodes(
     cluster: SlurmCluster, tmp_path: Path, by: str, nodes: int, program: str
 ) -> None:
     directory = tmp_path / "run"
-    words = [] if program == "demo" else [str(PROGRAMS / "plain_fit.py")]
+    demo = ("worker_entry.demo.train", "--epochs", "3")
+    words = ["-m", *demo] if program == "demo" else [str(PROGRAMS / "plain_fit.py")]
     if by == "submit":
-        text = "{module: worker_entry.demo.train}" if program == "demo" else f"{{script: {words[0]}}}"
+        text = (
+            f"{{module: {demo[0]}, args: {json.dumps(demo[1:])}}}" if program == "demo" else f"{{script: {words[0]}}}"
+        )
         job = submit(cluster, tmp_path, text, f"nodes: {nodes}")
         directory = job.directory
         job.await_report(1, 120)

@@ -20,7 +20,7 @@ import pytest
 
 import worker_entry
 from tests.background import BackgroundRun, running
-from tests.conftest import Distlaunch
+from tests.conftest import PROGRAMS, Distlaunch
 from tests.witness import wait_until
 from worker_entry.task.profiling import ATTEMPTS, _make_messages
 
@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 DEMO = ["-m", "worker_entry.demo.train", "--epochs"]
+PACED = [str(PROGRAMS / "paced_demo.py"), "--epochs"]
 
 
 def address_of(run: BackgroundRun) -> str:
@@ -79,7 +80,7 @@ def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunc
 
 def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch: Distlaunch, tmp_path: Path) -> None:
     """TensorFlow's own way recorded operations of all workers, of which those that follow died at times."""
-    with running(tmp_path, "-n", "2", "--evaluator", *DEMO, "2000") as run:  # the evaluator has no server
+    with running(tmp_path, "-n", "2", "--evaluator", *PACED, "2000") as run:  # the evaluator has no server
         run.wait_for(b"Epoch 3/2000", 0)
         captures, trained = 0, False
         while not trained:  # on a busy machine, a worker may wait for the other during a whole capture
@@ -103,7 +104,7 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_o
 ) -> None:
     """From outside, only TensorBoard is reached; distlaunch shows of the tasks what it always shows."""
     options = ("--isolate", "--tensorboard", "--strategy", "parameter_server", "-n", "2", "--ps", "1")
-    with running(tmp_path, *options, *DEMO, "2000") as run:
+    with running(tmp_path, *options, *PACED, "2000") as run:
         log = run.directory / "attempt-1" / "chief-0.log"
         wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)
         names = ("chief-0", "worker-0", "worker-1", "ps-0")
@@ -191,7 +192,7 @@ def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Pa
 def test_step_times_are_shown_beside_the_loss_with_the_names_of_the_tasks(tmp_path: Path) -> None:
     tasks = {"distlaunch/worker-0", "distlaunch/worker-1"}
     shown = {*tasks, "distlaunch", "worker-0/train"}
-    with running(tmp_path, "-n", "2", "--tensorboard", *DEMO, "2000") as run:
+    with running(tmp_path, "-n", "2", "--tensorboard", *PACED, "2000") as run:
         address = address_of(run)
         wait_until(lambda: shown <= set(ask(f"{address}data/runs")), "it shows both", 90)
 
