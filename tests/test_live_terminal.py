@@ -114,9 +114,9 @@ def check_complete(run: LiveRun, terminal: Terminal) -> None:
 
 
 def test_the_scrollback_is_complete_and_the_picture_gone_at_the_end(run: LiveRun) -> None:
-    terminal = run.open(run.command(step_s=0.002), columns=WIDE)
+    terminal = run.open(run.command(step_s=0.005), columns=WIDE)
     terminal.until(lambda: is_training(terminal))
-    terminal.until(lambda: len(run.log(0)) > 1000)
+    terminal.until(lambda: len(run.log(0)) > 500)
     run.end_file.touch()
     assert terminal.end() == 0
     check_complete(run, terminal)

@@ -161,9 +161,14 @@ class TestRealRuns:
 
     def test_whose_controller_hangs_are_listed_all_the_same(self, runs: Path, start: Start) -> None:
         process, name = start(SLEEP)
+
+        def runs_with_its_task() -> None:
+            assert [(run["name"], run["state"], run["tasks_up"]) for run in listed()] == [(name, "running", 1)]
+
+        eventually(runs_with_its_task)
         process.send_signal(signal.SIGSTOP)
         try:
-            assert [(run["name"], run["state"], run["tasks_up"]) for run in listed()] == [(name, "running", 1)]
+            runs_with_its_task()
         finally:
             process.send_signal(signal.SIGCONT)
 

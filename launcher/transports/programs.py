@@ -63,8 +63,7 @@ class ProgramWay:
             raise LinkError(f"{words[0]} cannot be started: {reason}") from None
         name = os.path.basename(words[0])  # noqa: PTH119 - a word, not a path
         stream = ProgramStream(process, name, opening.note, self.heard, self.gone, hides_breaks=self.hides_breaks)
-        with contextlib.suppress(OSError):  # the program has ended, and has said why
-            stream.write(payload.first_bytes(python))
+        stream.begin(payload.first_bytes(python))
         return stream
 
 
@@ -102,6 +101,7 @@ class ProgramStream:
         self._finished = False
         self._input, self._output = process.stdin, process.stdout
         self._answered = False
+        self._first: threading.Thread | None = None
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._heard = threading.Thread(target=self._listen, name=f"{name}-stderr", daemon=True)
         self._heard.start()
@@ -124,7 +124,22 @@ class ProgramStream:
             raise LinkBroken(f"{self._name} ended{self._last_words}")
         return data
 
+    def begin(self, first: bytes) -> None:
+        """Writes while others read: a program that does not take it all shows why by its output, or is given up."""
+
+        def write() -> None:
+            with contextlib.suppress(OSError):  # the program has ended, and has said why
+                self._write(first)
+
+        self._first = threading.Thread(target=write, name=f"{self._name}-stdin", daemon=True)
+        self._first.start()
+
     def write(self, data: bytes) -> None:
+        if self._first is not None:
+            self._first.join()
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(self._input.fileno(), view) :]

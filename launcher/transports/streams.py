@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import threading
 import time
 from socket import socket
 from typing import IO, Protocol
@@ -91,8 +93,13 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
     Raises:
         LinkError: no answer came.
     """
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # whoever does not listen does not answer either
+            stream.write(encode(question))
+
+    threading.Thread(target=write, name="question", daemon=True).start()
     try:
-        stream.write(encode(question))
         data = skip_noise(stream, FIRST_WORD_S)
         decoder = Decoder(ToController)
         while True:

@@ -233,14 +233,12 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """The task runner's order, which it reads from a file.
+    """The task runner's order, which it reads from a file; what TaskStart has too is as there.
 
-    `crash_file`: where to write the crash record if the program fails. `finished_file`: written when the program has
-    ended without a failure; what fails later is not the program. `status_file`: how far the program has come.
-    `stacks_file`: where the stacks are written on SIGURG. `handler_file`: made before the program sets a handler of
-    SIGTERM. `not_forked`: why a forked task was restarted as plain
-    Python, if it was. `child_file` and `child_crash_file`: like `status_file` and `crash_file`, for processes that the
-    program starts. The other fields are as in TaskStart.
+    `crash_file`, `child_crash_file`: where to write the crash record if the program, or a process of its, fails.
+    `status_file`, `child_file`: how far they have come. `finished_file`: written when the program has ended without a
+    failure; what fails later is not the program. `stacks_file`: where the stacks are written on SIGURG. `handler_file`:
+    made before the program handles SIGTERM. `not_forked`: why a forked task was restarted as plain Python, if it was.
     """
 
     program: Program
