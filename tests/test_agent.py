@@ -969,14 +969,15 @@ def test_a_second_stop_shortens_the_grace(either: Client) -> None:
     either.expect(Empty)
 
 
-def start_waiting(client: Client, way: str) -> None:
-    client.start(script("worker:0", str(PROGRAMS / "notices_term.py"), way))
-    log = client.directory / "attempt-1" / "worker-0.log"
+def start_waiting(client: Client, *ways: str) -> None:
+    program = str(PROGRAMS / "notices_term.py")
+    client.start(*(script(f"worker:{number}", program, way) for number, way in enumerate(ways)))
 
-    def waits() -> None:
-        assert "ready" in log.read_text()
+    def wait() -> None:
+        logs = [client.directory / "attempt-1" / f"worker-{number}.log" for number in range(len(ways))]
+        assert all("ready" in log.read_text() for log in logs)
 
-    eventually(waits)
+    eventually(wait)
 
 
 @linux
@@ -985,8 +986,8 @@ def test_a_grace_for_handlers_is_given_to_whatever_may_notice_term(client: Clien
     client.greet()
     start_waiting(client, way)
     client.send(Stop(60.0, for_handlers=True))
-    assert client.expect(Exited).exit == TaskExit(code=7)
     client.expect(Empty)
+    assert "noticed" in (client.directory / "attempt-1" / "worker-0.log").read_text()
 
 
 @linux
@@ -996,6 +997,16 @@ def test_a_grace_for_handlers_is_not_given_where_there_are_none(client: Client, 
     start_waiting(client, way)
     client.send(Stop(600.0, for_handlers=True))
     assert client.expect(Exited).exit.signal in (signal.SIGTERM, signal.SIGKILL)
+    client.expect(Empty)
+
+
+@linux
+def test_a_task_that_handles_term_gives_the_others_no_more_time(client: Client) -> None:
+    client.greet()
+    start_waiting(client, "handler", "library")
+    client.send(Stop(600.0, for_handlers=True))
+    ends = {end.task: end.exit for end in (client.expect(Exited), client.expect(Exited))}
+    assert ends == {"worker:0": TaskExit(code=0), "worker:1": TaskExit(signal=signal.SIGKILL)}
     client.expect(Empty)
 
 

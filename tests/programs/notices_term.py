@@ -1,4 +1,4 @@
-"""Has SIGTERM handled in one WAY, says so, and waits: `notices_term.py WAY`; what has noticed it ends with status 7."""
+"""Has SIGTERM handled in one WAY, says so, and waits: `notices_term.py WAY`; says so when that notices it."""
 
 import asyncio
 import faulthandler
@@ -10,7 +10,12 @@ import sys
 import time
 from typing import NoReturn
 
-_HANDLE = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); "
+_HANDLE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: [time.sleep(0.2), print("noticed", flush=True), sys.exit()])
+print("ready", flush=True)
+signal.pause()
+"""
 
 
 def ready() -> None:
@@ -23,7 +28,9 @@ def wait() -> NoReturn:
 
 
 def leave(*_: object) -> NoReturn:
-    sys.exit(7)
+    time.sleep(0.2)
+    print("noticed", flush=True)
+    os._exit(0)
 
 
 def handle_and_wait() -> NoReturn:
@@ -33,7 +40,7 @@ def handle_and_wait() -> NoReturn:
 
 
 async def wait_in_loop() -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, os._exit, 7)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
     ready()
     await asyncio.sleep(600.0)
 
@@ -49,16 +56,13 @@ match sys.argv[1]:
         signal.sigwait({signal.SIGTERM})
         leave()
     case "exec":
-        os.execlp(sys.executable, sys.executable, "-c", _HANDLE + "signal.pause()")
+        os.execlp(sys.executable, sys.executable, "-c", _HANDLE)
     case "child":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        leave(subprocess.run([sys.executable, "-c", _HANDLE + "signal.pause()"], check=False))
+        subprocess.run([sys.executable, "-c", _HANDLE], check=False)
     case "fork":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = multiprocessing.get_context("fork").Process(target=handle_and_wait)
         child.start()
         child.join()
-        leave()
     case "nothing":
         ready()
         wait()

@@ -195,8 +195,8 @@ class Attempts:
         self._pending = None
         self._ports.forming.clear()
         self.checks.cancel()
-        quick = for_handlers and not self._tasks.may_notice_term(self._tree)
-        self._tree.stop(0.0 if quick else grace_s, asks=not self._signalled)
+        at_once = self._tasks.find_unaware(self._tree) if for_handlers else ()
+        self._tree.stop(grace_s, asks=not self._signalled, at_once=at_once)
 
     def note_signal(self) -> bool:
         """Notes that all processes on this node have got SIGTERM; returns False: that is handled."""

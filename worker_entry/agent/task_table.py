@@ -39,11 +39,14 @@ class RunningTasks:
         """The pids of the tasks that have not ended."""
         return [task.pid for task in self.by_name.values() if task.running]
 
-    def may_notice_term(self, tree: Tree) -> bool:
-        """Whether SIGTERM may run code of the tasks, or of what they have started: TensorFlow's own does not count."""
+    def find_unaware(self, tree: Tree) -> set[int]:
+        """The processes that do nothing about SIGTERM; TensorFlow's own handler, which does nothing, does not count."""
         watched = {task.pid: task.has_handler for task in self.by_name.values() if task.is_watched and task.running}
-        others = (process.pid for process in tree.living() if process.pid not in watched)
-        return any(watched.values()) or any(may_notice(pid, signal.SIGTERM) for pid in others)
+
+        def is_aware(pid: int) -> bool:
+            return watched[pid] if pid in watched else may_notice(pid, signal.SIGTERM)
+
+        return {process.pid for process in tree.living() if not is_aware(process.pid)}
 
     def is_running(self, name: str) -> bool:
         return name in self.by_name and self.by_name[name].running

@@ -171,7 +171,7 @@ class Scalars:
 class Stop:
     """TERM now, KILL after `grace_s`, until no process of the attempt is left. A later Stop may shorten the grace.
 
-    `for_handlers`: the grace is for handlers of SIGTERM alone; where there is none, KILL at once.
+    `for_handlers`: the grace is for handlers of SIGTERM alone: a process without one gets KILL at once.
     """
 
     grace_s: float

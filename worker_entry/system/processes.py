@@ -108,10 +108,10 @@ class Tree:
     def stopping(self) -> bool:
         return self._deadline is not None
 
-    def stop(self, grace_s: float, *, asks: bool = True) -> None:
+    def stop(self, grace_s: float, *, asks: bool = True, at_once: Collection[int] = ()) -> None:
         """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period.
 
-        Without `asks` nobody gets TERM: all have got it from elsewhere.
+        Without `asks` nobody gets TERM: all have got it from elsewhere. The processes `at_once` get KILL now.
         """
         deadline = time.monotonic() + grace_s
         if self._deadline is not None:
@@ -121,7 +121,9 @@ class Tree:
         for process in self.living():
             if process.pid not in self._leaders:
                 self._note_left_behind(process)
-            if asks and self._signal(process, signal.SIGTERM):
+            if process.pid in at_once:
+                self._kill([process])
+            elif asks and self._signal(process, signal.SIGTERM):
                 # A stopped process gets TERM only when it continues.
                 self._signal(process, signal.SIGCONT)
 
