@@ -67,10 +67,10 @@ def _as_a_user_has_it(browser: Browser) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Run]]:
     """A run that succeeds, one that fails, one that is restarted, and one that goes on: all at once."""
     folder = tmp_path_factory.mktemp("runs")
-    wanted = {
+    wanted = {  # each attempt takes long enough for some samples of the node
         "succeeded": (0, ["100", "0.03"], []),
         "failed": (1, ["100", "0.03", "fail"], []),
-        "restarted": (0, ["100", "0.03", "fail"], ["--max-restarts", "1"]),
+        "restarted": (0, ["100", "0.1", "fail"], ["--max-restarts", "1"]),
     }
     started = {name: _start(folder / name, program, options) for name, (_, program, options) in wanted.items()}
     running = _start(folder / "running", ["100000", "0.02"], [])

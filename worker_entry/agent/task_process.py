@@ -45,8 +45,7 @@ class StartedTask:
     """One started task: its process and its log."""
 
     def __init__(self, start: TaskStart, pid: int, log: TaskLog, files: AttemptFiles, not_forked: str = "") -> None:
-        name = start.task
-        self.name = name
+        self.name = start.task
         self.pid = pid
         self.running = True
         self.not_forked = not_forked
@@ -54,7 +53,7 @@ class StartedTask:
         self.log = log
         self._files = files
         self.is_watched = start.program.kind != "command"
-        self._status = StatusFiles(files, name)
+        self._status = StatusFiles(files, start.task)
 
     @classmethod
     def start(
