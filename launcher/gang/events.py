@@ -285,7 +285,7 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class StopNodes:
-    """SIGTERM now, SIGKILL after the grace, on all nodes; `for_handlers`: as in the order Stop. The last one counts."""
+    """SIGTERM now, SIGKILL after the grace; a later one can only shorten it. `for_handlers`: as in the order Stop."""
 
     grace_s: float
     for_handlers: bool = False
