@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -92,7 +93,14 @@ def test_the_second_run_loads_what_the_first_has_compiled(distlaunch: Distlaunch
         assert "forked" not in ran.stderr  # the early import had the same variables
         lines = [line for line in ran.stdout.splitlines() if "sum " in line]
         entries = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("cache/tensorflow-*/*.pb")}
-        seen.append((sorted(lines), entries))
+        report = json.loads((tmp_path / f"run-{number}" / "report.json").read_text())
+        used = report["attempts"][0]["compile_cache"]
+        assert f"compile cache: {used['loaded']} entries loaded, {used['stored']} added" in ran.stderr
+        seen.append((sorted(lines), entries, used))
     assert len(seen[0][0]) == 2
     assert seen[0][1]
-    assert seen[0] == seen[1]
+    assert seen[0][:2] == seen[1][:2]
+    stored = len(seen[0][1])
+    assert stored > 1
+    assert [used["stored"] for *_, used in seen] == [stored, 0]
+    assert seen[1][-1]["loaded"] == stored

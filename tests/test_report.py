@@ -378,6 +378,7 @@ def test_schema_describes_every_field() -> None:
     assert models.keys() == {
         "RunReport",
         "AttemptReport",
+        "CompileCacheReport",
         "TaskReport",
         "CrashReport",
         "Verdict",

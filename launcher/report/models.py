@@ -89,6 +89,15 @@ class TaskReport(Result):
     """The log file, relative to the run's directory."""
 
 
+class CompileCacheReport(Result):
+    """What XLA has found and left in the folder that `cache` names, on all nodes."""
+
+    loaded: int
+    """Entries that were loaded, and so not compiled."""
+    stored: int
+    """Entries that were compiled and added."""
+
+
 class AttemptReport(Result):
     """One start of all tasks."""
 
@@ -114,6 +123,8 @@ class AttemptReport(Result):
     """Processes that outlived their task, and were stopped."""
     killed: int = 0
     """Processes that ignored SIGTERM, and were killed."""
+    compile_cache: CompileCacheReport | None = None
+    """What the tasks did with the compile cache; null without `cache`, or if no node could count."""
 
 
 class WarmNode(Result):

@@ -122,6 +122,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class CompileCache:
+    """How many entries of its compile cache a node's tasks have loaded in the attempt, and how many they have added."""
+
+    node: str
+    loaded: int
+    stored: int
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """An attempt is over; the report is that of report.json. `ending`: what the rule for restarts has to know of it."""
 
@@ -149,6 +158,7 @@ RunEvent = (
     | Straggler
     | StrangerRefused
     | Checkpoint
+    | CompileCache
     | AttemptEnded
     | Ended
     | gang.Event

@@ -25,6 +25,7 @@ from launcher.plan.tf_config import format_address
 from launcher.report.goodput import Goodput
 from launcher.report.models import (
     AttemptReport,
+    CompileCacheReport,
     CrashReport,
     FaultReport,
     LeftOutAttempts,
@@ -64,6 +65,7 @@ class Attempt:
     ended: float
     logs: Mapping[TaskId, str]
     last_progress: float | None = None
+    cache: CompileCacheReport | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> Attempt
         unverified=[node for node, count in left.items() if count is None],
         left_behind=sum(event.left_behind for event in state.empty.values()),
         killed=sum(event.killed for event in state.empty.values()),
+        compile_cache=attempt.cache,
     )
 
 

@@ -46,6 +46,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
         lines += [f"  {task.task:<{width}}  {render_end(task)}" for task in attempt.tasks]
     lines += _render_left(report)
     lines += _render_kept(report)
+    lines += _render_cache(attempt)
     if len(report.attempts) > 1:
         lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
         lines += _render_earlier(report)
@@ -106,6 +107,13 @@ def _render_kept(report: RunReport) -> list[str]:
     until = render_age(math.ceil(max(kept.until for kept in report.kept_warm) - report.ended))
     kept = count_of(count, "process", "processes")
     return [f"  kept warm for {until}{where}: {kept}, {size:.0f} MiB; `distlaunch down --warm` ends them"]
+
+
+def _render_cache(attempt: AttemptReport) -> list[str]:
+    cache = attempt.compile_cache
+    if cache is None:
+        return []
+    return [f"  compile cache: {count_of(cache.loaded, 'entry', 'entries')} loaded, {cache.stored} added"]
 
 
 def _render_cleaning(attempt: AttemptReport) -> str:

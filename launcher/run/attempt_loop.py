@@ -25,6 +25,7 @@ from launcher.gang.state import AttemptPolicy, AttemptState, Phase
 from launcher.gang.stragglers import Standing, StragglerWatch
 from launcher.gang.strangers import render_news_of_guards
 from launcher.plan.launch_plan import LaunchPlan
+from launcher.report.models import CompileCacheReport
 from launcher.report.run_events import Straggler
 from launcher.run.actions import Actions
 from launcher.run.context import AttemptSetup, RunContext
@@ -75,6 +76,11 @@ class AttemptLoop:
     def has_saved(self) -> bool:
         """Whether a checkpoint was saved, as far as is known."""
         return self._observer.saved is not None
+
+    @property
+    def compile_cache(self) -> CompileCacheReport | None:
+        """What all nodes have loaded and compiled; None if no node has said so."""
+        return self._observer.compile_cache
 
     @property
     def standings(self) -> Mapping[TaskId, Standing]:

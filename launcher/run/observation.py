@@ -11,6 +11,7 @@ from launcher.gang.preflight import Answer, Preflight
 from launcher.gang.strangers import render_stranger
 from launcher.gang.translation import from_message
 from launcher.report import run_events
+from launcher.report.models import CompileCacheReport
 from launcher.report.run_events import Checkpoint, StrangerRefused
 from launcher.run.context import RunContext
 from launcher.run.profile_requests import ProfileRequests
@@ -20,6 +21,7 @@ from launcher.run.uses import Uses
 from launcher.spec.nodes import LOCAL
 from launcher.tasks import parse_task_id
 from launcher.transports.base import LinkClosed, LinkDropped, LinkNote, LinkResumed, LinkTakenOver
+from worker_entry.protocol.kept import CacheUsed
 from worker_entry.protocol.messages import Fetch, Message, Noted, Ready, Sampled, Saved, Stacks
 from worker_entry.protocol.profiles import Profiled
 from worker_entry.protocol.strangers import Repelled
@@ -43,6 +45,8 @@ class Observer:
         self._unread = False
         self.saved: Saved | None = None
         """The last checkpoint that was saved in this attempt."""
+        self.compile_cache: CompileCacheReport | None = None
+        """What the nodes have loaded from their compile caches, and added to them."""
         self.uses = Uses(SampleFiles(context.files, attempt))
         """What tasks and nodes use."""
         self.taken_over: set[str] = set()
@@ -99,6 +103,8 @@ class Observer:
             if isinstance(message, Saved) and message != self.saved:
                 self.saved = message  # each node that shares the directory sees it
                 self._context.journal.write(Checkpoint(message.name, message.time))
+            if isinstance(message, CacheUsed):
+                self._note_cache(node, message)
             if isinstance(message, Sampled):
                 self.uses.note(node, message, offset_s)
             if isinstance(message, Repelled):
@@ -115,6 +121,11 @@ class Observer:
             event = NodeLost(node, f"the agent sent {error}")
         if event is not None:
             yield event
+
+    def _note_cache(self, node: str, used: CacheUsed) -> None:
+        self._context.journal.write(run_events.CompileCache(node, used.loaded, used.stored))
+        before = self.compile_cache or CompileCacheReport(loaded=0, stored=0)
+        self.compile_cache = CompileCacheReport(loaded=before.loaded + used.loaded, stored=before.stored + used.stored)
 
     def _overdue(self) -> Iterator[Event]:
         if self._context.console.broken and not self._unread:  # `distlaunch … | head`

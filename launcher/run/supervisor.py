@@ -42,6 +42,7 @@ from launcher.run.recovery import Recover
 from launcher.run.warm_nodes import note_kept
 from launcher.tasks import parse_task_id
 from launcher.verdict.judge import outcome
+from worker_entry.protocol.frozen import replace
 
 ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """With these, an engine may tell that it takes the nodes away."""
@@ -182,10 +183,9 @@ class Supervisor:
         else:
             started = chosen.taken_over.began
         number = self._number
-        faults = pending(self._faults, self._states.values())
         if self._context.engine is not None:
             self._context.engine.forget()
-        self.loop = loop = AttemptLoop(self._context, chosen, number, faults)
+        self.loop = loop = AttemptLoop(self._context, chosen, number, pending(self._faults, self._states.values()))
         if self._last is not None:
             self._earlier = self._earlier.add(make_attempt_report(self._last))
         logs = {task: files.log(number, task) for task in loop.state.policy.tasks}
@@ -202,9 +202,9 @@ class Supervisor:
             log = logs.get(parse_task_id(verdict.task)) if verdict.task else None
             tail = last_lines(log, TAIL_LINES) if log is not None else []
             self._console.error(render_error(verdict, tail))
-        self._last = Attempt(
-            number, state, loop.plan, verdict, started, self._timing.now(), shown, self._time_at(state.last_progress)
-        )
+        over = Attempt(number, state, loop.plan, verdict, started, self._timing.now(), shown)
+        last_progress = self._time_at(state.last_progress)
+        self._last = replace(over, last_progress=last_progress, cache=loop.compile_cache)
         ending = make_ending(self._last, saved=loop.has_saved)
         self._context.journal.write(AttemptEnded(make_attempt_report(self._last), ending))
         self._endings = remember([*self._endings, ending])

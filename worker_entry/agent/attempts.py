@@ -7,6 +7,7 @@ import selectors
 from collections.abc import Callable
 from typing import Optional
 
+from worker_entry.agent.cache_watch import CacheWatch
 from worker_entry.agent.checkpoint_watch import CheckpointWatch, find_checkpoints
 from worker_entry.agent.checks.answers import NodeChecks
 from worker_entry.agent.connection import Connection
@@ -71,7 +72,8 @@ class Attempts:
         self._number = 0
         self._prepared: set[str] = set()
         self._task_watch, self._stacks, self._sampler = TaskWatch(), StackDump(), Sampler(self._gpus)
-        self._checkpoints = CheckpointWatch()
+        self._checkpoints, self._cache = CheckpointWatch(), CacheWatch()
+        self._owned.callback(self._cache.close)
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
         self._signalled = False
@@ -145,16 +147,9 @@ class Attempts:
             self._release_ports()
             self._send(Refused(problems))
         else:
-            self._bring_out()
+            if self._outer is not None:
+                self._relay.bring_out(self._ports.numbers, self._outer, self._send)
             self._send(Prepared(order.attempt, dict(self._ports.numbers), dict(self._ports.unguarded)))
-
-    def _bring_out(self) -> None:
-        for task, port in self._ports.numbers.items():
-            if self._outer is not None and is_auxiliary(task):
-                try:
-                    self._relay.open(port, self._outer)
-                except OSError as error:
-                    self._send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
     def accept(self, order: orders.Start, cwd: str) -> None:
         """Takes an order to start tasks; `step` starts them when the forkserver is ready.
@@ -238,9 +233,9 @@ class Attempts:
         if logs_first and any(task.log.unsent() for task in self._tasks.by_name.values()):
             return
         self._tasks.observe_logs(last=True)
-        saved = self._checkpoints.end()
-        if saved is not None:
-            self._send(saved)
+        for last in (self._checkpoints.end(), self._cache.end(self._number)):
+            if last is not None:
+                self._send(last)
         self._send(Empty(self._number, len(self._tree.left_behind), len(self._tree.killed)))
         self._finished, self._tree = self._tree, self._make_tree()
         self._prepared = set()
@@ -274,7 +269,8 @@ class Attempts:
             self._checkpoints.begin(find_checkpoints(order, hello.cwd))
         try:
             files = AttemptFiles(hello.directory, order.attempt)
-            self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
+            with self._cache.starting(order.tasks):
+                self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
         except TaskStartError as error:
             return error.problem
         return None

@@ -19,6 +19,8 @@ from worker_entry.protocol import environment
 
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_DIRECTORY = "--tf_xla_persistent_cache_directory"
+ENTRY = ".pb"
+"""How the name of an entry of XLA's cache ends."""
 UNKNOWN = (None, "unknown")
 """Versions that no folder can be named after."""
 _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:")
@@ -54,6 +56,12 @@ def add_compile_cache(env: dict[str, str]) -> None:
         env.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
 
 
+def find_xla_folders(root: str) -> list[str]:
+    """The folders of this user's entries of XLA, of all versions, below a cache's folder."""
+    below = glob.escape(os.path.expanduser(root))
+    return glob.glob(os.path.join(below, f"tensorflow-*-{os.geteuid()}"))
+
+
 def _make_private(folder: str) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -77,7 +85,7 @@ def _describe_machine() -> str:
 
 def _remove_incomplete(folder: str) -> None:
     """Removes entries that are cut short, as after a loss of power: each would fail every run that needs it."""
-    for path in glob.glob(os.path.join(glob.escape(folder), "*.pb")):
+    for path in glob.glob(os.path.join(glob.escape(folder), f"*{ENTRY}")):
         with contextlib.suppress(OSError):
             with open(path, "rb") as file:
                 is_whole = _is_whole(file)

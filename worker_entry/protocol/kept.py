@@ -1,10 +1,10 @@
-"""What an agent says of staying for the next run."""
+"""What an agent says of all that stays for the next run: its processes, and what was compiled."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from worker_entry.protocol.field_limits import Amount, Count, Items, Line, Pid
+from worker_entry.protocol.field_limits import Amount, Attempt, Count, Items, Line, Pid
 from worker_entry.protocol.frozen import dataclass
 
 
@@ -19,3 +19,12 @@ class Kept:
     pids: Annotated[list[Pid], Items(16)]
     bytes: Count
     problem: Line = ""
+
+
+@dataclass(frozen=True)
+class CacheUsed:
+    """How many entries of the compile cache the tasks of a node have loaded in an attempt, and how many added."""
+
+    attempt: Attempt
+    loaded: Count
+    stored: Count

@@ -25,7 +25,7 @@ from worker_entry.protocol.field_limits import (
     Within,
 )
 from worker_entry.protocol.frozen import dataclass, field
-from worker_entry.protocol.kept import Kept
+from worker_entry.protocol.kept import CacheUsed, Kept
 from worker_entry.protocol.log_index import MARKS, Mark
 from worker_entry.protocol.orders import Beat, ToAgent
 from worker_entry.protocol.profiles import Profiled
@@ -290,6 +290,7 @@ ToController = Union[
     Profiled,
     Log,
     Exited,
+    CacheUsed,
     Empty,
     Cleaned,
     Kept,

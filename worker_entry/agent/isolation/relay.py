@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+from collections.abc import Callable, Mapping
 from typing import Optional
 
+from worker_entry.protocol.messages import Noted
 from worker_entry.system.network import Network
+from worker_entry.system.ports import is_auxiliary
 
 PIECE = 64 << 10
 CONNECTIONS = 64
@@ -21,6 +24,15 @@ class Relay:
         self._outside: Optional[socket.socket] = None
         self._port = 0
         self._open: set[_End] = set()
+
+    def bring_out(self, ports: Mapping[str, int], outer: Network, send: Callable[[Noted], None]) -> None:
+        """Opens the port of TensorBoard, if it is among the tasks."""
+        for task, port in ports.items():
+            if is_auxiliary(task):
+                try:
+                    self.open(port, outer)
+                except OSError as error:
+                    send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
     def open(self, port: int, outer: Network) -> None:
         """Listens outside on this port, and passes connections on to the same port inside; once.
