@@ -94,9 +94,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
 
 
 def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
-    if state.phase is Phase.CONNECTING and state.policy.nodes.keys() <= state.ready | state.lost.keys() | _refused(
-        state
-    ):
+    if state.phase is Phase.CONNECTING and state.has_met_all:
         # Every node has answered, so that the user sees all obstacles at once.
         if state.lost and not state.policy.only_checks:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
@@ -107,7 +105,7 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
         return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
     if state.phase is Phase.SYNCING and state.policy.syncs & state.awaited <= state.synced:
         return replace(state, phase=Phase.PREPARING), (PrepareNodes(),)
-    if state.phase is Phase.PREPARING and not state.silent:
+    if state.phase is Phase.PREPARING and state.is_prepared:
         if state.policy.checks:
             return replace(state, phase=Phase.CHECKING), (CheckNodes(),)
         return replace(state, phase=Phase.FORMING), (StartTasks(state.ports),)
@@ -118,10 +116,6 @@ def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
     if _is_due(state, now):
         return _stop(state, Reason.START_TIMEOUT, FAILURE_GRACE_S, now)
     return state, ()
-
-
-def _refused(state: AttemptState) -> frozenset[str]:
-    return frozenset(refusal.node for refusal in state.refusals)
 
 
 def _while_running(state: AttemptState, event: Event, now: float) -> Decision:

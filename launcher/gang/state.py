@@ -84,6 +84,10 @@ class AttemptPolicy:
             raise ValueError("a cluster needs a task whose end decides")
 
     @cached_property
+    def hosts(self) -> frozenset[str]:
+        return frozenset(self.nodes)
+
+    @cached_property
     def tasks(self) -> frozenset[TaskId]:
         return frozenset().union(*self.nodes.values())
 
@@ -169,14 +173,28 @@ class AttemptState:
     @property
     def awaited(self) -> frozenset[str]:
         """The nodes on which the start depends."""
-        nodes = frozenset(self.policy.nodes)
-        refused = {refusal.node for refusal in self.refusals}
-        return nodes - self.lost.keys() - refused if self.policy.only_checks else nodes
+        if not self.policy.only_checks:
+            return self.policy.hosts
+        return self.policy.hosts - self.lost.keys() - {refusal.node for refusal in self.refusals}
 
     @property
     def occupied(self) -> frozenset[str]:
         """The nodes that are not lost and have not reported that no process is left."""
         return frozenset(self.policy.nodes.keys() - self.empty.keys() - self.lost.keys())
+
+    @property
+    def has_met_all(self) -> bool:
+        """Whether each node has answered, is lost or has refused."""
+        # Each of a thousand nodes asks: they are counted before any set is made.
+        if len(self.ready) + len(self.lost) + len(self.refusals) < len(self.policy.nodes):
+            return False
+        return self.policy.hosts <= self.ready | self.lost.keys() | {refusal.node for refusal in self.refusals}
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all nodes on which the start depends have answered the question that they were asked last."""
+        answered = len(self.prepared) + len(self.lost) + len(self.refusals)
+        return answered >= len(self.policy.nodes) and not self.silent
 
     @property
     def silent(self) -> frozenset[str]:
@@ -192,6 +210,8 @@ class AttemptState:
         """Whether all tasks have joined the cluster, or train without it."""
         if self.separate or all(map(self._has_trained, self.policy.trainers)):
             return True
+        if len(self.listening) + len(self.exits) < len(self.policy.forming):
+            return False
         return not self._not_up and (
             self.not_joined is not None or not self.policy.forming or not self.policy.strategy.collective
         )
