@@ -557,19 +557,10 @@ NOT_AS_ONE_PROCESS = {
 }
 """Cases that mathematics does not let agree with one process; each has a test of what does hold."""
 
-NOT_AS_TF_KERAS = {
-    "moving_average": "tf_keras begins with the initial weights, and not with those after the first step",
-    "moving_average_with_overwrite": "the same",
-    "clipvalue_of_nadam": "tf_keras computes Nadam otherwise",
-}
-"""Cases that tf_keras trains otherwise in one process, too."""
-
 NOT_COMPARED_WITH_ONE_PROCESS = {
     "custom_train_step": {"logs.own_loss"},  # the step's own loss is scaled; has its own test
 }
 NOT_COMPARED_WITH_TF_KERAS = {
-    # tf_keras sums over the replicas what a train_step returns, Keras 3 averages it.
-    "custom_train_step": {"logs"},
     # A worker of tf_keras evaluates with moving statistics of its own; what it saves is their mean.
     "batch_normalization": {"evaluated", "predictions"},
     # There, an idle worker keeps its own moving statistics, here the common ones.
@@ -580,8 +571,6 @@ NOT_COMPARED_WITH_TF_KERAS = {
         "weights.4",
         "weights.5",
     },
-    # tf_keras takes the mean of squares in float16, where it is infinite, and counts skipped steps, too.
-    "mixed_precision_with_overflow": {"history.loss", "history.mae", "applied_steps"},
 }
 
 ON_DEVICES = [
@@ -643,7 +632,7 @@ CASES_OF = {
     # The forkserver's tasks and these run the same code once it is patched.
     ONE_BY_ONE: ["plain_fit", "batch_normalization_with_idle_worker", "clipnorm_with_accumulation"],
     # One process is the measure of all cases; a second one is needed where that cannot be, and to doubt it.
-    "tf_keras": [case for case in CASES if case in {*OF_PATCHES, *NOT_AS_ONE_PROCESS} - NOT_AS_TF_KERAS.keys()],
+    "tf_keras": [*NOT_AS_ONE_PROCESS, "plain_fit", "predict", "gradient_accumulation", "metrics_of_all_kinds"],
     "unmended": ["plain_fit"],
     "mirrored": ON_DEVICES,
     # As mirrored variables, but for where variables live and how gradients meet them.

@@ -108,9 +108,9 @@ class Tally(Generic[_Key, Figures]):
                 times[index] += 1
         self.best[key] = type(new)(*map(max, astuple(before), astuple(new)))
 
-    def is_settled(self, times: int) -> bool:
-        """Whether all best figures were reached so often: then they are no chance, and better ones are unlikely."""
-        return all(count >= times for counts in self.times.values() for count in counts)
+    def settled(self, times: int) -> set[_Key]:
+        """Whose best figures were all reached so often: then they are no chance, and better ones are unlikely."""
+        return {key for key, counts in self.times.items() if min(counts) >= times}
 
 
 def find_slow_nodes(nodes: Mapping[str, NodeFigures], methods: Mapping[str, str]) -> list[Slow]:

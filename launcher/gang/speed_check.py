@@ -4,8 +4,8 @@ First each node computes and copies, then each link of a ring of all nodes is me
 different partners, and the ring is the one in which tasks are numbered, as that of a ring all-reduce. What shares a
 machine is measured one after the other, so that no measurement disturbs another; apart from that, all at once.
 
-All is measured in rounds, and the best counts. The last round is the one after which each best figure was reached
-twice: where other programs run as well, it takes more rounds to see what a node can do. If something seems slow, each
+All is measured in rounds, and the best counts. A node or link takes part until its best figures were reached twice:
+where other programs run as well, it takes more rounds to see what a node can do. If something seems slow, each
 figure has to be reached three times; one that was not, after eight rounds, may be a chance and names nobody, unless
 it is below half of the median.
 """
@@ -149,26 +149,22 @@ class SpeedCheck:
         """Steps that may be done in any order, until nothing seems slow any more, or is known to be."""
         yield [self._step(node, only_starts=True) for node in self._subjects]
         for _ in range(MOST_ROUNDS):
-            yield [*self._make_node_steps()]
-            if self._nodes.is_settled(SLOW_TIMES if self._slow_nodes() else TIMES):
-                break
+            yield [*self._make_node_steps(self._nodes.settled(SLOW_TIMES if self._slow_nodes() else TIMES))]
         for _ in range(MOST_ROUNDS):
-            yield [*self._make_link_steps()]
-            if self._links.is_settled(SLOW_TIMES if self._slow_links() else TIMES):
-                break
+            yield [*self._make_link_steps(self._links.settled(SLOW_TIMES if self._slow_links() else TIMES))]
 
-    def _make_node_steps(self) -> Iterator[_Step]:
-        return (self._step(node) for node in self._subjects if (node, "") not in self._problems)
+    def _make_node_steps(self, settled: Collection[str]) -> Iterator[_Step]:
+        return (self._step(node) for node in self._subjects if (node, "") not in self._problems and node not in settled)
 
     def _step(self, node: str, *, only_starts: bool = False) -> _Step:
         subject = self._subjects[node]
         order = MeasureNode(self._method, dict(subject.env), [environment.TF_CONFIG], only_starts)
         return _Step(node, order, machines=frozenset() if only_starts else frozenset({subject.machine}))
 
-    def _make_link_steps(self) -> Iterator[_Step]:
+    def _make_link_steps(self, settled: Collection[Pair]) -> Iterator[_Step]:
         for pair in (*self._pairs[::2], *self._pairs[1::2]):  # those that have no node in common come first
             here, there = (self._subjects[node] for node in pair)
-            if pair not in self._problems and there.target is not None:
+            if pair not in self._problems and pair not in settled and there.target is not None:
                 machines = frozenset({here.machine, there.machine})
                 yield _Step(here.node, MeasureLink(there.target, self._nonce), there.node, machines)
 
