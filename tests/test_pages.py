@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plotly import offline
 
 from launcher.gang import events as gang
+from launcher.gang.findings import Finding, LinkSpeed, NodeSpeed, SpeedReport
 from launcher.pages.charts import LEAST_POINTS, MOST_POINTS, make_machine_charts, make_training_charts, thin
 from launcher.pages.html import inline, make_ticks, read_plotly, read_script, render_page, to_script
 from launcher.pages.material import LogEnd, Material, NodeSamples, TaskSamples
@@ -26,7 +27,7 @@ from launcher.pages.wording import render_duration, render_offset, render_times,
 from launcher.pages.workers import find_steps
 from launcher.printable import printable
 from launcher.report.goodput import Goodput
-from launcher.report.models import AttemptReport, CrashReport, ProgressReport, RunReport, TaskReport
+from launcher.report.models import AttemptReport, CompileCacheReport, CrashReport, ProgressReport, RunReport, TaskReport
 from launcher.report.run_events import (
     AttemptEnded,
     Checkpoint,
@@ -450,7 +451,10 @@ def hostile_material() -> Material:
     )
     use = [NodeUseSample(T0 + n, HOSTILE, NodeSample(1.0, 8, 5, 9, gpus=[GpuSample(HOSTILE, 0.5)])) for n in range(3)]
     verdict = Verdict(reference=HOSTILE, message=HOSTILE, task=HOSTILE, evidence=[HOSTILE], hint=HOSTILE)
-    report = make_report([attempt], verdict=verdict, versions={HOSTILE: HOSTILE}, name=HOSTILE)
+    finding = Finding(level="warning", node=HOSTILE, reference=HOSTILE, message=HOSTILE)
+    node = NodeSpeed(node=HOSTILE, method=HOSTILE, gflop_s=1.0, memory_gb_s=1.0)
+    speed = SpeedReport(nodes=[node], links=[], findings=[finding], seconds=1.0)
+    report = make_report([attempt], verdict=verdict, versions={HOSTILE: HOSTILE}, name=HOSTILE, speed=speed)
     return make_material(
         run_id=HOSTILE,
         name=HOSTILE,
@@ -548,6 +552,25 @@ class TestPage:
             for tag, attributes in Elements(without_plotly(render_page(hostile_material()))).found
             if "style" in attributes
         ] == []
+
+    def test_has_what_was_measured_before_the_start_and_found_in_the_compile_cache(self) -> None:
+        attempt = make_attempt(1, T0, T0 + 20, failed=False)
+        attempt = attempt.model_copy(update={"compile_cache": CompileCacheReport(loaded=4, stored=1)})
+        nodes = [
+            NodeSpeed(node=node, method="numpy", gflop_s=speed, memory_gb_s=14.1)
+            for node, speed in (("gpu-a", 250.2), ("gpu-b", 47.8))
+        ]
+        links = [LinkSpeed(node="gpu-a", to="gpu-b", there_mb_s=118, back_mb_s=11.5, latency_s=4e-5)]
+        found = Finding(
+            level="warning", node="gpu-b", reference="slow-node", message="gpu-b is slow: 0.19 × the median"
+        )
+        speed = SpeedReport(nodes=nodes, links=links, findings=[found], seconds=3.0)
+        page = render_page(make_material(report=make_report([attempt], speed=speed), attempts=[attempt]))
+        text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_plotly(page)))
+        assert "gpu-b 47.8 GFLOP/s 14.1 GB/s numpy" in text
+        assert "gpu-a to gpu-b 118 MB/s 11.5 MB/s 0.04 ms" in text
+        assert "gpu-b is slow: 0.19 × a" in text
+        assert "compile cache 4 loaded, 1 added" in text
 
     def test_anchors_are_there_once(self) -> None:
         ids = [

@@ -29,6 +29,7 @@ from launcher.pages.verdict import make_outcome
 from launcher.pages.wording import render_duration, render_moment, render_offset, render_rate, render_value
 from launcher.pages.workers import find_steps
 from launcher.printable import printable
+from launcher.report.check_text import make_speed_tables
 
 _ASSETS = resources.files("launcher.pages") / "assets"
 _IN_SCRIPT = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -60,6 +61,7 @@ def render_page(material: Material) -> str:
         machines=machines,
         summaries={chart.key: [summarize(each) for each in chart.series] for chart in (*training, *machines)},
         workers=find_steps(material),
+        speed=make_speed_tables(material.report.speed) if material.report and material.report.speed else [],
         said=make_said(material),
         page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
         data={key: to_script(value) for key, value in data.items()},

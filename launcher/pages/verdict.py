@@ -170,6 +170,9 @@ def _find_facts(material: Material) -> Iterable[Fact]:
         yield Fact("step", "last step", f"{step:,}")
     for name, value in _find_rates(material):
         yield Fact("per-second", f"{name} per second", render_rate(value))
+    cache = material.attempts[-1].compile_cache if material.attempts else None
+    if cache is not None:
+        yield Fact("compile-cache", "compile cache", f"{cache.loaded:,} loaded, {cache.stored:,} added")
     if report is not None:
         yield Fact("exit-status", "exit status", str(report.exit_status))
     tasks = material.task_names
