@@ -200,6 +200,12 @@ class TestTogether:
                 assert result[what].keys() == expected.keys()
             assert numbers(result[what]) == pytest.approx(numbers(expected), rel=CLOSE, abs=CLOSE)
 
+    def test_files_of_one_workers_export_fit_those_of_the_other(self, together: Saved) -> None:
+        """Each file is renamed by itself, so those of two workers may stay: variables need the same numbers in both."""
+        for name in ("variables.index", "variables.data-00000-of-00001"):
+            of_both = [together.folder.parent / f"exported-{task}" / "variables" / name for task in (0, 1)]
+            assert of_both[0].read_bytes() == of_both[1].read_bytes()
+
     def test_the_best_model_is_not_the_last_one(self, together: Saved) -> None:
         first, _, last = [name for name in together.results[0]["after fit"] if name.startswith("epochs/")]
         for result in together.results:

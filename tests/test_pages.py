@@ -561,9 +561,7 @@ class TestPage:
             for node, speed in (("gpu-a", 250.2), ("gpu-b", 47.8))
         ]
         links = [LinkSpeed(node="gpu-a", to="gpu-b", there_mb_s=118, back_mb_s=11.5, latency_s=4e-5)]
-        found = Finding(
-            level="warning", node="gpu-b", reference="slow-node", message="gpu-b is slow: 0.19 × the median"
-        )
+        found = Finding(level="warning", node="gpu-b", reference="slow-node", message="gpu-b is slow: 0.19 × a")
         speed = SpeedReport(nodes=nodes, links=links, findings=[found], seconds=3.0)
         page = render_page(make_material(report=make_report([attempt], speed=speed), attempts=[attempt]))
         text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_plotly(page)))

@@ -145,6 +145,7 @@ for again in (False, True):
         model.save(OUT / "folder", zipped=False)
     keras.saving.save_model(model, OUT / "by-function.keras")
     model.export(OUT / "exported")
+model.export(OUT.parent / f"exported-{TASK}")
 # At once, too.
 results["final"] = load_all(["final.keras", "final.weights.h5", "final.h5", "folder", "by-function.keras"])
 served = tf.saved_model.load(str(OUT / "exported"))

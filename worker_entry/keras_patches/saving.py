@@ -4,8 +4,9 @@ With several workers, a script calls `model.save(path)`, `save_weights` or `expo
 the path directly: workers that share it fail on each other's locks and folders, or read incomplete files.
 
 With this patch each worker writes to a folder of its own beside the destination, and renames the complete files. The
-last worker's file stays; all have the same content. No worker waits for another, so a script may also save on one
-worker only, or on each to its own path; and every worker can read the path as soon as its own call has returned.
+last worker's file stays. All have the same content, or in a SavedModel at least the same numbers for the same
+variables, so that files of different workers fit each other. No worker waits for another, so a script may also save on
+one worker only, or on each to its own path; and every worker can read the path as soon as its own call has returned.
 
 A process that is killed while it saves leaves its folder behind; that worker's next save to the path removes it.
 """
@@ -25,6 +26,8 @@ SAVING = "keras.src.saving.saving_lib"
 LEGACY = "keras.src.legacy.saving.legacy_h5_format"
 EXPORT = "keras.src.export.saved_model"
 MESSAGES = "keras.src.utils.io_utils"
+FIND_VARIABLES = "_filter_and_track_resources"
+"""The method of an archive that collects what is saved, and numbers it."""
 PART = ".saving-"
 """Prefix of folders with incomplete files."""
 LAST = (".json", ".pb")
@@ -45,6 +48,8 @@ def patch_saving(trainer: Any, module: Any) -> list[str]:
     archives = _archives(sys.modules.get(EXPORT))
     for archive in archives:
         archive.write_out = _patched_write(archive.write_out)
+        if hasattr(archive, FIND_VARIABLES):
+            setattr(archive, FIND_VARIABLES, _patched_find(getattr(archive, FIND_VARIABLES)))
     return [*patched, "Model.export"] if archives else patched
 
 
@@ -71,6 +76,39 @@ def _patched_write(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, path, *args, **options)
 
     return write_out
+
+
+def _patched_find(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers the variables of a SavedModel in the order of the model.
+
+    By itself, Keras takes them from a set, in the order of their places in memory: each worker numbers them otherwise,
+    and the files of one worker do not fit those of another.
+    """
+
+    @functools.wraps(original)
+    def find(self: Any, *args: Any, **options: Any) -> Any:
+        result = original(self, *args, **options)
+        found = getattr(self._tf_trackable, "_all_variables", None)
+        if isinstance(found, list):
+            models = getattr(self, "_tracked", [])
+            known = [variable for model in models for variable in getattr(model, "variables", ())]
+            places = {id(part): place for place, variable in enumerate(known) for part in _parts_of(variable)}
+
+            def order(variable: Any) -> tuple[int, str, str]:
+                return places.get(id(variable), len(places)), str(variable.name), str(variable.shape)
+
+            self._tf_trackable._all_variables = sorted(found, key=order)
+        return result
+
+    return find
+
+
+def _parts_of(variable: Any) -> Iterator[Any]:
+    """A variable of Keras, its TensorFlow variable, and those of the replicas."""
+    value = getattr(variable, "value", variable)
+    yield variable
+    yield value
+    yield from getattr(value, "_values", ())
 
 
 @contextlib.contextmanager
