@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import subprocess
@@ -17,8 +18,9 @@ from launcher.transports.way import Opening
 from worker_entry.protocol.frozen import dataclass
 
 HOST, COMMAND = "{host}", "{command}"
-PIPE = 64 << 10
-"""What a pipe holds; to ask for more costs memory that is taken and given back with each read."""
+PIPE = 256 << 10
+"""Bytes that the pipe of a program's stdout should hold, and a read takes: with Linux's own 64 KiB, `ssh` and we wait
+for each other four times as often, and logs come at 0.8 × the speed."""
 STATUS_S = 15.0
 """How long a program may take to end once its stdout has."""
 SAID_LINES = 20
@@ -100,6 +102,9 @@ class ProgramStream:
         self._hides_breaks = hides_breaks
         self._finished = False
         self._input, self._output = process.stdin, process.stdout
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with contextlib.suppress(OSError):  # this user has too many large pipes
+                fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, PIPE)
         self._answered = False
         self._first: threading.Thread | None = None
         self._said: deque[str] = deque(maxlen=SAID_LINES)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,6 @@ LINE = b"x" * 99 + b"\n"
 
 def measure(runs: int) -> None:
     print(f"a worker prints {MEGABYTES} MB over SSH, first byte to last; rival: `ssh host cat file > log`")
-    print("openssh: the same with `way: openssh`; rival: `way: paramiko`")
     _compare("on this machine", runs)
     if os.geteuid() == 0 and shutil.which("unshare") and shutil.which("tc"):
         again = [sys.executable, "-m", "tests.benchmarks.ssh_logs", str(runs)]
@@ -41,16 +41,15 @@ def _compare(title: str, runs: int) -> None:
         big = Path(folder) / "big"
         big.write_bytes(LINE * (MEGABYTES * 1_000_000 // len(LINE)))
         peaks: list[tuple[int, int]] = []
-        ours, rival = time_pairs(lambda: _ours(hosts, big, peaks), lambda: _plain(hosts, big), runs)
-        by_openssh, paramiko = time_pairs(lambda: _ours(hosts, big, [], "openssh"), lambda: _ours(hosts, big, []), runs)
-        values = [[MEGABYTES / seconds for seconds in side] for side in (by_openssh, paramiko)]
-        print_pair(f"{title}, openssh", values[0], values[1], "MB/s")
-        print_pair(title, [MEGABYTES / s for s in ours], [MEGABYTES / s for s in rival], "MB/s")
+        for way in ("openssh", "paramiko"):
+            pair = time_pairs(partial(_ours, hosts, big, peaks, way), lambda: _plain(hosts, big), runs)
+            ours, rival = ([MEGABYTES / seconds for seconds in side] for side in pair)
+            print_pair(f"{title}, {way}", ours, rival, "MB/s")
         controller, agents = (max(column) / 2**20 for column in zip(*peaks, strict=True))
         print(f"  peak RSS: controller {controller:.0f} MiB, agent and guardian together {agents:.0f} MiB", flush=True)
 
 
-def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str = "paramiko") -> float:
+def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "spec.yaml"
         spec.write_text(
