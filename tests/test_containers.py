@@ -217,7 +217,8 @@ def test_a_container_with_a_wrong_clock_is_warned_about_and_its_times_are_ours(
     if not (FAKETIME / "libfaketime.so.1").exists():
         pytest.skip("libfaketime is not installed")
     before = time.time()
-    run = cluster.start(tmp_path, "program: {command: ['false']}\n", workers=(1, 4))
+    # The first end stops the others: all have been started by then.
+    run = cluster.start(tmp_path, "program: {command: [sh, -c, 'sleep 1; exit 1']}\n", workers=(1, 4))
     assert run.end() == 1, run.said
     told = re.search(r"the clock of worker-4 is (\d+\.\d) s ahead of ours", run.said)
     assert told is not None, run.said
