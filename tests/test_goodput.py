@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.gang.events import TaskExited, TaskReported, TaskStarted
+from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.gang.state import Phase
 from launcher.report.goodput import KINDS, Goodput, make_goodput, render_goodput
 from launcher.report.goodput_count import IDLE, GoodputCount
@@ -93,9 +93,10 @@ def trained(
 
 
 def start(at: float, attempt: int = 1, tasks: Sequence[TaskId] = (W0, W1)) -> list[Happening]:
-    """The tasks are started, and the cluster is up 3 s later."""
+    """The tasks are started, and the cluster is up 3 s later, which is known after 4 s."""
     started = [Happening(at, TaskStarted(task, 7, BEGAN + at), attempt) for task in tasks]
-    return [to_state(at, "forming", attempt), *started, to_state(at + 3, "running", attempt)]
+    opened = [Happening(at + 3, TaskListening(task, BEGAN + at + 3 - n), attempt) for n, task in enumerate(tasks)]
+    return [to_state(at, "forming", attempt), *started, *opened, to_state(at + 4, "running", attempt)]
 
 
 def exits(at: float, task: TaskId, code: int = 0, attempt: int = 1, **more: Any) -> Happening:

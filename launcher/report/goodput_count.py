@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher.gang.events import TaskExited, TaskReported, TaskStarted
+from launcher.gang.events import TaskExited, TaskListening, TaskReported, TaskStarted
 from launcher.report.goodput import KINDS, Goodput, make_goodput
 from launcher.report.run_events import AttemptEnded, Ended, Record, RunStarted, State, StateName
 from launcher.report.samples import ProgressSample
@@ -32,6 +32,8 @@ class _Cycle:
     formed: float | None = None
     """When the tasks were started."""
     attempt: int = 0
+    opened: float | None = None
+    """When the last of the tasks opened its port."""
     up: float | None = None
     guide: TaskId | None = None
     """The task whose steps are counted: the first that has reported one."""
@@ -146,6 +148,8 @@ class GoodputCount:
             case TaskStarted(task) if task.type in self._decides:
                 cycle.trainers.add(task)
                 cycle.finished.pop(task, None)
+            case TaskListening(_, opened) if cycle.up is None:
+                cycle.opened = max(opened, cycle.opened or opened)
             case TaskExited(task) if task in cycle.trainers:
                 cycle.finished[task] = event.finished if event.finished is not None else event.time
                 if event.failed:
@@ -202,8 +206,8 @@ class GoodputCount:
             case "forming":
                 self._close(time)
                 self._cycle = _Cycle(time, formed=time, attempt=record.attempt)
-            case "running":
-                cycle.up = cycle.up if cycle.up is not None else time
+            case "running" if cycle.up is None:  # known a moment after it was so
+                cycle.up = cycle.opened if cycle.opened is not None else time
             case "stopping" | "succeeded" | "failed" | "interrupted":
                 self._stop(time)
             case "waiting":
