@@ -261,7 +261,7 @@ class TestTakeover:
         attempt = report["attempts"][0]
         up, ended = attempt["cluster_up"], max(task["ended"] for task in attempt["tasks"])
         assert goodput["restarting_s"] == 0
-        assert goodput["training_s"] == pytest.approx(ended - up, abs=1e-3)
+        assert goodput["training_s"] == pytest.approx(ended - up, abs=0.2)  # as exact as a node's clock is known
         wait_until(lambda: marked(run.mark) == [], "nothing is left")
 
     @pytest.mark.parametrize("phase", ["connecting", "forming", "stopping"])
