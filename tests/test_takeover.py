@@ -394,7 +394,7 @@ def test_a_big_backlog_arrives_once_and_in_order(held: Held) -> None:
     """2,000 frames that the killed controller has read, and of which it has handled some."""
     first = held.begin()
     for number in range(1, 2001):
-        first.send(prepare(number, tasks=20))
+        first.send(prepare(number, tasks=4))
     wait_until(lambda: len(held.frames()) == 2001, "all are read", 60)
     first.confirm(700)
     held.kill()
