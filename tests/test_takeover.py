@@ -391,10 +391,10 @@ def prepare(number: int, tasks: int = 1) -> Prepare:
 
 @linux
 def test_a_big_backlog_arrives_once_and_in_order(held: Held) -> None:
-    """2,000 frames that the killed controller has read, and of which it has handled some."""
+    """2,000 frames that the killed controller has read and has handled in part; the rest exceeds a socket's buffer."""
     first = held.begin()
     for number in range(1, 2001):
-        first.send(prepare(number, tasks=4))
+        first.send(prepare(number, tasks=8))
     wait_until(lambda: len(held.frames()) == 2001, "all are read", 60)
     first.confirm(700)
     held.kill()
