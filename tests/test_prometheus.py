@@ -12,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,14 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: P
 
             eventually(advances, 120)
             run_id = json.loads((run.directory / "run.json").read_text())["run_id"]
-            for found in (
-                query(address, "distlaunch_run_state == 1"),
-                query(address, "distlaunch_task_metric{name='loss'} > 0"),
-                query(address, "distlaunch_task_step_seconds > 0"),
-                query(address, "distlaunch_task_memory_bytes > 1e7"),
+            for what, series in (
+                ("distlaunch_run_state == 1", 1),
+                ("distlaunch_task_metric{name='loss'} > 0", 2),
+                ("distlaunch_task_step_seconds > 0", 2),
+                ("distlaunch_task_memory_bytes > 1e7", 2),
             ):
+                # The first step times are known a second after the first step.
+                found = eventually(partial(find_series, address, what, series), 30)
                 assert {each["run"] for each in found} == {run_id}
             [state] = query(address, "distlaunch_run_state == 1")
             assert state["distlaunch_run_state"] == "running"
@@ -103,6 +106,12 @@ def test_prometheus_has_the_steps_the_state_and_the_goodput_of_a_run(tmp_path: P
                 run.process.send_signal(signal.SIGTERM)
                 run.process.wait(60)
     wait_until(lambda: marked(mark) == [], "nothing is left")
+
+
+def find_series(address: str, what: str, number: int) -> list[dict[str, Any]]:
+    found = query(address, what)
+    assert len(found) == number
+    return found
 
 
 def check(condition: bool) -> None:
