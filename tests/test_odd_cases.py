@@ -311,7 +311,8 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as guardian:
         assert guardian.stdout is not None
         path = guardian.stdout.readline().strip()
-        assert len(find_left_processes(run_id)) == 2
+        # A program that has just been started has no environment for a moment.
+        wait_until(lambda: len(find_left_processes(run_id)) == 2, "both have their environment")
         assert ending.find_agents([run_id]) == [path]
         assert ending.end_agents([path], 0.1)
         assert guardian.wait(10) == -signal.SIGKILL
