@@ -44,6 +44,7 @@ from worker_entry.protocol.messages import (
 )
 from worker_entry.protocol.orders import VERSION, Beat, Goodbye, Hello, Inspect, Preload, Prepare, Start, Stop
 from worker_entry.protocol.values import CrashRecord, Place, Problem, Program, TaskExit, TaskRequest, TaskStart
+from worker_entry.system.file_part import FilePart
 from worker_entry.task.status_file import OUT_OF_THE_WAY
 
 ENTRY = str(Path(worker_entry.__file__).parent)
@@ -912,7 +913,9 @@ def test_a_log_with_holes_is_sent_again_from_any_place(tmp_path: Path) -> None:
                 assert log.unsent() == 0
                 return text
             assert offset == first + len(text)
-            text += data
+            text += bytes(data)
+            if isinstance(data, FilePart):
+                data.close()
 
     first = 0
     whole = read()

@@ -201,7 +201,7 @@ def test_a_mirror_has_the_marks_of_the_node_whatever_is_sent_again(
             if not data and not marks:
                 return sent
             assert all(mark.offset <= offset + len(data) for mark in marks)
-            mirror.write(Log(1, "worker:0", offset, len(data), marks), data)
+            mirror.write(Log(1, "worker:0", offset, len(data), marks), bytes(data))
             sent = offset + len(data)
 
     for number, piece in enumerate(pieces):

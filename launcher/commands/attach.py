@@ -91,8 +91,8 @@ class Attachment:
         for block in blocks:
             if block.task not in shown:
                 shown[block.task] = LogLines(keep_colours=self._colour, fold=not self._verbose)
-            for line in shown[block.task].feed(block.data):
-                yield _Line(block.time or 0.0, sys.stdout.fileno(), prefix_lines(labels.of(block.task), [line]))
+            for line in shown[block.task].feed(block.data).splitlines(keepends=True):
+                yield _Line(block.time or 0.0, sys.stdout.fileno(), prefix_lines(labels.of(block.task), line))
 
     def _render_own(self, entries: Iterable[Entry]) -> Iterator[_Line]:
         for entry in entries:

@@ -38,14 +38,14 @@ class Labels:
         return label.encode()
 
 
-def prefix_lines(label: bytes, lines: Sequence[bytes]) -> bytes:
-    """The lines, each behind the label and with a line break."""
-    return label + (b"\n" + label).join(lines) + b"\n"
+def prefix_lines(label: bytes, lines: bytes) -> bytes:
+    """The lines, each with its line break, behind the label."""
+    return label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if lines else b""
 
 
 def style_remark(text: str, *, colour: bool) -> bytes:
-    """A remark of our own among a task's lines."""
-    return (click.style(text, dim=True) if colour else text).encode()
+    """A remark of our own among a task's lines, with a line break."""
+    return (click.style(text, dim=True) if colour else text).encode() + b"\n"
 
 
 def style_message(level: str, text: str, *, colour: bool) -> str:

@@ -81,53 +81,49 @@ class LogLines:
         self._partial = b""
         self._skipping = False
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> bytes:
         """The lines that the data completes, as they are shown; the same for pieces of any size."""
         text = self._partial + data
-        lines = text.split(b"\n")
-        self._partial = lines.pop()
+        end = text.rfind(b"\n") + 1
+        lines, self._partial = text[:end], text[end:]
         if self._skipping:
             if not lines:
                 self._partial = b""
-                return []
-            del lines[0]
+                return b""
+            lines = lines[lines.index(b"\n") + 1 :]
             self._skipping = False
-        if self._is_plain(text[: len(text) - len(self._partial)], lines):
-            shown = lines
-        else:
-            shown = [line for raw in lines if (line := self._finished(raw)) is not None]
+        shown = lines if self._is_plain(lines) else b"".join(map(self._finished, lines.split(b"\n")[:-1]))
         if _too_long(self._partial) is not None:
-            line = self._finished(self._partial)
+            shown += self._finished(self._partial)
             self._partial, self._skipping = b"", True
-            return shown if line is None else [*shown, line]
         self._partial = _compact(self._partial)
         return shown
 
-    def close(self) -> list[bytes]:
-        """The last line, if the log does not end with a line break."""
+    def close(self) -> bytes:
+        """The last line, if the log does not end with a line break; as it is shown, with one."""
         rest, self._partial = self._partial, b""
-        line = self._finished(rest) if rest else None
-        return [] if line is None else [line]
+        return self._finished(rest) if rest else b""
 
     @property
     def unfinished(self) -> bytes:
         """What the unfinished line shows now; empty if there is none."""
         return self._clean(_visible(self._partial)) if self._partial else b""
 
-    def _is_plain(self, text: bytes, lines: list[bytes]) -> bool:
+    def _is_plain(self, lines: bytes) -> bool:
         """Whether all lines can be shown unchanged; one check for all, because most text can."""
-        if self._fold and (self._below_chatter or _may_have_chatter(text)):
+        if self._fold and (self._below_chatter or _may_have_chatter(lines)):
             return False
-        if max(map(len, lines), default=0) > LINE_LIMIT:
+        if _has_long_line(lines):
             return False
-        if not text.translate(None, _PLAIN):
+        if not lines.translate(None, _PLAIN):
             return True
         try:
-            return text.decode().replace("\n", "").replace("\t", "").isprintable()
+            return lines.decode().replace("\n", "").replace("\t", "").isprintable()
         except UnicodeDecodeError:
             return False
 
-    def _finished(self, line: bytes) -> bytes | None:
+    def _finished(self, line: bytes) -> bytes:
+        """How the line is shown, with a line break; empty if it is left out."""
         shown = _visible(line)
         if self._fold:
             begins = _CHATTER.match(shown)
@@ -137,8 +133,8 @@ class LogLines:
             self._below_chatter = bool(chatter)
             if chatter:
                 self.folded += 1
-                return None
-        return self._clean(shown)
+                return b""
+        return self._clean(shown) + b"\n"
 
     def _clean(self, line: bytes) -> bytes:
         if len(line) > LINE_LIMIT:
@@ -160,6 +156,16 @@ def _may_have_chatter(text: bytes) -> bool:
     if b":" not in text:
         return False
     return any(hint in text for hint in _HINTS) or (b"] " in text and any(source in text for source in _SOURCES))
+
+
+def _has_long_line(lines: bytes) -> bool:
+    """Whether a line is longer than `LINE_LIMIT`; looks at one line break per so many bytes."""
+    place = 0
+    while len(lines) - place > LINE_LIMIT:
+        place = lines.rfind(b"\n", place, place + LINE_LIMIT + 1) + 1
+        if not place:
+            return True
+    return False
 
 
 def _pieces(line: bytes) -> list[bytes]:

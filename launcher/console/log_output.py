@@ -42,7 +42,7 @@ class LabelledOutput:
         label = self._labels.of(task) if self._labels is not None else b""
         if self._timestamps:
             label += render_time(time)
-        return prefix_lines(label, lines) if lines else b""
+        return prefix_lines(label, lines)
 
     def render_own(self, time: float | None, level: str, text: str) -> bytes:
         return _render_own(time if self._timestamps else None, printable(text))
@@ -57,7 +57,7 @@ class RawOutput:
     def render(self, time: float | None, task: TaskId, data: bytes) -> bytes:
         if not self._timestamps:
             return data
-        return prefix_lines(render_time(time), data[:-1].split(b"\n"))
+        return prefix_lines(render_time(time), data)
 
     def render_own(self, time: float | None, level: str, text: str) -> bytes:
         return _render_own(time if self._timestamps else None, text)
@@ -87,4 +87,4 @@ def render_time(time: float | None) -> bytes:
 
 def _render_own(time: float | None, text: str) -> bytes:
     label = render_time(time) if time is not None else b""
-    return prefix_lines(label, [line.encode("utf-8", "backslashreplace") for line in text.split("\n")])
+    return prefix_lines(label, f"{text}\n".encode("utf-8", "backslashreplace"))

@@ -278,10 +278,10 @@ class Console:
             if log.unfinished_since is None:  # most lines end a moment later
                 log.unfinished_since = now
             elif text != log.progress and now - log.unfinished_since >= PROGRESS_S:
-                self._write(log, [text])
+                self._write(log, text + b"\n")
                 log.progress, log.unfinished_since = text, now
 
-    def _write(self, log: FollowedLog, lines: Sequence[bytes]) -> None:
+    def _write(self, log: FollowedLog, lines: bytes) -> None:
         if lines and self._is_shown(log):
             text = prefix_lines(log.label, lines)
             self._out(methodcaller("write", text))
@@ -289,12 +289,12 @@ class Console:
     def _show_zeros(self, log: FollowedLog) -> None:
         zeros = log.take_zeros()
         if zeros:
-            self._write(log, [style_remark(f"({render_bytes(zeros)} of zeros left out)", colour=self._colour)])
+            self._write(log, style_remark(f"({render_bytes(zeros)} of zeros left out)", colour=self._colour))
 
     def _finish(self, log: FollowedLog) -> None:
         self._show_zeros(log)
         self._write(log, log.lines.close())
         if log.lines.folded:
             text = f"({count_of(log.lines.folded, 'line')} of TensorFlow's start-up messages only in the log)"
-            self._write(log, [style_remark(text, colour=self._colour)])
+            self._write(log, style_remark(text, colour=self._colour))
         log.close()

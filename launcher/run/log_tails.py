@@ -44,5 +44,5 @@ def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
     except OSError:
         return []
     log = LogLines(fold=fold)
-    lines = [*log.feed(_ZEROS.sub(b"", data.strip(b"\0"))), *log.close()]
-    return [line.decode("utf-8", "replace")[:400] for line in lines if line.strip()][-count:]
+    lines = log.feed(_ZEROS.sub(b"", data.strip(b"\0"))) + log.close()
+    return [line.decode("utf-8", "replace")[:400] for line in lines.split(b"\n") if line.strip()][-count:]

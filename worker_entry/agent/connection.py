@@ -16,10 +16,11 @@ from worker_entry.agent.lease import Lease
 from worker_entry.agent.reattach import KEPT, NOT_NEEDED, REFUSED, TAKEN, Reattachment, release
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.frozen import dataclass
-from worker_entry.protocol.messages import Attached, Message
+from worker_entry.protocol.messages import Attached, Log, Message
 from worker_entry.protocol.orders import Beat
 from worker_entry.protocol.resend_buffer import Outbox, is_counted
 from worker_entry.system import clock
+from worker_entry.system.file_part import FilePart
 
 OUTPUT_LIMIT = 256 << 10
 """Unsent bytes above which logs wait on disk."""
@@ -79,10 +80,11 @@ class Connection:
         self._on_input = on_input
         self._on_break = on_break
         self._stdin = -1
-        self._stdout = -1
+        self.output = -1
+        """The descriptor that is written to."""
         self._call: Optional[socket.socket] = None
         self._decoder = Decoder()
-        self._output: deque[Union[bytes, memoryview]] = deque()
+        self._output: deque[Union[bytes, memoryview, FilePart]] = deque()
         self.pending = 0
         """Bytes that have not been written yet."""
 
@@ -121,7 +123,7 @@ class Connection:
             os.set_blocking(descriptor, False)
         with contextlib.suppress(OSError):  # not a pipe, or no more memory for pipes
             fcntl.fcntl(stdout, SET_PIPE_SIZE, OUTPUT_LIMIT)  # a turn of the loop takes longer than a write of 64 KiB
-        self._stdin, self._stdout = stdin, stdout
+        self._stdin, self.output = stdin, stdout
         self._decoder = Decoder()
         self.is_open = True
         self._selector.register(stdin, selectors.EVENT_READ, self._on_input)
@@ -148,10 +150,13 @@ class Connection:
         if self._stdin in self._selector.get_map():
             self._selector.unregister(self._stdin)
         self._stop_writing()
+        for data in self._output:
+            if isinstance(data, FilePart):
+                data.close()
         self._output.clear()
         self.pending = 0
         os.close(self._stdin)
-        os.close(self._stdout)
+        os.close(self.output)
         if self._call is not None:
             release(self._call, word)
             self._call = None
@@ -165,7 +170,13 @@ class Connection:
             if body:
                 self._put(body)
 
-    def _put(self, data: bytes) -> None:
+    def send_log(self, log: Log, data: Union[bytes, FilePart]) -> None:
+        """Sends a piece of a log over the open connection; closes `data` when it is sent."""
+        self._put(encode(log))
+        if data:
+            self._put(data)
+
+    def _put(self, data: Union[bytes, FilePart]) -> None:
         self._output.append(data)
         self.pending += len(data)
 
@@ -205,12 +216,13 @@ class Connection:
 
     def want_write(self) -> None:
         """Registers for writing if there is something to write."""
-        if self._output and self._stdout not in self._selector.get_map():
-            self._selector.register(self._stdout, selectors.EVENT_WRITE, self._write)
+        if self._output and self.output not in self._selector.get_map():
+            self._selector.register(self.output, selectors.EVENT_WRITE, self._write)
 
     def _write(self) -> None:
         try:
-            self._take_off(os.writev(self._stdout, [*islice(self._output, WRITTEN_AT_ONCE)]))
+            while self._output:
+                self._write_some()
         except BlockingIOError:
             pass
         except OSError:  # the other end is closed
@@ -220,14 +232,28 @@ class Connection:
         if not self._output:
             self._stop_writing()
 
-    def _take_off(self, written: int) -> None:
+    def _write_some(self) -> None:
+        first = self._output[0]
+        if isinstance(first, FilePart):
+            self.pending -= first.send(self.output)
+            if not first:
+                self._output.popleft()
+                first.close()
+            return
+        buffers: list[Union[bytes, memoryview]] = []
+        for data in islice(self._output, WRITTEN_AT_ONCE):
+            if isinstance(data, FilePart):
+                break
+            buffers.append(data)
+        written = os.writev(self.output, buffers)
         self.pending -= written
-        while written:
-            first = self._output.popleft()
-            if written < len(first):
-                self._output.appendleft(memoryview(first)[written:])
-            written -= min(written, len(first))
+        for buffer in buffers:
+            if written < len(buffer):
+                self._output[0] = memoryview(buffer)[written:]
+                break
+            self._output.popleft()
+            written -= len(buffer)
 
     def _stop_writing(self) -> None:
-        if self._stdout in self._selector.get_map():
-            self._selector.unregister(self._stdout)
+        if self.output in self._selector.get_map():
+            self._selector.unregister(self.output)

@@ -13,6 +13,7 @@ import contextlib
 import os
 import selectors
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.attempts import Attempts
@@ -87,10 +88,10 @@ class Agent:
         self._stay = stay or Stay(until=0.0, allowed=False)
         self._program_copy: Optional[ProgramCopy] = None
         self._event_files: Optional[EventFiles] = None
-        self._reattaching: Optional[Reattaching] = None
         self._closing = self._garbled = self._controller_gone = self._failed = False
         self._asked_to_end = self._signalled = False  # set by a signal handler; the signal also wakes the loop
         self._guardian = os.getppid()
+        self._step_due = 0.0
 
     def run(self) -> int:
         """Runs the loop to its end; returns the exit status."""
@@ -102,17 +103,21 @@ class Agent:
         wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
-            self._reattach_folder.listen()
-            self._reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts)
-            self._selector.register(self._reattach_folder, selectors.EVENT_READ, self._accept_reattachment)
+            reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts)
+            accept = partial(self._accept_reattachment, reattaching)
+            self._selector.register(self._reattach_folder, selectors.EVENT_READ, accept)
         self._connection.open(self._opening)
         while not self._done():
             self._loop_counter.advance(self._lease.end)
             self._connection.want_write()
-            for key, _ in self._selector.select(self._tick()):
+            events = self._selector.select(self._tick())
+            for key, _ in events:
                 if key.fd in self._selector.get_map():  # not unregistered by an earlier callback
                     key.data()
-            self._step()
+            if [key.fd for key, _ in events] == [self._connection.output] and time.monotonic() < self._step_due:
+                self._stream_logs()  # there is room for another part of a log, many times per tick
+            else:
+                self._step()
 
     # --- one turn of the loop ---
 
@@ -129,6 +134,7 @@ class Agent:
         return self._hello is not None and self._hello.stream_logs and not self._controller_gone
 
     def _step(self) -> None:
+        self._step_due = time.monotonic() + TICK_S
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
         self._signalled = self._signalled and self._attempts.note_signal()  # before the exits that follow from it
@@ -139,8 +145,7 @@ class Agent:
         problem = self._attempts.step(self._hello, time.monotonic())
         if problem is not None:
             self._break(problem)
-        if self._streaming and self._connection.is_open:
-            self._attempts.stream_logs(self._connection)
+        self._stream_logs()
         can_deliver = self._connection.is_open or not self._closing
         self._attempts.finish(logs_first=self._streaming and can_deliver)
         for text in self._forkserver.take_news():
@@ -164,10 +169,13 @@ class Agent:
             self._garbled = True
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
-    def _accept_reattachment(self) -> None:
-        assert self._reattaching is not None
+    def _stream_logs(self) -> None:
+        if self._streaming and self._connection.is_open:
+            self._attempts.stream_logs(self._connection)
+
+    def _accept_reattachment(self, reattaching: Reattaching) -> None:
         run_id = self._hello.run_id if self._hello is not None else None
-        message = self._reattaching.accept(run_id, gone=self._controller_gone)
+        message = reattaching.accept(run_id, gone=self._controller_gone)
         if isinstance(message, orders.Goodbye):
             self._ask_to_end()
         elif message is not None and self._program_copy is not None:
@@ -209,7 +217,12 @@ class Agent:
         elif isinstance(message, Profile):
             self._attempts.profile(message)
         elif isinstance(message, orders.Scalars):
-            self._write_scalars(message)
+            from worker_entry.agent.event_files import EventFiles
+
+            self._event_files = self._event_files or EventFiles()
+            problem = self._event_files.write(message)
+            if problem is not None:
+                self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
         elif isinstance(message, orders.Stop):
             self._attempts.stop(message.grace_s, for_handlers=message.for_handlers, ordered=True)
         elif isinstance(message, orders.Goodbye):
@@ -220,15 +233,6 @@ class Agent:
                 self._attempts.stop(GRACE_S)
         else:
             raise ProtocolError(f"{type(message).__name__}, which only agents send")
-
-    def _write_scalars(self, order: orders.Scalars) -> None:
-        if self._event_files is None:
-            from worker_entry.agent.event_files import EventFiles
-
-            self._event_files = EventFiles()
-        problem = self._event_files.write(order)
-        if problem is not None:
-            self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
 
     def _greet(self, hello: orders.Hello) -> None:
         if hello.version != orders.VERSION:

@@ -13,9 +13,10 @@ from worker_entry.protocol.values import Problem
 
 
 class Reattaching:
-    """The agent's side of its reattach folder."""
+    """The agent's side of its reattach folder, whose socket it opens."""
 
     def __init__(self, folder: ReattachFolder, connection: Connection, attempts: Attempts) -> None:
+        folder.listen()
         self._folder = folder
         self._connection = connection
         self._attempts = attempts

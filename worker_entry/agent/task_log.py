@@ -5,24 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from worker_entry.protocol.log_index import MARKS, SPACING_S, LogIndex, Mark
 from worker_entry.system import clock
 from worker_entry.system.file_holes import end_of_hole, is_zeros
+from worker_entry.system.file_part import FilePart
 
 PIECE = 256 << 10
 """Bytes of a log read at once."""
 
+LARGE = 64 << 10
+"""Bytes; so large a piece is not read but sent as a part of its file."""
+
 HOLE = 64 << 10
 """Bytes; a hole in a log that is at least this long is skipped."""
+
+
+Data = Union[bytes, FilePart]
 
 
 class Piece(NamedTuple):
     """What is sent next; `offset` is its place in the sent log, `hole` the length of a hole skipped before it."""
 
     offset: int
-    data: bytes
+    data: Data
     hole: int
     marks: list[Mark]
 
@@ -64,13 +71,13 @@ class TaskLog:
         self._next_mark = max(self._next_mark, self._index.first)
         marks = self._read_marks()
         limit = marks[-1].offset - self._place if len(marks) == MARKS else PIECE
-        data, hole = self._pread(limit), 0
-        if is_zeros(data):
+        data, hole = self._read(limit), 0
+        if isinstance(data, bytes) and is_zeros(data):
             hole = end_of_hole(self._descriptor, self._place) - self._place
             if hole >= HOLE:
                 self._holes.append((self._place - self._left_out, self._left_out + hole))
                 self._place += hole
-                data = self._pread(limit)
+                data = self._read(limit)
         offset = self._place - self._left_out
         self._place += len(data)
         marks = [mark for mark in marks if mark.offset <= self._place]
@@ -78,9 +85,12 @@ class TaskLog:
         sent = [Mark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
         return Piece(offset, data, hole if hole >= HOLE else 0, sent)
 
-    def _pread(self, limit: int) -> bytes:
+    def _read(self, limit: int) -> Data:
         """Bytes that are indexed already, so that the piece has the mark of its last line."""
-        return os.pread(self._descriptor, max(min(limit, self._index.offset - self._place), 0), self._place)
+        length = max(min(limit, self._index.offset - self._place), 0)
+        if length >= LARGE and os.pread(self._descriptor, 1, self._place) not in (b"", b"\0"):
+            return FilePart(self._descriptor, self._place, length)
+        return os.pread(self._descriptor, length, self._place)
 
     def _read_marks(self) -> list[Mark]:
         """The marks of the next piece."""
