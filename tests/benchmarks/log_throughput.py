@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.peaks import PAUSE_S, peak_rss
 
 PROGRAM = """
 import os, sys, time
@@ -71,10 +72,10 @@ def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:
     controller = psutil.Process(process.pid)
     while process.poll() is None:
         with contextlib.suppress(psutil.Error):
-            peak[0] = max(peak[0], controller.memory_info().rss)
-            agents = [p for p in controller.children(recursive=True) if p.cmdline()[-1:] == ["agent"]]
-            peak[1] = max(peak[1], sum(p.memory_info().rss for p in agents))
-        time.sleep(0.02)
+            agents = [p.pid for p in controller.children(recursive=True) if p.cmdline()[-1:] == ["agent"]]
+            peak[0] = max(peak[0], peak_rss([process.pid]))
+            peak[1] = max(peak[1], peak_rss(agents))
+        time.sleep(PAUSE_S)
 
 
 def _write(folder: Path) -> tuple[Path, Path]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks.pairs import print_pair, time_pairs
+from tests.benchmarks.peaks import PAUSE_S, peak_rss
 from tests.sshd import QUIET, Hosts, running_hosts, sessions
 
 MEGABYTES = 150
@@ -59,10 +60,10 @@ def _ours(hosts: Hosts, big: Path, peaks: list[tuple[int, int]], way: str) -> fl
         command = [sys.executable, "-m", "launcher", "up", "--no-check", "--run-dir", f"{folder}/run", str(spec)]
         peak = [0, 0]
 
-        def watch(process: psutil.Process) -> None:
-            peak[0] = max(peak[0], process.memory_info().rss)
+        def watch(pid: int) -> None:
             below = [python for session in sessions() for python in session.children(recursive=True)]
-            peak[1] = max(peak[1], sum(python.memory_info().rss for python in below if "python" in python.name()))
+            peak[0] = max(peak[0], peak_rss([pid]))
+            peak[1] = max(peak[1], peak_rss(python.pid for python in below if "python" in python.name()))
 
         seconds = time_log(command, hosts.env, Path(folder) / "run" / "attempt-1" / "worker-0.log", big, watch)
         peaks.append((peak[0], peak[1]))
@@ -76,7 +77,7 @@ def _plain(hosts: Hosts, big: Path) -> float:
 
 
 def time_log(
-    command: Sequence[str], env: Mapping[str, str], log: Path, big: Path, watch: Callable[[psutil.Process], None]
+    command: Sequence[str], env: Mapping[str, str], log: Path, big: Path, watch: Callable[[int], None]
 ) -> float:
     """Seconds from the first byte in `log` to the last."""
     process = subprocess.Popen(
@@ -94,10 +95,10 @@ def time_log(
             began = time.perf_counter()
         if size == whole and not ended:
             ended = time.perf_counter()
-        if time.perf_counter() > looked + 0.1:
+        if time.perf_counter() > looked + PAUSE_S:
             looked = time.perf_counter()
             with contextlib.suppress(psutil.Error):
-                watch(psutil.Process(process.pid))
+                watch(process.pid)
         time.sleep(0.002)
     assert process.returncode == 0
     assert log.stat().st_size == whole
