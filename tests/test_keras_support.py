@@ -841,7 +841,8 @@ def test_newest_keras_is_mended_or_needs_no_mend(runs: Runs) -> None:
     if any(errors):
         pytest.fail(
             "Keras has changed: the patch no longer finds the faulty code in its trainer, and model.fit on two "
-            f"workers still fails. worker_entry/keras_patches/trainer.py has to learn it.\nIts log line: {line}\n{errors[0]}",
+            "workers still fails. worker_entry/keras_patches/trainer.py has to learn it.\n"
+            f"Its log line: {line}\n{errors[0]}",
             pytrace=False,
         )
 
