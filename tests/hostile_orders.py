@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import select
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import worker_entry
+from tests.benchmarks.peaks import peak_rss
 from tests.hostile_frames import TEXTS, RandomFrames
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.messages import Broken, Ready, ToController
@@ -134,6 +134,4 @@ class Abused:
         raise AssertionError("the agent does not answer")
 
     def _note_memory(self) -> None:
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/{self._agent}/status").read_text()
-            self.peak_kib = max(self.peak_kib, *(int(kib) for kib in re.findall(r"VmHWM:\s+(\d+)", status)), 0)
+        self.peak_kib = max(self.peak_kib, peak_rss([self._agent]) >> 10)
