@@ -81,7 +81,7 @@ class Connection:
         self._on_break = on_break
         self._stdin = -1
         self.output = -1
-        """The descriptor that is written to."""
+        """The descriptor that is written to; -1 without a connection."""
         self._call: Optional[socket.socket] = None
         self._decoder = Decoder()
         self._output: deque[Union[bytes, memoryview, FilePart]] = deque()
@@ -157,6 +157,7 @@ class Connection:
         self.pending = 0
         os.close(self._stdin)
         os.close(self.output)
+        self.output = -1
         if self._call is not None:
             release(self._call, word)
             self._call = None

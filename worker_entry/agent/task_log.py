@@ -13,14 +13,13 @@ from worker_entry.system.file_holes import end_of_hole, is_zeros
 from worker_entry.system.file_part import FilePart
 
 PIECE = 256 << 10
-"""Bytes of a log read at once."""
+"""Bytes of a log sent at once."""
 
 LARGE = 64 << 10
-"""Bytes; so large a piece is not read but sent as a part of its file."""
+"""Bytes; a piece that is at least this long is sent as a part of its file, and not read."""
 
 HOLE = 64 << 10
 """Bytes; a hole in a log that is at least this long is skipped."""
-
 
 Data = Union[bytes, FilePart]
 
@@ -71,13 +70,13 @@ class TaskLog:
         self._next_mark = max(self._next_mark, self._index.first)
         marks = self._read_marks()
         limit = marks[-1].offset - self._place if len(marks) == MARKS else PIECE
-        data, hole = self._read(limit), 0
+        data, hole = self._next_data(limit), 0
         if isinstance(data, bytes) and is_zeros(data):
             hole = end_of_hole(self._descriptor, self._place) - self._place
             if hole >= HOLE:
                 self._holes.append((self._place - self._left_out, self._left_out + hole))
                 self._place += hole
-                data = self._read(limit)
+                data = self._next_data(limit)
         offset = self._place - self._left_out
         self._place += len(data)
         marks = [mark for mark in marks if mark.offset <= self._place]
@@ -85,7 +84,7 @@ class TaskLog:
         sent = [Mark(max(mark.offset - self._left_out, 0), mark.time) for mark in marks]
         return Piece(offset, data, hole if hole >= HOLE else 0, sent)
 
-    def _read(self, limit: int) -> Data:
+    def _next_data(self, limit: int) -> Data:
         """Bytes that are indexed already, so that the piece has the mark of its last line."""
         length = max(min(limit, self._index.offset - self._place), 0)
         if length >= LARGE and os.pread(self._descriptor, 1, self._place) not in (b"", b"\0"):
