@@ -549,9 +549,7 @@ def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Pa
     (tmp_path / "ssh").mkdir()
     hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # beside those of the module
     hosts.trust()
-    with (project / "big.bin").open("wb") as file:
-        for _ in range(400):
-            file.write(os.urandom(1 << 20))
+    (project / "big.bin").write_bytes(os.urandom(1 << 20) * 400)
     lease_s = 5
     rest = f"program: {{command: [sleep, '600']}}\nsync: {{to: ~/big}}\ntimeouts: {{lease_s: {lease_s}}}\n"
     a, b = hosts.addresses.values()
@@ -559,6 +557,7 @@ def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Pa
         process = start(hosts, project, tmp_path / "run", rest)
         wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
         daemon = next(p for p in psutil.Process().children() if f"ListenAddress={b}" in p.cmdline())
+        daemon.suspend()  # else it may accept the controller's next connection between the two kills
         for sshd in (*daemon.children(), daemon):
             sshd.kill()
         died = time.monotonic()
