@@ -137,6 +137,28 @@ def test_a_terminal_is_restored_after_sigterm(viewer: Viewer) -> None:
     assert viewer.end() == 143
 
 
+def test_sigterm_while_the_live_view_is_imported_ends_it_too(
+    running: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Sender:\n"
+        "    def __set_name__(self, owner, name):\n"  # where Python makes a RuntimeError of what is raised
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'launcher.console.live_region':\n"
+        "            type('Owner', (), {'sender': Sender()})\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    viewer = Viewer(running.root)
+    try:
+        assert viewer.end() == 143, viewer.text
+    finally:
+        viewer.close()
+
+
 def test_only_the_last_screenful_is_shown_of_what_was_before(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.note(ended=True, exit_status=1)

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from launcher.console.keyboard import Keyboard, held, single_keys, suspending
 from launcher.console.labels import Labels, prefix_lines, style_message
 from launcher.console.log_lines import LogLines
 from launcher.errors import DistlaunchError
@@ -29,7 +30,6 @@ from launcher.run.run_watch import RunWatch
 from launcher.tasks import TaskId, parse_task_id
 
 if TYPE_CHECKING:
-    from launcher.console.keyboard import Keyboard
     from launcher.console.writer import Console
 
 CHATTER = 4
@@ -102,14 +102,16 @@ class Attachment:
                     yield _Line(entry["time"], sys.stderr.fileno(), line + b"\n")
 
     def _follow(self, journal: JournalReader) -> None:
-        # Imported after the first screenful is shown.
-        from launcher.console.keyboard import single_keys, suspending
-        from launcher.console.opening import open_console
+        with contextlib.ExitStack() as opened:
+            # What they raise may be lost within an import, or become another error.
+            with held({signal.SIGINT, signal.SIGTERM}):
+                from launcher.console.opening import open_console  # after the first screenful is shown
 
-        console = open_console(self._tasks, verbose=self._verbose, live=self._live)
-        live = _Live(self._files, console, self._reader)
-        try:
-            with single_keys() as keyboard, _keys_of(console, self._files, keyboard) as press:
+                console = open_console(self._tasks, verbose=self._verbose, live=self._live)
+                opened.enter_context(_closed_at_the_end(console))
+                live = _Live(self._files, console, self._reader)
+                keyboard = opened.enter_context(single_keys())
+                press = opened.enter_context(_keys_of(console, self._files, keyboard))
 
                 def pause() -> None:
                     console.pause()
@@ -119,13 +121,8 @@ class Attachment:
                     keyboard.allow()
                     console.resume()
 
-                with suspending(pause, resume):
-                    self._look(live, journal, keyboard, press)
-        except BaseException:
-            console.hurry()
-            raise
-        finally:
-            console.close()
+                opened.enter_context(suspending(pause, resume))
+            self._look(live, journal, keyboard, press)
 
     def _look(self, live: _Live, journal: JournalReader, keyboard: Keyboard, press: Callable[[bytes], None]) -> None:
         for look in looks(self.run, lambda: live.paths, stdout=sys.stdout.fileno(), readable=keyboard.readable):
@@ -135,6 +132,17 @@ class Attachment:
                 _break_off()
             for descriptor in look.readable:
                 press(os.read(descriptor, 64))
+
+
+@contextlib.contextmanager
+def _closed_at_the_end(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        console.hurry()
+        raise
+    finally:
+        console.close()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -52,7 +52,7 @@ class Keyboard:
             # In the background, changing the terminal would stop this process.
             if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
                 return
-            with _unstopped():
+            with held({signal.SIGTTOU}):
                 self._before = termios.tcgetattr(descriptor)
                 tty.setcbreak(descriptor, termios.TCSANOW)
         except (OSError, ValueError, AttributeError, termios.error):
@@ -71,7 +71,7 @@ class Keyboard:
         with contextlib.suppress(OSError, termios.error):
             if os.tcgetpgrp(descriptor) == os.getpgrp():
                 assert self._before is not None
-                with _unstopped():
+                with held({signal.SIGTTOU}):
                     termios.tcsetattr(descriptor, termios.TCSANOW, self._before)
 
     def allow(self) -> None:
@@ -114,9 +114,9 @@ def suspending(before: Callable[[], None], after: Callable[[], None]) -> Iterato
 
 
 @contextlib.contextmanager
-def _unstopped() -> Iterator[None]:
-    """The shell may take the terminal between a look and the change: then the change does not stop this process."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+def held(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Delays signals to this thread, and to those that it starts, until the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
