@@ -170,7 +170,7 @@ class _Reader:
         mark = _mark(node)
         self.marks.values[path] = mark
         self._count += 1
-        if any(node is outer for outer in around):
+        if node in around:  # nodes are equal to themselves alone
             raise MistakesError([Mistake(mark, path, "an anchor that contains itself; write the value out")])
         if self._count > VALUES_LIMIT:
             message = f"more than {VALUES_LIMIT} values with aliases (*name) expanded; use fewer aliases"
