@@ -48,6 +48,8 @@ from tiny_keras import (  # noqa: E402 - imports Keras, as `tf.keras` in the str
     weights,
 )
 
+EPOCHS = 2
+"""An end and a beginning. More would test no more: an epoch's iterators take far longer to make than its few steps."""
 OWN = OUT / f"files-{TASK}"
 """Where this worker keeps the files that it must not share."""
 
@@ -62,7 +64,7 @@ def regression(*layers: Any, build: bool = False, rate: float = 0.05, **compile_
     return model
 
 
-def fit(model: Any, x: Any, y: Any, *, epochs: int = 3, **options: Any) -> Result:
+def fit(model: Any, x: Any, y: Any, *, epochs: int = EPOCHS, **options: Any) -> Result:
     fitted = model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0, **options)
     return {"history": history(fitted), "epochs": list(fitted.epoch), "weights": weights(model)}
 
@@ -88,7 +90,7 @@ def fit_on_dataset() -> Result:
         }
         model = keras.Model(inputs, outputs)
         model.compile(keras.optimizers.SGD(0.05), {"sum": "mse", "half": "mae"})
-    fitted = model.fit(data, epochs=3, verbose=0)
+    fitted = model.fit(data, epochs=EPOCHS, verbose=0)
     predicted = model.predict(data, verbose=0)
     return {
         "history": history(fitted),
@@ -292,7 +294,7 @@ def custom_train_step() -> Result:
         model = OwnStep([dense(8, "tanh"), dense(1)])
         model.compile(keras.optimizers.SGD(0.05), "mse")
     x, y = samples(32)
-    fitted = model.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    fitted = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0)
     logs = {name: [numbers(value) for value in values] for name, values in fitted.history.items()}
     return {"logs": logs, "weights": weights(model)}
 
@@ -316,7 +318,7 @@ def gradient_accumulation() -> Result:
     with strategy.scope():
         options = {} if LEGACY else {"gradient_accumulation_steps": 2}  # which tf_keras does not have
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **options), "mse")
-    model.fit(x, y, batch_size=BATCH * (2 if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=BATCH * (2 if LEGACY else 1), epochs=EPOCHS, shuffle=False, verbose=0)
     return {"weights": weights(model)}
 
 
@@ -364,7 +366,7 @@ def model_checkpoint() -> Result:
     model = regression(rate=0.2)  # too fast, so that the best epoch is not the last
     passed: list[Any] = []
     callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: passed.append(weights(model))))
-    result = {**fit(model, *samples(32), callbacks=callbacks), "passed": passed}
+    result = {**fit(model, *samples(32), epochs=3, callbacks=callbacks), "passed": passed}
     if LEGACY and TASK != 0:  # tf_keras leaves nothing but the chief's files
         return result
     saved = keras.models.load_model(str(best))
@@ -381,7 +383,7 @@ def clipped(accumulated: int = 1, **clipping: Any) -> Result:
         clipping["gradient_accumulation_steps"] = accumulated
     with strategy.scope():
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, **clipping), "mse")
-    model.fit(x, y, batch_size=BATCH * (accumulated if LEGACY else 1), epochs=3, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=BATCH * (accumulated if LEGACY else 1), epochs=EPOCHS, shuffle=False, verbose=0)
     return {"weights": weights(model)}
 
 
@@ -437,7 +439,7 @@ def global_clipnorm_of_embedding() -> Result:
         model = keras.Sequential([embedding, keras.layers.Reshape((8,)), dense(1)])
         model.compile(keras.optimizers.SGD(0.1, global_clipnorm=0.3), "mse")
     model.fit(
-        words, words.sum(1, keepdims=True).astype("float32"), batch_size=BATCH, epochs=3, shuffle=False, verbose=0
+        words, words.sum(1, keepdims=True).astype("float32"), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
     )
     return {"weights": weights(model)}
 
@@ -464,7 +466,7 @@ def global_clipnorm_in_own_step() -> Result:
     with strategy.scope():
         model = AppliedStep([dense(8, "tanh"), dense(1)])
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.7))
-    model.fit(*samples(32), batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    model.fit(*samples(32), batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0)
     return {"weights": weights(model)}
 
 
@@ -577,7 +579,7 @@ def adversaries() -> Result:
     with strategy.scope():
         model = Adversaries()
         model.compile()
-    fitted = model.fit(samples(32)[0], batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    fitted = model.fit(samples(32)[0], batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0)
     return {"history": history(fitted), "weights": weights(model.generator) + weights(model.discriminator)}
 
 
