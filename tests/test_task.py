@@ -905,3 +905,14 @@ def test_the_agent_can_read_how_far_a_program_has_come(task: Task) -> None:
         "is importing TensorFlow",
         "has imported TensorFlow",
     ]
+
+
+@pytest.mark.parametrize("library", ["tensorflow", "torch"])
+@pytest.mark.parametrize(("before", "after"), [("", True), ("gc.disable()", False)])
+@pytest.mark.parametrize("end", ["", "raise ImportError"])
+def test_nothing_is_collected_while_a_big_library_is_imported_and_then_it_is_as_before(
+    task: Task, library: str, before: str, after: bool, end: str
+) -> None:
+    (task.folder / f"{library}.py").write_text(f"import gc; print(gc.isenabled())\n{end}\n")
+    ended = task.run(f"import gc; {before}\ntry: import {library}\nexcept ImportError: pass\nprint(gc.isenabled())\n")
+    assert ended.stdout == f"False\n{after}\n"

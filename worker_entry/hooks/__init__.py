@@ -1,1 +1,1 @@
-"""Hooks that patch or watch TensorFlow and JAX when a program imports them."""
+"""Hooks that patch or watch TensorFlow, JAX and PyTorch when a program imports them."""

@@ -1,12 +1,15 @@
-"""Runs a callback when the program has imported a module, without importing it earlier."""
+"""Has something happen when the program imports a module, without importing it earlier."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import sys
 from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import Optional
+
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optional[Callable[[], None]] = None) -> None:
@@ -20,6 +23,12 @@ def after_import(name: str, then: Callable[[ModuleType], None], *, before: Optio
         sys.meta_path.insert(0, _Finder(name, then, before))
 
 
+def import_within(name: str, context: Context) -> None:
+    """Runs the module's import within the context, unless it is imported already."""
+    if name not in sys.modules:
+        sys.meta_path.insert(0, _Finder(name, lambda _: None, None, context))
+
+
 def run_hooks(names: Collection[str]) -> None:
     """Runs the callbacks for these modules, which were imported without this module's finders."""
     for finder in [finder for finder in sys.meta_path if isinstance(finder, _Finder) and finder.name in names]:
@@ -30,10 +39,17 @@ def run_hooks(names: Collection[str]) -> None:
 class _Finder:
     """A meta path finder that finds one module."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None], before: Optional[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        then: Callable[[ModuleType], None],
+        before: Optional[Callable[[], None]],
+        context: Context = contextlib.nullcontext,
+    ) -> None:
         self.name = name
         self._before = before
         self._then = then
+        self._context = context
 
     def run(self, module: ModuleType) -> None:
         """Runs the callbacks for a module that is imported already."""
@@ -59,7 +75,8 @@ class _Finder:
                 sys.meta_path.remove(self)
             if self._before is not None:
                 self._before()
-            execute(module)
+            with self._context():
+                execute(module)
             self._then(module)
 
         # The loader was made for this spec only, so the change affects no other import.

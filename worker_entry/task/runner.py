@@ -25,7 +25,15 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Optional
 
-from worker_entry.hooks import built_strategy, collective_time, coordination_timeout, devices, input_time, own_tf_config
+from worker_entry.hooks import (
+    built_strategy,
+    collective_time,
+    coordination_timeout,
+    devices,
+    import_garbage,
+    input_time,
+    own_tf_config,
+)
 from worker_entry.keras_patches import patching
 from worker_entry.protocol import child_order, environment
 from worker_entry.protocol.values import Injection, KerasPatch, Program, Progress, TaskOrder
@@ -133,6 +141,7 @@ def _prepare(order: TaskOrder) -> None:
             built_strategy.watch_jax(status.report_strategy)
             own_tf_config.install(status.report_own_tf_config, keep=order.keep_own_tf_config)
     patch_libraries(order, note_patch)
+    import_garbage.install()
     os.environ.update(child_order.make_child_env(order, os.environ))
 
 
