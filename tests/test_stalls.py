@@ -176,10 +176,19 @@ class TestAtWork:
         state = self.asked(TaskHalted(W2, signal.SIGSTOP, 1.0), w0=(self.CALLBACK, self.ACTIVE))
         assert state.reason is Reason.STALLED
 
-    def test_it_is_asked_again_after_a_minute_and_stopped_once_all_wait(self) -> None:
+    def test_it_is_asked_again_after_a_minute_and_stopped_once_all_wait_for_another(self) -> None:
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
-        state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))
+        state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))  # it may just have ended
+        assert (state.phase, state.suspicion, actions) == (Phase.RUNNING, None, [AskStacks()])
+        state, actions = play_on(state, 239.0, Tick(), 240.0, Tick(), StacksReceived({}))
         assert (state.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
+
+    def test_who_is_at_work_again_has_the_minute_once_more(self) -> None:
+        state = self.asked(w0=(self.CALLBACK, self.IDLE))
+        work = StacksReceived({W0: self.CALLBACK}, {W0: self.IDLE})
+        for minute in (180.0, 240.0, 300.0, 360.0):
+            state, _ = play_on(state, minute, Tick(), work if minute in (240.0, 360.0) else StacksReceived({}))
+            assert (state.phase, state.suspicion) == (Phase.RUNNING, None)
 
     def test_a_step_ends_it(self) -> None:
         state = self.asked(w0=(self.CALLBACK, self.IDLE))

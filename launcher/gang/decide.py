@@ -74,7 +74,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
         return state, ()
     state = record(state, event)
     if state.phase is not Phase.STOPPING and is_progress(state, event):
-        state = replace(state, last_progress=now, busy={}, excused=None)
+        state = replace(state, last_progress=now, busy={}, excused=None, is_looked_at_again=False)
     if state.phase is Phase.STOPPING:
         return _while_stopping(state, event, now)
     if isinstance(event, Interrupted):
@@ -205,7 +205,11 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
                 reason
             )
             deadline = now + waits_s if waits_s is not None else None
-            return replace(state, suspicion=None, busy=busy, excused=now + RECHECK_S, deadline=deadline), ()
+            state = replace(state, suspicion=None, busy=busy, excused=now + RECHECK_S, deadline=deadline)
+            return replace(state, is_looked_at_again=False), ()
+        # Who has been at work may have ended it this moment, and gets time for a step.
+        if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
+            return replace(state, suspicion=None, excused=now + RECHECK_S, deadline=None, is_looked_at_again=True), ()
     if isinstance(event, StacksReceived) or _is_due(state, now):
         return _stop(state, reason, FAILURE_GRACE_S, now)
     return state, ()

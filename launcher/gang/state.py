@@ -147,6 +147,8 @@ class AttemptState:
     """The tasks at work although there is no progress, each with its place, as of the last answers."""
     excused: float | None = None
     """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
+    is_looked_at_again: bool = False
+    """Whether tasks were at work at the last look but one, and nobody was at the last."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that restarted individually."""
