@@ -6,6 +6,8 @@ in a connection. Any other task is at work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launcher.gang.stacks import parse_stack, working_frame
 from launcher.gang.state import AttemptState, Reason
 from launcher.tasks import TaskId, name_tasks
@@ -31,7 +33,7 @@ def find_busy(state: AttemptState) -> dict[TaskId, str]:
     return busy
 
 
-def is_excused(state: AttemptState, reason: Reason, busy: dict[TaskId, str]) -> bool:
+def is_excused(state: AttemptState, reason: Reason, busy: Mapping[TaskId, str]) -> bool:
     """Whether tasks at work keep the cluster from being stopped for this reason."""
     if not busy:
         return False
