@@ -12,6 +12,9 @@ import tty
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+TERMINAL_TAKEN = {signal.SIGTTOU}
+"""Held while the terminal is changed: the shell may take it between a look and the change, which then stops nobody."""
+
 
 def in_foreground(descriptor: int) -> bool:
     """Whether this process may use the terminal: it is not a background job of the shell."""
@@ -52,7 +55,7 @@ class Keyboard:
             # In the background, changing the terminal would stop this process.
             if not os.isatty(descriptor) or os.tcgetpgrp(descriptor) != os.getpgrp():
                 return
-            with held({signal.SIGTTOU}):
+            with held(TERMINAL_TAKEN):
                 self._before = termios.tcgetattr(descriptor)
                 tty.setcbreak(descriptor, termios.TCSANOW)
         except (OSError, ValueError, AttributeError, termios.error):
@@ -71,7 +74,7 @@ class Keyboard:
         with contextlib.suppress(OSError, termios.error):
             if os.tcgetpgrp(descriptor) == os.getpgrp():
                 assert self._before is not None
-                with held({signal.SIGTTOU}):
+                with held(TERMINAL_TAKEN):
                     termios.tcsetattr(descriptor, termios.TCSANOW, self._before)
 
     def allow(self) -> None:

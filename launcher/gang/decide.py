@@ -205,8 +205,14 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
                 reason
             )
             deadline = now + waits_s if waits_s is not None else None
-            state = replace(state, suspicion=None, busy=busy, excused=now + RECHECK_S, deadline=deadline)
-            return replace(state, is_looked_at_again=False), ()
+            return replace(
+                state,
+                suspicion=None,
+                busy=busy,
+                excused=now + RECHECK_S,
+                deadline=deadline,
+                is_looked_at_again=False,
+            ), ()
         # Who has been at work may have ended it this moment, and gets time for a step.
         if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
             return replace(state, suspicion=None, excused=now + RECHECK_S, deadline=None, is_looked_at_again=True), ()
