@@ -495,7 +495,7 @@ def test_a_worker_that_never_builds_the_strategy_is_named(distlaunch: Distlaunch
     assert ran.status == 3
     verdict = ran.report["attempts"][0]["verdict"]
     sentence = (
-        r"waiting for worker:1 on local \(port \d+ not open, has not imported TensorFlow, 1\d s\); worker:0 is ready"
+        r"waiting for worker:1 on local \(port \d+ not open, has not imported TensorFlow, \d+ s\); worker:0 is ready"
     )
     assert re.fullmatch(f"no cluster within 15 s: {sentence}", verdict["message"])
     assert "worker:1" in ran.stderr
