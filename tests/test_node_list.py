@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -17,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.errors import InterruptionError
 from launcher.gang.state import Phase
-from launcher.run.node_list import NodeCommandError, ask_nodes
+from launcher.run.node_list import NodeCommandError, ask_first, ask_nodes
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, parse_node_list
 from launcher.spec.nodes import NodeSpec
@@ -217,6 +219,22 @@ def test_an_answer_that_nobody_wants_any_more_is_not_waited_for() -> None:
     assert time.monotonic() - started < 30
 
 
+def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, before anybody else knows of its process."""
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(InterruptionError):
+        ask_first(spec_of("sleep", "600"))
+    check_ended(str(started[0]))
+
+
 def test_secrets_of_the_command_are_not_shown() -> None:
     error = refused(spec_of("sh", "-c", "echo http://me:hidden@there >&2; exit 1", "--token", "hidden"))
     assert "hidden" not in " ".join([error.message, *error.evidence])
@@ -335,22 +353,27 @@ def test_a_command_that_fails_at_a_restart_ends_the_run(distlaunch: Distlaunch, 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
-@pytest.mark.parametrize("when", ["start", "restart"])
+@pytest.mark.parametrize("when", ["start", "restart", "resume"])
 def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: signal.Signals) -> None:
     asked = "x" if when == "start" else "xx"
     with (folder / "list.py").open("a") as file:
         file.write(f"import os, time\nif count.read_text() == {asked!r}:\n")
         file.write("    pathlib.Path('pid').write_text(str(os.getpid()))\n    time.sleep(600)\n")
-    command = distlaunch_command("up", "--no-check", "--run-dir", "run", "spec.yaml")
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    words = ["up", "--no-check", "--run-dir", "run", "spec.yaml"]
+    if when == "resume":
+        spec = (folder / "spec.yaml").read_text()
+        (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
+        assert subprocess.run(distlaunch_command(*words), cwd=folder, capture_output=True).returncode == 1
+        words = ["resume", "run"]
+    process = subprocess.Popen(distlaunch_command(*words), cwd=folder, stderr=subprocess.PIPE, text=True)
     pid = eventually(partial(read_pid, folder / "pid"), 60)
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + signum, stderr
     assert "interrupted" in stderr.lower()
     check_ended(pid)
-    assert (folder / "run").exists() == (when == "restart")
-    if when == "restart":
+    assert (folder / "run").exists() == (when != "start")
+    if when != "start":
         assert json.loads((folder / "run" / "report.json").read_text())["outcome"] == "interrupted"
 
 

@@ -43,7 +43,10 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """For slow work that starts nothing. Interruption is raised at most once, and only here."""
+        """For slow work that starts nothing, or only what ends by itself; see `asked` for other work.
+
+        Interruption is raised at most once, and only here.
+        """
         self._raises = True
         try:
             for signum in self._early:
@@ -51,6 +54,14 @@ class Interrupts:
             yield
         finally:
             self._raises = False
+
+    @property
+    def asked(self) -> int | None:
+        """The first signal that has asked to stop, if nothing has handled it yet.
+
+        For slow work that starts processes: an exception that is raised while one starts would leave it behind.
+        """
+        return next((signum for signum in self._early if signum in SIGNALS), None)
 
     def deliver_to(self, deliver: Callable[[int], None]) -> None:
         self._deliver = deliver

@@ -166,9 +166,11 @@ def conduct(
             if taken_over is not None:
                 if pods is not None:
                     pods.begin([node.host for node in planner.spec.nodes])
-            elif start.generation or pods is not None:
+            elif pods is not None:
                 with interrupts.raising():
                     planner = relist(planner, lambda: True)
+            elif start.generation:
+                planner = relist(planner, lambda: interrupts.asked is None)
             supervisor = Supervisor(
                 context,
                 planner,

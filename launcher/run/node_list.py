@@ -20,6 +20,7 @@ from launcher.spec.mistakes import SHOWN_LIMIT
 from launcher.spec.models import ClusterSpec
 from launcher.spec.node_list import NodeListError, take_fields, take_nodes
 from launcher.spec.nodes import SLURM
+from launcher.spec.parts import NodeSourceSpec
 from launcher.spec.pods import KUBERNETES, PodsSpec
 from launcher.spec.redaction import hide_text, hide_words
 
@@ -133,6 +134,10 @@ def ask_first(spec: ClusterSpec) -> ClusterSpec:
     interrupts = Interrupts()
     interrupts.install()
     try:
+        if isinstance(spec.source, NodeSourceSpec):
+            spec = ask_nodes(spec, lambda: interrupts.asked is None)
+            with interrupts.raising():
+                return spec
         with interrupts.raising():
             return ask_nodes(spec)
     except Interruption as interruption:
