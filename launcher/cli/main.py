@@ -37,7 +37,10 @@ def main() -> NoReturn:
     """The `distlaunch` command."""
     _open_closed_streams()
     gc.set_threshold(10_000)  # imports make objects that stay: looking through them is a twentieth of a start
-    sys.exit(_main(sys.argv[1:]))
+    try:
+        sys.exit(_main(sys.argv[1:]))
+    finally:
+        gc.freeze()  # or the interpreter looks through all of them once more as it ends: a tenth of a short command
 
 
 def _open_closed_streams() -> None:

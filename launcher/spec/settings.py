@@ -13,7 +13,6 @@ from launcher.spec.command_line import check_text
 from launcher.spec.contradictions import Path, render_path
 from launcher.spec.mistakes import Problem, find_problems, refuse_options
 from launcher.spec.models import ClusterSpec
-from launcher.spec.yaml_positions import MistakesError, parse_yaml
 from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
 
@@ -45,6 +44,8 @@ def set_fields(spec: ClusterSpec, texts: Sequence[str]) -> ClusterSpec:
     Raises:
         UsageError: the spec would not be valid; the error names every option at fault.
     """
+    if not texts:
+        return spec
     settings = [_parse(text) for text in texts]
     values = spec.model_dump(mode="json", exclude_unset=True)
     problems = []
@@ -56,7 +57,7 @@ def set_fields(spec: ClusterSpec, texts: Sequence[str]) -> ClusterSpec:
     if problems:
         raise refuse_options(problems)
     try:
-        return ClusterSpec.model_validate(values) if settings else spec
+        return ClusterSpec.model_validate(values)
     except ValidationError as error:
         raise refuse_options([_explain(problem, settings) for problem in find_problems(error)]) from None
 
@@ -73,6 +74,8 @@ def _parse(text: str) -> Setting:
 
 
 def _parse_value(text: str, option: str) -> Any:
+    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # takes longer to import than all else here
+
     if not text.strip():
         return text.strip()
     if text.lstrip().startswith("#"):

@@ -6,7 +6,6 @@ to be checked (`field_limits.OfSender`, `field_limits.OfAttempt`), so that no me
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +15,7 @@ from launcher.tasks import TaskId
 from launcher.transports.base import LinkNews, LogMirror
 from worker_entry.protocol.field_limits import OfAttempt, OfSender
 from worker_entry.protocol.framing import ProtocolError, marked
-from worker_entry.protocol.frozen import dataclass, field
+from worker_entry.protocol.frozen import dataclass, field, is_frozen
 from worker_entry.protocol.messages import Log, Message, Noted
 
 UNREAD_MESSAGES = 1000
@@ -186,6 +185,6 @@ def weigh(value: Any) -> int:
         return 64 + sum(weigh(key) + weigh(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return 64 + sum(map(weigh, value))
-    if dataclasses.is_dataclass(value):
+    if is_frozen(value):
         return 64 + sum(map(weigh, vars(value).values()))
     return 32

@@ -84,7 +84,9 @@ class _Original:
         import dataclasses
 
         kinds = {name: kind for base in reversed(cls.__mro__) for name, kind in _annotations(base)}
-        twin = type(cls.__name__, (), {"__module__": cls.__module__, "__annotations__": kinds})
+        # Without a docstring, `dataclasses` would make one, for which `inspect` parses a signature.
+        namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__ or cls.__name__, "__annotations__": kinds}
+        twin = type(cls.__name__, (), namespace)
         for name, declared in cls.__frozen_fields__.items():
             given = {"default": declared.default, "default_factory": declared.default_factory}
             known = {key: value for key, value in given.items() if value is not _MISSING}
