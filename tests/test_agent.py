@@ -792,7 +792,7 @@ OUTPUTS = {
     ),
     "1,000,000 short lines": (
         "import sys; sys.stdout.writelines(f'{n}\\n' for n in range(1_000_000))",
-        b"".join(b"%d\n" % n for n in range(1_000_000)),
+        b"".join(map(b"%d\n".__mod__, range(1_000_000))),
     ),
     "both streams in order": (
         "import os; [os.write(1 + n % 2, b'%d\\n' % n) for n in range(10_000)]",

@@ -12,12 +12,9 @@ from random import Random
 from typing import Any
 
 import click
-import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
-from kubeflow.training import models as training
-from kubeflow_trainer_api import models as trainer
 
 from launcher.cli import exporting
 from launcher.cli.main import cli
@@ -44,12 +41,12 @@ from tests.exported import (
 )
 from worker_entry.protocol import pod_statuses
 
-NEWEST = kubernetes_validate.latest_version()
 MODELS = {
-    "JobSet": trainer.JobsetV1alpha2JobSet,
-    "TrainJob": trainer.TrainerV1alpha1TrainJob,
-    "TrainingRuntime": trainer.TrainerV1alpha1TrainingRuntime,
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
 }
+"""The trainer's classes. They and the other definitions take a second to import, so that only checks do."""
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """What the name of a Service has to be."""
 
@@ -104,22 +101,29 @@ def check(manifest: dict[str, Any]) -> None:
     """Checks an object against its definition."""
     kind = manifest["kind"]
     if kind in MODELS:
-        assert MODELS[kind].from_dict(manifest).to_dict() == manifest  # a field that it does not know would be gone
+        from kubeflow_trainer_api import models
+
+        model = getattr(models, MODELS[kind])
+        assert model.from_dict(manifest).to_dict() == manifest  # a field that it does not know would be gone
     elif kind == "TFJob":
         check_swagger(manifest, "KubeflowOrgV1TFJob")
     else:
-        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+        import kubernetes_validate
+
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 def check_swagger(value: Any, kind: str) -> None:
     """Checks a value against the models of the training operator."""
+    from kubeflow.training import models
+
     if inner := re.fullmatch(r"list\[(\w+)\]", kind):
         for each in value:
             check_swagger(each, inner[1])
     elif inner := re.fullmatch(r"dict\(str, (\w+)\)", kind):
         for each in value.values():
             check_swagger(each, inner[1])
-    elif model := getattr(training, kind, None):
+    elif model := getattr(models, kind, None):
         types = {model.attribute_map[name]: named for name, named in model.openapi_types.items()}
         assert value.keys() <= types.keys(), kind
         for name, each in value.items():

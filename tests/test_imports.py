@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,12 +123,14 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-IMPORTS = [found for name, path in MODULES.items() for found in read_imports(name, path)]
+@functools.cache
+def all_imports() -> tuple[Import, ...]:
+    return tuple(found for name, path in MODULES.items() for found in read_imports(name, path))
 
 
 def imports_between(package: str) -> Iterator[tuple[Import, str, str]]:
     """Imports from one part of the package to another: the import, and both parts."""
-    for found in IMPORTS:
+    for found in all_imports():
         if found.importer.startswith(f"{package}.") and found.module.startswith(f"{package}."):
             here, there = found.importer.split(".")[1], found.module.split(".")[1]
             if here != there:
@@ -164,7 +167,7 @@ def test_folders_of_the_node_import_only_what_they_may() -> None:
 def test_no_modules_import_each_other() -> None:
     """At their tops: within a function, one may wait for the other."""
     needs: dict[str, set[str]] = {name: set() for name in MODULES}
-    for found in IMPORTS:
+    for found in all_imports():
         if not found.late and found.module in MODULES and MODULES[found.module].name != "__init__.py":
             needs[found.importer].add(found.module)
     while free := {name for name, needed in needs.items() if not needed & needs.keys()}:
@@ -173,14 +176,14 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_pure_folders_know_of_the_node_only_the_protocol() -> None:
-    for found in IMPORTS:
+    for found in all_imports():
         package, _, rest = found.importer.partition(".")
         if package == "launcher" and rest.partition(".")[0] in PURE and found.module.startswith("worker_entry"):
             assert found.module.startswith("worker_entry.protocol."), found
 
 
 def test_third_party_packages_are_imported_only_where_they_belong() -> None:
-    for found in IMPORTS:
+    for found in all_imports():
         package = found.module.partition(".")[0]
         if package in {*sys.stdlib_module_names, "launcher", "worker_entry"}:
             assert package != "launcher" or found.importer.startswith("launcher"), found
@@ -202,7 +205,7 @@ def imported_by(statement: str) -> set[str]:
 
 def test_the_command_line_imports_nothing_heavy_before_a_command_runs() -> None:
     assert imported_by("import launcher.cli.main") - sys.stdlib_module_names == {"click", "launcher"}
-    early = {found.module for found in IMPORTS if found.importer.startswith("launcher.cli") and not found.late}
+    early = {found.module for found in all_imports() if found.importer.startswith("launcher.cli") and not found.late}
     assert {name for name in early if name.startswith(("launcher", "worker_entry"))} == {
         name for name in early if name.startswith("launcher.cli.")
     }
