@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -125,6 +126,8 @@ class TestAfterItsEnd:
         (tmp_path / "ok").touch()
         facts = run_json(first.directory)
         os.kill(facts["controller"]["pid"], signal.SIGKILL)
+        with (first.directory / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # nothing else here waits until all threads of the controller have ended
         facts["controller"] |= {"pid": os.getpid(), "boot": "2f6c1c6e-0000-4000-8000-000000000000"}
         (first.directory / "run.json").write_text(json.dumps(facts))
         waited = distlaunch("wait", str(first.directory), run_dir=False)
