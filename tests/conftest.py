@@ -144,13 +144,12 @@ UNCOUNTED = {
     "test_transports",
 }
 """Modules whose processes run next to no line that no other process of the quick tests runs."""
-
-
 COUNTED_TESTS = 12
 """Of each other module or class, the processes of so many tests are counted."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Chooses the tests whose processes are counted."""
     first_cases: dict[str, dict[str, str]] = {}
     for item in session.items:
         cases = first_cases.setdefault(getattr(item.parent, "nodeid", ""), {})

@@ -170,7 +170,7 @@ def conduct(
                 with interrupts.raising():
                     planner = relist(planner, lambda: True)
             elif start.generation:
-                planner = relist(planner, lambda: interrupts.asked is None)
+                planner = relist(planner, lambda: interrupts.asked is None)  # the supervisor handles such a signal
             supervisor = Supervisor(
                 context,
                 planner,

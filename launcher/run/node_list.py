@@ -135,9 +135,9 @@ def ask_first(spec: ClusterSpec) -> ClusterSpec:
     interrupts.install()
     try:
         if isinstance(spec.source, NodeSourceSpec):
-            spec = ask_nodes(spec, lambda: interrupts.asked is None)
-            with interrupts.raising():
-                return spec
+            answered = ask_nodes(spec, lambda: interrupts.asked is None)
+            with interrupts.raising():  # also for a signal that has come meanwhile
+                return answered
         with interrupts.raising():
             return ask_nodes(spec)
     except Interruption as interruption:
