@@ -14,8 +14,8 @@ from typing import Any, Optional
 
 from worker_entry.agent.warm.kept_forkserver import KeptForkserver, find_difference
 from worker_entry.program.compile_cache import add_compile_cache
-from worker_entry.program.environment import ProgramEnv, find_program_env
 from worker_entry.program.finding import folder_of, may_import
+from worker_entry.program.import_variables import ProgramEnv
 from worker_entry.protocol import environment
 from worker_entry.protocol.file_names import PACKAGE
 from worker_entry.protocol.frozen import asdict
@@ -92,10 +92,11 @@ class ForkserverClient:
         log = os.path.join(directory, LOG)
         if not self.wanted or (self._control is not None and self.pids):
             return
-        env = {name: value for name, value in os.environ.items() if name not in order.unset}
-        env.update(order.env)
+        env = {name: value for name, value in os.environ.items() if name not in order.unset} | order.env
         with contextlib.suppress(OSError):  # the tasks' start reports it
             add_compile_cache(env)
+        from worker_entry.program.environment import find_program_env  # with Python's parser: not at an agent's start
+
         self._program_env = find_program_env(order.program, cwd, env, TENSORFLOW_PACKAGES)
         self.problem = _explain(self._program_env)
         if self.problem:
@@ -167,6 +168,8 @@ class ForkserverClient:
             self.dismiss()
         if self._control is None:
             return
+        from worker_entry.program.environment import find_program_env
+
         env = {name: value for name, value in self._env.items() if name not in self._program_env.changes}
         found = find_program_env(program, cwd, env, TENSORFLOW_PACKAGES)
         if found.changes != self._program_env.changes or found.unclear:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Optional
 
 from worker_entry.hooks.import_hooks import run_hooks
-from worker_entry.program.environment import LATE
+from worker_entry.program.import_variables import LATE
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.task.environ_reads import OURS, _importer, make_recording_environ, top_package
 

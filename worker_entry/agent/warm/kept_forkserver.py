@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Optional
 
-from worker_entry.program.environment import LATE, READ
+from worker_entry.program.import_variables import LATE, READ
 from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
 from worker_entry.system import processes
