@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -110,7 +111,16 @@ def check(manifest: dict[str, Any]) -> None:
     else:
         import kubernetes_validate
 
-        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+        kubernetes_validate.validate(manifest, newest_version(), strict=True)
+
+
+@functools.cache
+def newest_version() -> str:
+    """The newest Kubernetes whose schemas there are: a look through a folder."""
+    import kubernetes_validate
+
+    newest: str = kubernetes_validate.latest_version()
+    return newest
 
 
 def check_swagger(value: Any, kind: str) -> None:

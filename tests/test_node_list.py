@@ -302,6 +302,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def forbid_restarts(folder: Path) -> None:
+    spec = (folder / "spec.yaml").read_text()
+    (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
+
+
 def test_a_run_asks_at_its_start_and_before_each_restart(distlaunch: Distlaunch, folder: Path) -> None:
     ran = distlaunch("up", "spec.yaml", "--no-check")
     assert ran.status == 0, ran.stderr
@@ -361,8 +366,7 @@ def test_a_signal_ends_the_command_and_the_run(folder: Path, when: str, signum: 
         file.write("    pathlib.Path('pid').write_text(str(os.getpid()))\n    time.sleep(600)\n")
     words = ["up", "--no-check", "--run-dir", "run", "spec.yaml"]
     if when == "resume":
-        spec = (folder / "spec.yaml").read_text()
-        (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
+        forbid_restarts(folder)
         assert subprocess.run(distlaunch_command(*words), cwd=folder, capture_output=True).returncode == 1
         words = ["resume", "run"]
     process = subprocess.Popen(distlaunch_command(*words), cwd=folder, stderr=subprocess.PIPE, text=True)
@@ -385,8 +389,7 @@ def read_pid(path: Path) -> str:
 
 
 def test_a_run_that_is_resumed_asks_again(distlaunch: Distlaunch, folder: Path) -> None:
-    spec = (folder / "spec.yaml").read_text()
-    (folder / "spec.yaml").write_text(spec.replace("restart: {max_restarts: 1}\n", ""))
+    forbid_restarts(folder)
     failed = distlaunch("up", "spec.yaml", "--no-check")
     assert [len(attempt["tasks"]) for attempt in failed.report["attempts"]] == [2]
     resumed = distlaunch("resume", str(failed.directory), run_dir=False)

@@ -74,12 +74,12 @@ def _parse(text: str) -> Setting:
 
 
 def _parse_value(text: str, option: str) -> Any:
-    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # takes longer to import than all else here
-
     if not text.strip():
         return text.strip()
     if text.lstrip().startswith("#"):
         raise UsageError(f"{option}: `#` begins a comment in YAML; put the value in quotes within it: '\"#…\"'")
+    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # takes longer to import than all else here
+
     try:
         value, _, mistakes = parse_yaml(text.encode())
     except MistakesError as error:
