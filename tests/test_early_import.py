@@ -12,7 +12,7 @@ import pytest
 
 from tests.apart import linux
 from tests.conftest import Distlaunch
-from tests.test_nursery import Forker
+from tests.test_forkserver import Forker
 from tests.test_task import Ended, run
 from worker_entry.program.environment import find_program_env
 from worker_entry.program.import_variables import ProgramEnv
