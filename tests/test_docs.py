@@ -31,7 +31,7 @@ from worker_entry.protocol.messages import ToController
 from worker_entry.protocol.orders import ToAgent
 
 README = ROOT / "README.md"
-README_LINES = 260
+README_LINES = 250
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "a-cluster": (),
