@@ -28,6 +28,7 @@ READY = Ready(VERSION, 1, "gpu-a", "3.11.0", "/usr/bin/python3", 0.0, 2, [], Non
 class FarEnd:
     """A stream of which the test is the other side; `cut` breaks it."""
 
+    archive: bytes = b""
     from_agent: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     to_agent: bytearray = field(default_factory=bytearray)
     is_cut: bool = False
@@ -67,6 +68,8 @@ class FarEnd:
 
 class Pipes:
     """A started `worker_entry`, as what the verb says."""
+
+    archive = b""
 
     def __init__(self, verb: str, env: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(

@@ -59,6 +59,8 @@ BURST = 20_000
 class FarAgent:
     """The far end of a link: answers what it is asked, as an agent does, and between that says what `hostile` draws."""
 
+    archive = b""
+
     def __init__(self, tally: Tally, chance: random.Random, hostile: RandomFrames | None, lie: bytes = b"") -> None:
         self._tally = tally
         self._chance = chance

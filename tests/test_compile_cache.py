@@ -11,7 +11,7 @@ import pytest
 from tests.apart import linux
 from tests.conftest import PROGRAMS, Distlaunch
 from worker_entry.program.compile_cache import XLA_DIRECTORY, XLA_FLAGS, add_compile_cache
-from worker_entry.program.finding import installed_version
+from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
 
 pytestmark = linux

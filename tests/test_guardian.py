@@ -208,7 +208,9 @@ def test_what_an_agent_owns_is_closed_also_when_its_loop_raises() -> None:
     here = Path.cwd()
     (stdin, writer), (reader, stdout) = os.pipe(), os.pipe()
     agent = Agent(Opening(stdin, stdout), None, LoopCounter(60.0))
-    agent._forkserver.begin(Preload(Program("script", "x"), {}, [], [], True), str(here), tempfile.mkdtemp())
+    agent._attempts.get().forkserver.begin(
+        Preload(Program("script", "x"), {}, [], [], True), str(here), tempfile.mkdtemp()
+    )
     [forkserver] = psutil.Process().children()
 
     def fail() -> None:

@@ -17,10 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.transports.base import LinkBroken
 from launcher.transports.payload import make_payload
-from launcher.transports.programs import ProgramWay, expand
-from launcher.transports.way import Opening
+from launcher.transports.programs import expand
 from tests.conftest import PROGRAMS, Distlaunch, Ran, distlaunch_command
 from tests.containers import build_image, output_of, skip_without_docker
 from tests.kubernetes import find_cluster
@@ -259,13 +257,3 @@ def test_words_and_lines_stand_where_they_are_named() -> None:
     show = f"set -- {payload.command.removeprefix('exec ')}; printf '%s' \"$3\""
     done = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True)
     assert done.stdout == payload.words[2]
-
-
-def test_a_program_that_takes_nothing_is_given_up_in_time() -> None:
-    """Also one that takes less than a pipe holds: the archive is longer."""
-    way = ProgramWay(("sh", "-c", "sleep 600"), "node")
-    stream = way.open(make_payload("node"), sys.executable, Opening())
-    with pytest.raises(LinkBroken, match="no data for"):
-        stream.read(1 << 16, 0.1)
-    stream.abandon()
-    assert stream.exit_status() == -signal.SIGKILL

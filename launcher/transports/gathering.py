@@ -87,7 +87,7 @@ class Gathering:
         with self._lock:
             if host not in self._called:
                 raise LinkError(self._failed.get(host, self._ended))
-            return SocketStream(self._called.pop(host))
+            return SocketStream(self._called.pop(host), make_payload("node").archive)
 
     def _begin(self, python: str, note: Callable[[str], None], within_s: float) -> None:
         listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=WAITING)
@@ -165,7 +165,7 @@ class Gathering:
             connection.settimeout(FIRST_S)
             payload = make_payload("node")
             send_line(connection, {"bootstrap": len(payload.bootstrap)})
-            connection.sendall(payload.bootstrap + payload.archive)
+            connection.sendall(payload.bootstrap)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError, KeyError):
             connection.close()
@@ -188,7 +188,8 @@ class Gathering:
 class SocketStream:
     """An agent's connection."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, archive: bytes) -> None:
+        self.archive = archive
         self._connection = connection
         connection.setblocking(True)
 

@@ -176,6 +176,8 @@ class LocalLink:
 class _Pipes:
     """The agent's stdin and stdout."""
 
+    archive = b""
+
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None

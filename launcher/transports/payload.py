@@ -1,7 +1,7 @@
 """Brings the agent to a node that has nothing installed: one constant command line, and worker_entry as an archive.
 
 The command line is the same for every node, user and program; everything that differs, even the interpreter's name,
-goes over stdin.
+goes over stdin. The archive goes only to a node that lacks this version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`words` is a command for a node, which runs `verb`; the rest follows on its stdin."""
+    """`words` is a command for a node, which runs `verb`; `opening` follows on stdin, and `archive` if asked for."""
 
     verb: str
     words: tuple[str, ...]
@@ -39,10 +39,6 @@ class Payload:
     def opening(self, python: str) -> bytes:
         """The first bytes on stdin: the interpreter's name, and what it runs first."""
         return f"{python}\n".encode() + self.bootstrap
-
-    def first_bytes(self, python: str) -> bytes:
-        """The bytes on stdin before any frame: `opening`, then the archive."""
-        return self.opening(python) + self.archive
 
 
 def make_payload(verb: str, first: str = "bootstrap") -> Payload:

@@ -64,8 +64,10 @@ class ProgramWay:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise LinkError(f"{words[0]} cannot be started: {reason}") from None
         name = os.path.basename(words[0])  # noqa: PTH119 - a word, not a path
-        stream = ProgramStream(process, name, opening.note, self.heard, self.gone, hides_breaks=self.hides_breaks)
-        stream.begin(payload.first_bytes(python))
+        stream = ProgramStream(
+            process, name, opening.note, self.heard, self.gone, hides_breaks=self.hides_breaks, archive=payload.archive
+        )
+        stream.begin(payload.opening(python))
         return stream
 
 
@@ -91,9 +93,11 @@ class ProgramStream:
         gone: re.Pattern[str] | None = None,
         *,
         hides_breaks: bool = False,
+        archive: bytes = b"",
     ) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
+        self.archive = archive
         self._process = process
         self._name = name
         self._note = note

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from launcher.transports.base import GoneError, LinkBroken, LinkError
-from launcher.transports.streams import Stream, skip_noise
+from launcher.transports.streams import Stream, bring_archive, skip_noise
 from worker_entry.protocol.framing import ProtocolError, encode
 from worker_entry.protocol.orders import Attach
 
@@ -19,6 +19,7 @@ TRY_S = (3.0, 20.0)
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
 """Between two tries; a machine in trouble should not get a new process every second."""
+SILENT = "the agent does not answer"
 
 
 class Reconnector:
@@ -82,10 +83,11 @@ class Reconnector:
         try:
             if self.given_up:  # while `reopen` ran, when there was nothing to abandon
                 stream.abandon()
+            bring_archive(stream, within_s, SILENT)
             with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
                 stream.write(encode(attach))
             left_s = max(until - time.monotonic(), SHORTEST_TRY_S)
-            return stream, skip_noise(stream, left_s, "the agent does not answer")
+            return stream, skip_noise(stream, left_s, SILENT)
         except BaseException:
             stream.abandon()
             raise

@@ -23,7 +23,7 @@ from launcher.transports.base import (
 from launcher.transports.clock_offset import ClockOffset
 from launcher.transports.outgoing import Outgoing
 from launcher.transports.reconnect import Reconnector
-from launcher.transports.streams import NoAgentError, Stream, skip_noise
+from launcher.transports.streams import NoAgentError, Stream, bring_archive, skip_noise
 from worker_entry.protocol.framing import Decoder, ProtocolError
 from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Attached, Broken, Log, Message, Ready, ToController
@@ -107,8 +107,7 @@ class ResumableLink:
     def give_up(self) -> None:
         """Stops reconnecting."""
         self._reconnector.give_up()
-        stream = self._outgoing.detach()
-        if stream is not None:
+        if (stream := self._outgoing.detach()) is not None:
             stream.abandon()
 
     def drop_if_silent(self, limit_s: float) -> None:
@@ -153,8 +152,7 @@ class ResumableLink:
             if self._over.is_set():
                 return
             self._over.set()
-        stream = self._outgoing.detach()
-        if stream is not None and not self.ended:  # nothing more is read from it
+        if (stream := self._outgoing.detach()) is not None and not self.ended:  # nothing more is read from it
             stream.abandon()
         self._deliver(self._node, LinkClosed(reason, self.taken_over))
 
@@ -182,22 +180,23 @@ class ResumableLink:
         except LinkError:
             self.ended = True  # nothing was started on the node
             raise
-        self._start_writing(stream)
+        self._outgoing.attach(stream)  # so that it is abandoned if the link is given up
         try:
+            bring_archive(stream, streams.FIRST_WORD_S)
+            self._start_writing(stream)
             data = skip_noise(stream, streams.FIRST_WORD_S)
         except NoAgentError:
             self.ended = True
             raise
-        self._last_heard = time.monotonic()
-        self.began = True
+        self.began, self._last_heard = True, time.monotonic()
         return stream, data
 
-    def _start_writing(self, stream: Stream, *, received: int | None = None) -> None:
-        self._outgoing.attach(stream, received=received)
+    def _start_writing(self, stream: Stream) -> None:
+        writer = threading.Thread(
+            target=self._outgoing.write_to, args=(stream,), name=f"write-{self._node}", daemon=True
+        )
         try:
-            threading.Thread(
-                target=self._outgoing.write_to, args=(stream,), name=f"write-{self._node}", daemon=True
-            ).start()
+            writer.start()
         except RuntimeError:  # no more threads are allowed; the agent must not wait for a writer that does not exist
             stream.finish()
             raise
@@ -292,7 +291,8 @@ class ResumableLink:
         self._dropped = self._resumption = None
         if resumption is not None:
             self._outgoing.follow(attached.received, attached.first - 1)
-        self._start_writing(stream, received=attached.received)
+        self._outgoing.attach(stream, received=attached.received)
+        self._start_writing(stream)
         self._outgoing.beat_soon()
         if resumption is not None:
             self._deliver(self._node, LinkTakenOver(attached.received))

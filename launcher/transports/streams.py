@@ -10,6 +10,7 @@ from socket import socket
 from typing import IO, Protocol
 
 from launcher.transports.base import LinkBroken, LinkError
+from worker_entry.agent.bootstrap import HERE, MISSING
 from worker_entry.protocol.framing import MARKER, Decoder, ProtocolError, encode
 from worker_entry.protocol.messages import Message, ToController
 
@@ -32,6 +33,10 @@ ECHO = b"worker_entry on a node"
 
 class Stream(Protocol):
     """Bytes to and from an agent; every method may block."""
+
+    @property
+    def archive(self) -> bytes:
+        """worker_entry, for a node that may lack it; empty if the agent was started where it is."""
 
     def read(self, size: int, timeout_s: float) -> bytes:
         """Up to `size` bytes; empty at the agent's end, which `how_ended` then describes.
@@ -60,31 +65,68 @@ class NoAgentError(ProtocolError):
     """The started process ended without becoming an agent."""
 
 
-def skip_noise(stream: Stream, within_s: float, silent: str = "the agent does not start") -> bytes:
+_SILENT = "the agent does not start"
+
+
+def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> None:
+    """Brings worker_entry to a node that lacks it; nothing may be written meanwhile. Raises like `skip_noise`."""
+    if not stream.archive or _is_there(stream, within_s, silent):
+        return
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # the reader sees the break, too
+            stream.write(stream.archive)
+
+    threading.Thread(target=write, name="archive", daemon=True).start()  # a node that stops reading is given up
+    if not _is_there(stream, within_s, silent):
+        raise ProtocolError("another request for worker_entry")
+
+
+def _is_there(stream: Stream, within_s: float, silent: str) -> bool:
+    """What the node answers; skips a shell's output before it, and reads no byte after it."""
+    noise = b""
+    deadline = time.monotonic() + within_s
+    while not noise.endswith((HERE, MISSING)):
+        begun = max(length for length in range(len(HERE)) if noise.endswith((HERE[:length], MISSING[:length])))
+        noise = _read_noise(stream, noise, len(HERE) - begun, deadline, silent)
+    return noise.endswith(HERE)
+
+
+def skip_noise(stream: Stream, within_s: float, silent: str = _SILENT) -> bytes:
     """The bytes after the start marker; skips a shell's output before it, which may split the marker between reads.
 
     Args:
         stream: where to read.
         within_s: the time limit.
         silent: the error if the marker does not come in time.
+
+    Raises:
+        LinkError: nothing more has come in time.
+        NoAgentError: the process has ended.
+        ProtocolError: something else has come all the time.
     """
     noise = b""
     deadline = time.monotonic() + within_s
     while MARKER not in noise:
-        try:
-            data = stream.read(1 << 16, max(deadline - time.monotonic(), 0.01))
-        except LinkBroken as broken:
-            raise LinkError(f"{silent}: {broken}{_shown(noise)}") from None
-        if ECHO in noise:
-            raise LinkError(f"{silent}{_shown(noise)}")
-        if not data:
-            status = stream.exit_status()
-            ended = f" (its login shell ended with status {status})" if status is not None else ""
-            raise NoAgentError(f"no start marker{ended}{_shown(noise)}")
-        if time.monotonic() > deadline:
-            raise ProtocolError(f"no start marker{_shown(noise)}")
-        noise = (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
+        noise = _read_noise(stream, noise, 1 << 16, deadline, silent)
     return noise.partition(MARKER)[2]
+
+
+def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent: str) -> bytes:
+    """The noise with up to `size` bytes more."""
+    try:
+        data = stream.read(size, max(deadline - time.monotonic(), 0.01))
+    except LinkBroken as broken:
+        raise LinkError(f"{silent}: {broken}{_shown(noise)}") from None
+    if ECHO in noise:
+        raise LinkError(f"{silent}{_shown(noise)}")
+    if not data:
+        status = stream.exit_status()
+        ended = f" (its login shell ended with status {status})" if status is not None else ""
+        raise NoAgentError(f"no start marker{ended}{_shown(noise)}")
+    if time.monotonic() > deadline:
+        raise ProtocolError(f"no start marker{_shown(noise)}")
+    return (noise + data)[-NOISE_LIMIT - len(MARKER) - len(data) :]
 
 
 def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
@@ -98,8 +140,9 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
         with contextlib.suppress(OSError):  # whoever does not listen does not answer either
             stream.write(encode(question))
 
-    threading.Thread(target=write, name="question", daemon=True).start()
     try:
+        bring_archive(stream, FIRST_WORD_S)
+        threading.Thread(target=write, name="question", daemon=True).start()
         data = skip_noise(stream, FIRST_WORD_S)
         decoder = Decoder(ToController)
         while True:

@@ -33,6 +33,7 @@ from launcher.transports.streams import Stream
 from launcher.transports.targets import Targets
 from launcher.transports.way import Opening
 from worker_entry.agent import calling
+from worker_entry.agent.bootstrap import HERE
 from worker_entry.protocol import orders
 from worker_entry.protocol.framing import MARKER, Decoder, encode
 from worker_entry.protocol.frozen import dataclass
@@ -205,9 +206,10 @@ def play(count: int) -> None:
 def _call(order: dict[str, Any], node: str) -> socket.socket:
     os.environ["SLURMD_NODENAME"] = node
     connection = calling._call(["127.0.0.1"], order["port"], order["secret"], 60.0)
-    left = calling.receive_line(connection)["bootstrap"] + len(make_payload("node").archive)
+    left = calling.receive_line(connection)["bootstrap"]
     while left:
         left -= len(connection.recv(left))
+    connection.sendall(HERE)
     connection.setblocking(False)
     return connection
 

@@ -46,7 +46,7 @@ class Attempts:
         self._owned = contextlib.ExitStack()
         self._send = send
         self.checks = NodeChecks(selector, send)
-        self._forkserver = forkserver
+        self.forkserver = forkserver
         self._gpus = GpuWatch(selector)
         self._owned.callback(self._gpus.end)
         self._profile = ProfileChild(selector, send)
@@ -132,7 +132,7 @@ class Attempts:
         outer = None if order.tunnel is None else self._outer
         self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
         self._ports.shown_network = self._outer or HERE  # so that it is free where it is brought out
-        self._forkserver.revive()
+        self.forkserver.revive()
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
         self._number = order.attempt
@@ -171,7 +171,7 @@ class Attempts:
             self._tunnel.begin(order, own, self._tunnel_key, self._outer)
         self._pending = order
         for start in order.tasks[:1]:  # all run the same program
-            self._forkserver.expect(start.program, cwd)
+            self.forkserver.expect(start.program, cwd)
 
     def show_stacks(self) -> None:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
@@ -204,7 +204,7 @@ class Attempts:
     def step(self, hello: Optional[orders.Hello], now: float) -> Optional[Problem]:
         """Starts pending tasks and reports changes; returns the problem if tasks cannot be started."""
         self._guards.poll(now)
-        ready = self._forkserver.settled(now) and self._guards.settled(now) and self._tunnel.settled(now)
+        ready = self.forkserver.settled(now) and self._guards.settled(now) and self._tunnel.settled(now)
         problem = None if self._tree.stopping else self._tunnel.take_problem()
         if problem is None and self._pending is not None and hello is not None and ready:
             order, self._pending = self._pending, None
@@ -215,7 +215,7 @@ class Attempts:
         tasks = self._tasks.by_name
         for message in (*self._task_watch.poll(tasks, self._ports, self._tree, now), *self._stacks.poll(tasks, now)):
             self._send(message)
-            if isinstance(message, Status) and self._forkserver.is_refused(message.status):
+            if isinstance(message, Status) and self.forkserver.is_refused(message.status):
                 self._send(Noted(f"tasks start again without the early import: {message.status.not_forked}"))
         sample_s = hello.sample_s if hello is not None else 0.0
         for news in (self._sampler.poll(tasks, now, sample_s), self._checkpoints.poll(now) if tasks else None):
@@ -270,14 +270,14 @@ class Attempts:
         try:
             files = AttemptFiles(hello.directory, order.attempt)
             with self._cache.starting(order.tasks):
-                self._tasks.start(order, files, hello.cwd, self._tree, self._forkserver)
+                self._tasks.start(order, files, hello.cwd, self._tree, self.forkserver)
         except TaskStartError as error:
             return error.problem
         return None
 
     def _make_tree(self) -> processes.Tree:
         outer = set() if self._outer is None else self._outer.pids
-        own = (self._forkserver, self._gpus, self._profile, self._tunnel, self.checks.speed, self.checks.links)
+        own = (self.forkserver, self._gpus, self._profile, self._tunnel, self.checks.speed, self.checks.links)
         return processes.Tree(*(part.pids for part in own), outer)
 
     def _release_ports(self) -> None:

@@ -1,41 +1,82 @@
-"""Installs worker_entry on a node: the node's Python reads this module from stdin, and the archive behind it.
+"""Installs worker_entry on a node: the node's Python reads this module from stdin, and the archive if it is needed.
 
 The interpreter's arguments are the length of this module's text, a digest that names this version of worker_entry, the
-length of the archive, and the verb to run. Nothing of distlaunch is on the node yet, so this module imports no other
-module of ours. It prints errors to stdout, before the start marker: the controller quotes them.
+length of the archive, and the verb to run. The first word on stdout is one of two answers: `HERE`, and what follows on
+stdin is for the verb; or `MISSING`, which asks for the archive, and `HERE` once it is installed.
+
+Nothing of distlaunch may be on the node yet, so this module imports no other module of ours. It prints errors to
+stdout, before the start marker: the controller quotes them.
 """
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import json
 import os
 import sys
-import zlib
-from typing import NoReturn
+from typing import NoReturn, Optional
+
+HERE, MISSING = b"\x1eworker_entry: here\x1e\n", b"\x1eworker_entry: none\x1e\n"
+"""Answers of the same length, so that the controller can read one without a byte of what follows."""
+FILES = "files"
+"""Lists what is installed beside it: a line of JSON for each file."""
 
 
 def main() -> None:
     digest, length, verb = sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    place = find(digest)
+    if place is None:
+        answer(MISSING)
+        place = install(receive(length), digest)
+    sys.path.insert(0, place)
+    sys.argv[:] = [os.path.join(place, "worker_entry"), verb]
+    answer(HERE)
+
+
+def find(digest: str) -> Optional[str]:
+    """Where this version is installed, unless a file of it is not as it was written."""
+    for folder in folders():
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            place = os.path.join(private(folder), digest)
+            with open(os.path.join(place, FILES), encoding="utf-8") as stream:
+                noted = json.load(stream)
+            if [describe(place, name) for name, _, _ in noted] == noted:
+                write_errors_to(place)
+                return place
+    return None
+
+
+def install(packed: bytes, digest: str) -> str:
+    """Unpacks the archive in the first folder that takes it; returns where."""
+    import binascii
+    import zlib
+
     try:
-        archive = zlib.decompress(binascii.a2b_base64(receive(length)))  # zlib verifies a checksum
+        archive = zlib.decompress(binascii.a2b_base64(packed))  # zlib verifies a checksum
     except (binascii.Error, zlib.error):
         refuse("worker_entry was damaged on the way")
     problems = []
     for folder in folders():
         try:
             place = unpack(archive, private(folder), digest)
-            errors = os.open(os.path.join(place, "agent.stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            write_errors_to(place)
         except OSError as error:
             problems.append(f"{folder}: {error.strerror or error}")
         else:
-            os.dup2(errors, 2)  # until here stderr was stdout, which from now on carries frames only
-            os.close(errors)
-            sys.path.insert(0, place)
-            sys.argv[:] = [os.path.join(place, "worker_entry"), verb]
-            return
-    refuse(f"no folder for worker_entry: {'; '.join(problems)}")
+            return place
+    return refuse(f"no folder for worker_entry: {'; '.join(problems)}")
+
+
+def answer(word: bytes) -> None:
+    with contextlib.suppress(OSError):  # the controller is gone, as its end of stdin shows
+        os.write(1, word)
+
+
+def write_errors_to(place: str) -> None:
+    """Turns stderr into a file: until then it may be stdout, which carries frames from now on."""
+    errors = os.open(os.path.join(place, "agent.stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(errors, 2)
+    os.close(errors)
 
 
 def refuse(reason: str) -> NoReturn:
@@ -74,16 +115,25 @@ def private(folder: str) -> str:
 
 
 def unpack(archive: bytes, folder: str, digest: str) -> str:
-    """Writes the archive's files; a file that exists already is compared, not trusted.
+    """Writes the archive's files, and then their list; a file that exists already is compared, not trusted.
 
     The archive begins with a line of JSON, the files' names and lengths; their content follows.
     """
     place = os.path.join(folder, digest)
     start = archive.index(b"\n") + 1
+    names = []
     for name, length in json.loads(archive[:start]):
         write(os.path.join(place, name), archive[start : start + length])
         start += length
+        names.append(name)
+    write(os.path.join(place, FILES), json.dumps([describe(place, name) for name in names]).encode())
     return place
+
+
+def describe(place: str, name: str) -> list[object]:
+    """What changes when a file is written again, or is cut by a crash: its size and its time."""
+    facts = os.stat(os.path.join(place, name))
+    return [name, facts.st_size, facts.st_mtime_ns]
 
 
 def write(path: str, content: bytes) -> None:

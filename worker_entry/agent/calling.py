@@ -2,7 +2,7 @@
 
 All of them get the same bytes on stdin: this module's text, where the controller listens, and a secret. Each calls it,
 both sides prove that they know the secret, and the connection takes the place of stdin and stdout. What other nodes get
-on stdin, `bootstrap` and its archive, comes over it: srun would need a minute to bring that to hundreds of nodes.
+on stdin, `bootstrap` and the archive, comes over it: srun would need a minute to bring that to hundreds of nodes.
 
 The node's Python reads this module from stdin, and there is nothing of distlaunch yet: it imports no module of ours.
 """

@@ -16,15 +16,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Optional
 
-from worker_entry.agent.attempts import Attempts
-from worker_entry.agent.checks.inspection import introduce
 from worker_entry.agent.connection import Connection, Opening
-from worker_entry.agent.forkserver_client import ForkserverClient
+from worker_entry.agent.introduction import introduce
+from worker_entry.agent.late_attempts import LateAttempts
 from worker_entry.agent.lease import GRACE_S, Lease
 from worker_entry.agent.liveness import LoopCounter
 from worker_entry.agent.reattach import ReattachFolder
 from worker_entry.agent.reattaching import Reattaching
-from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.staying import Stay
 from worker_entry.protocol import orders
 from worker_entry.protocol.file_names import make_private_directory, remove_empty_directory
@@ -39,8 +37,10 @@ from worker_entry.system.signal_wakeup import wake_on_signals
 from worker_entry.system.tcp_timeout import TcpTimeout
 
 if TYPE_CHECKING:
+    from worker_entry.agent.attempts import Attempts
     from worker_entry.agent.event_files import EventFiles
     from worker_entry.agent.program_copy import ProgramCopy
+    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 
 TICK_S, IDLE_TICK_S = 0.05, 0.5
 """How often logs, ports and ongoing stops are polled, and the same while tasks only train and logs are not streamed."""
@@ -81,9 +81,7 @@ class Agent:
         self._loop_counter = loop_counter
         self._hello: Optional[orders.Hello] = None
         self._tcp_timeout = TcpTimeout(FIRST_LEASE_S)
-        self._forkserver = ForkserverClient(self._selector, forkserver, news)
-        self._owned.callback(self._forkserver.end)
-        self._attempts = Attempts(self._selector, self._send, self._forkserver)
+        self._attempts = LateAttempts(self._selector, self._send, forkserver, news)
         self._owned.callback(self._attempts.close)
         self._stay = stay or Stay(until=0.0, allowed=False)
         self._program_copy: Optional[ProgramCopy] = None
@@ -103,7 +101,7 @@ class Agent:
         wake = wake_on_signals(self._ask_to_end, self._note_signal if is_managed() else None)
         self._selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096))
         if self._reattach_folder is not None:
-            reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts)
+            reattaching = Reattaching(self._reattach_folder, self._connection, self._attempts.get)
             accept = partial(self._accept_reattachment, reattaching)
             self._selector.register(self._reattach_folder, selectors.EVENT_READ, accept)
         self._connection.open(self._opening)
@@ -137,21 +135,25 @@ class Agent:
         self._step_due = time.monotonic() + TICK_S
         if self._asked_to_end or self._lease.overdue_s > 0:
             self._lose_controller()
-        self._signalled = self._signalled and self._attempts.note_signal()  # before the exits that follow from it
+        self._signalled = self._signalled and self._attempts.get().note_signal()  # before the exits that follow from it
         if self._program_copy is not None and not self._closing and self._hello is not None:
             self._program_copy.step()
             self._hello = replace(self._hello, cwd=self._program_copy.directory or self._hello.cwd)
-        self._tcp_timeout.poll(self._attempts.pids)
-        problem = self._attempts.step(self._hello, time.monotonic())
+        if self._attempts.exist or self._stay.is_asked:
+            self._step_attempts(self._attempts.get())
+
+    def _step_attempts(self, attempts: Attempts) -> None:
+        self._tcp_timeout.poll(attempts.pids)
+        problem = attempts.step(self._hello, time.monotonic())
         if problem is not None:
             self._break(problem)
         self._stream_logs()
         can_deliver = self._connection.is_open or not self._closing
-        self._attempts.finish(logs_first=self._streaming and can_deliver)
-        for text in self._forkserver.take_news():
+        attempts.finish(logs_first=self._streaming and can_deliver)
+        for text in attempts.forkserver.take_news():
             self._send(Noted(f"imports TensorFlow again: {text}"))
-        if self._stay.is_asked and not self._attempts.is_stopping:
-            answer = self._stay.answer(self._forkserver, isolated=self._attempts.is_isolated)
+        if self._stay.is_asked and not attempts.is_stopping:
+            answer = self._stay.answer(attempts.forkserver, isolated=attempts.is_isolated)
             if answer is not None:
                 self._send(answer)
 
@@ -170,8 +172,8 @@ class Agent:
             self._break(Problem("protocol-error", f"the agent was sent {error}"))
 
     def _stream_logs(self) -> None:
-        if self._streaming and self._connection.is_open:
-            self._attempts.stream_logs(self._connection)
+        if self._streaming and self._connection.is_open and self._attempts.exist:
+            self._attempts.get().stream_logs(self._connection)
 
     def _accept_reattachment(self, reattaching: Reattaching) -> None:
         run_id = self._hello.run_id if self._hello is not None else None
@@ -190,7 +192,7 @@ class Agent:
     def _handle(self, message: Message, body: bytes) -> None:
         if self._closing:  # nothing new is started, but the grace period can still be shortened
             if isinstance(message, orders.Stop):
-                self._attempts.stop(message.grace_s)
+                self._attempts.get().stop(message.grace_s)
         elif isinstance(message, orders.Hello):
             self._greet(message)
         elif self._hello is None:
@@ -204,18 +206,18 @@ class Agent:
             if self._program_copy is not None:
                 self._program_copy.take(message, body)
         elif isinstance(message, orders.Prepare):
-            self._attempts.prepare(message, self._hello)
+            self._attempts.get().prepare(message, self._hello)
         elif isinstance(message, (orders.Inspect, orders.Dial, MeasureNode, MeasureLink)):
-            self._attempts.checks.take(message, self._hello)
+            self._attempts.get().checks.take(message, self._hello)
         elif isinstance(message, orders.Preload):
             order = replace(message, keep=message.keep or self._stay.is_expected)
-            self._forkserver.begin(order, self._hello.cwd, self._hello.directory)
+            self._attempts.get().forkserver.begin(order, self._hello.cwd, self._hello.directory)
         elif isinstance(message, orders.Start):
-            self._attempts.accept(message, self._hello.cwd)
+            self._attempts.get().accept(message, self._hello.cwd)
         elif isinstance(message, orders.ShowStacks):
-            self._attempts.show_stacks()
+            self._attempts.get().show_stacks()
         elif isinstance(message, Profile):
-            self._attempts.profile(message)
+            self._attempts.get().profile(message)
         elif isinstance(message, orders.Scalars):
             from worker_entry.agent.event_files import EventFiles
 
@@ -224,7 +226,7 @@ class Agent:
             if problem is not None:
                 self._send(Noted(f"TensorBoard does not show step times and goodput: {problem}"))
         elif isinstance(message, orders.Stop):
-            self._attempts.stop(message.grace_s, for_handlers=message.for_handlers, ordered=True)
+            self._attempts.get().stop(message.grace_s, for_handlers=message.for_handlers, ordered=True)
         elif isinstance(message, orders.Goodbye):
             self._closing = True
             if not self._failed:
@@ -249,8 +251,7 @@ class Agent:
         if hello.isolated:
             from worker_entry.agent.isolation.outer_network import leave_network
 
-            problem = leave_network(self._attempts.leave_network)
-            if problem is not None:
+            if (problem := leave_network(self._attempts.get().leave_network)) is not None:
                 self._break(problem)
                 return
         self._hello = hello
@@ -294,6 +295,6 @@ class Agent:
     def _break(self, problem: Problem) -> None:
         self._failed = True
         self._closing = True
-        self._attempts.forget_finished()
+        self._attempts.get().forget_finished()
         self._send(Broken(problem))
         self._attempts.stop(GRACE_S)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Optional, Union
 
-from worker_entry.agent.attempts import Attempts
 from worker_entry.agent.connection import Connection
 from worker_entry.agent.reattach import ReattachFolder, Reattachment
 from worker_entry.protocol.framing import ProtocolError
 from worker_entry.protocol.orders import TAKEN_OVER, Attach, Goodbye
 from worker_entry.protocol.values import Problem
 
+if TYPE_CHECKING:
+    from worker_entry.agent.attempts import Attempts
+
 
 class Reattaching:
     """The agent's side of its reattach folder, whose socket it opens."""
 
-    def __init__(self, folder: ReattachFolder, connection: Connection, attempts: Attempts) -> None:
+    def __init__(self, folder: ReattachFolder, connection: Connection, find_attempts: Callable[[], Attempts]) -> None:
         folder.listen()
         self._folder = folder
         self._connection = connection
-        self._attempts = attempts
+        self._find_attempts = find_attempts
         self._generation = 0
         """The controller's."""
 
@@ -44,16 +47,17 @@ class Reattaching:
             self._check(attach, run_id)
             # Not every frame is written down where it is handled; one that is confirmed was handled as well.
             received = max(attach.received, outbox.confirmed) if attach.takeover else attach.received
-            self._attempts.resume(received, outbox)
+            attempts = self._find_attempts()
+            attempts.resume(received, outbox)
             self._connection.replace(reattachment, received)
         except ProtocolError as error:
             reattachment.refuse(Problem("protocol-error", f"the agent was sent {error}"))
             return None
-        self._attempts.rewind(attach)
+        attempts.rewind(attach)
         if attach.takeover:
             self._generation = attach.generation
             self._folder.note_generation(attach.generation)
-            self._attempts.report_again()
+            attempts.report_again()
         return attach
 
     def _check(self, attach: Attach, run_id: Optional[str]) -> None:

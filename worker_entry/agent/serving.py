@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from worker_entry.agent.connection import Opening
 from worker_entry.agent.liveness import LoopCounter
 from worker_entry.agent.loop import Agent
 from worker_entry.agent.reattach import ReattachFolder
-from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 from worker_entry.agent.warm.staying import Stay
+
+if TYPE_CHECKING:
+    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 
 
 def serve(

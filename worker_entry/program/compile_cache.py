@@ -14,7 +14,7 @@ import re
 import stat
 from typing import BinaryIO
 
-from worker_entry.program.finding import installed_version
+from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
 
 XLA_FLAGS = "TF_XLA_FLAGS"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ import sys
 import warnings
 from typing import Optional
 
+from worker_entry.program.versions import installed_version
 from worker_entry.protocol.frozen import replace
 from worker_entry.protocol.values import Problem, Program, TaskRequest
 
@@ -163,19 +163,3 @@ def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
     import shutil
 
     return shutil.which(name, path=env.get("PATH"))
-
-
-def installed_version(package: str) -> Optional[str]:
-    """The version of an installed package, without importing it."""
-    if importlib.util.find_spec(package) is None:
-        return None
-    # Not `importlib.metadata`: its import takes longer than everything else that an agent does at its start.
-    versions: dict[str, str] = {}
-    for folder in sys.path:
-        with contextlib.suppress(OSError):  # not every entry is a folder
-            for entry in os.listdir(folder or os.curdir):
-                name, _, version = entry.partition("-")
-                if version.endswith(".dist-info"):
-                    versions.setdefault(name.lower(), version.removesuffix(".dist-info"))
-    names = (package, f"{package}_cpu", f"{package}_macos", f"{package}_gpu", "tf_nightly")
-    return next((versions[name] for name in names if name in versions), "unknown")

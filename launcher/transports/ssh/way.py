@@ -59,16 +59,17 @@ class ParamikoWay:
             except LinkError:
                 connection.close()
                 raise
-        stream = ChannelStream(connection, channel)
+        stream = ChannelStream(connection, channel, payload.archive)
         with contextlib.suppress(OSError):  # the other side may have sent its reason, which the reader finds
-            stream.write(payload.first_bytes(python))
+            stream.write(payload.opening(python))
         return stream
 
 
 class ChannelStream:
     """One connection with its one command."""
 
-    def __init__(self, connection: Connection, channel: paramiko.Channel) -> None:
+    def __init__(self, connection: Connection, channel: paramiko.Channel, archive: bytes) -> None:
+        self.archive = archive
         self._connection = connection
         self._channel = channel
 

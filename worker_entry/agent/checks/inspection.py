@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from typing import Optional
 
-from worker_entry.program.finding import find_command, installed_version
+from worker_entry.program.finding import find_command
+from worker_entry.program.versions import installed_version
 from worker_entry.protocol import environment
-from worker_entry.protocol.messages import Inspected, Ready
-from worker_entry.protocol.orders import VERSION, Inspect
+from worker_entry.protocol.messages import Inspected
+from worker_entry.protocol.orders import Inspect
 from worker_entry.protocol.speed import METHODS
 from worker_entry.protocol.values import GpuUse, Program
-from worker_entry.system import clock, hardware
+from worker_entry.system import hardware
 from worker_entry.system.interfaces import own_addresses
 
 FILES_LIMIT = 2000
 """At most this many files of a module are hashed."""
-
-
-def introduce(reattach_folder: Optional[str]) -> Ready:
-    """The agent's first message; through `reattach_folder` a controller can come back to it."""
-    return Ready(
-        version=VERSION,
-        pid=os.getpid(),
-        hostname=hardware.hostname(),
-        python=sys.version.split()[0],
-        executable=sys.executable,
-        time=clock.now(),
-        cores=hardware.cores(),
-        gpus=hardware.gpus(),
-        tensorflow=installed_version("tensorflow"),
-        reattach_folder=reattach_folder,
-    )
 
 
 def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:

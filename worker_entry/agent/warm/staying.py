@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
-from worker_entry.agent.forkserver_client import ForkserverClient
-from worker_entry.agent.warm.kept_forkserver import KeptForkserver
-from worker_entry.agent.warm.slot import Slot, WarmAgent
 from worker_entry.protocol.kept import Kept
 from worker_entry.system.engine import is_managed
-from worker_entry.system.process_use import read_own_memory
+
+if TYPE_CHECKING:
+    from worker_entry.agent.forkserver_client import ForkserverClient
+    from worker_entry.agent.warm.kept_forkserver import KeptForkserver
+    from worker_entry.agent.warm.slot import Slot
 
 SHORTEST_S = 1.0
 """No run begins within less."""
@@ -58,7 +59,10 @@ class Stay:
         self.kept, problem = forkserver.keep()
         if self.kept is None:
             return Kept(0.0, [], 0, problem) if problem else None
-        from worker_entry.agent.warm.circumstances import make_key  # few runs need it, and it imports hashlib
+        # Few runs need these.
+        from worker_entry.agent.warm.circumstances import make_key
+        from worker_entry.agent.warm.slot import Slot, WarmAgent
+        from worker_entry.system.process_use import read_own_memory
 
         self.slot = Slot.take(make_key())
         if self.slot is None:

@@ -1,0 +1,144 @@
+"""worker_entry comes to a node once: the node asks for it, and each later start finds it there, or asks again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.transports.base import LinkError
+from launcher.transports.payload import make_payload
+from launcher.transports.programs import ProgramStream, ProgramWay
+from launcher.transports.streams import ask, bring_archive
+from launcher.transports.way import Opening
+from tests.agent_streams import FarEnd
+from worker_entry.agent.bootstrap import FILES, HERE, MISSING
+from worker_entry.protocol.framing import MARKER, ProtocolError
+from worker_entry.protocol.messages import Cleaned
+from worker_entry.protocol.orders import VERSION, Clean
+
+PAYLOAD = make_payload("clean")
+
+
+class Node:
+    """A home folder; `start` runs the payload there, as every way does."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    @property
+    def installed(self) -> Path:
+        [place] = (self.home / ".cache" / "distlaunch").iterdir()
+        return place
+
+    def start(self, *, brings: bool) -> bytes:
+        """What the node writes before its end; it gets the archive only if `brings`."""
+        said = PAYLOAD.opening(sys.executable) + (PAYLOAD.archive if brings else b"")
+        env = {**os.environ, "HOME": str(self.home)}
+        env.pop("XDG_CACHE_HOME", None)
+        return subprocess.run(PAYLOAD.words, input=said, env=env, capture_output=True, timeout=60).stdout
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    node = Node(tmp_path)
+    assert node.start(brings=True).startswith(MISSING + HERE)
+    return node
+
+
+def test_what_is_installed_is_not_asked_for_again(node: Node) -> None:
+    assert node.start(brings=False).startswith(HERE)
+
+
+def edit(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"import", b"impart"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda place: (place / "worker_entry" / "agent" / "loop.py").unlink(),
+        lambda place: (place / "worker_entry" / "agent" / "loop.py").write_bytes(b""),
+        lambda place: edit(place / "worker_entry" / "agent" / "loop.py"),
+        lambda place: (place / FILES).unlink(),
+        lambda place: (place / FILES).write_text("[[1"),
+        lambda place: (place / FILES).write_text("null"),
+        lambda place: (place / FILES).write_text('[["worker_entry"]]'),
+    ],
+    ids=["removed", "emptied", "edited", "no list", "half a list", "another list", "short list"],
+)
+def test_what_is_damaged_is_asked_for_and_repaired(node: Node, damage: Callable[[Path], object]) -> None:
+    module = node.installed / "worker_entry" / "agent" / "loop.py"
+    content = module.read_bytes()
+    damage(node.installed)
+    assert node.start(brings=True).startswith(MISSING + HERE)
+    assert module.read_bytes() == content
+    assert node.start(brings=False).startswith(HERE)
+
+
+def test_a_connection_that_ends_before_the_archive_says_so_and_leaves_nothing_half(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    said = node.start(brings=False)
+    assert said.startswith(MISSING)
+    assert b"the connection ended before worker_entry was complete" in said
+    assert node.start(brings=True).startswith(MISSING + HERE)
+
+
+def test_a_question_brings_the_archive_if_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for _ in range(2):
+        stream = ProgramWay((), "node").open(PAYLOAD, sys.executable, Opening())
+        assert isinstance(ask(stream, Clean(VERSION, [], None), 20.0), Cleaned)
+
+
+# --- the controller's side ---
+
+
+class Piecewise(FarEnd):
+    """A stream that gives as many bytes as are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(archive=b"the archive")
+        self.data = data
+
+    def read(self, size: int, timeout_s: float) -> bytes:
+        data, self.data = self.data[:size], self.data[size:]
+        return data
+
+
+@pytest.mark.parametrize("noise", [b"", b"motd\n" * 9, HERE[:7], HERE[:-1], MISSING[:9] + HERE[:20], b"\x1e" * 40])
+def test_no_byte_after_the_answer_is_read(noise: bytes) -> None:
+    stream = Piecewise(noise + HERE + MARKER)
+    bring_archive(stream, 5.0)
+    assert (stream.data, bytes(stream.to_agent)) == (MARKER, b"")
+
+
+def test_the_archive_is_written_before_anything_else() -> None:
+    stream = Piecewise(b"motd\n" + MISSING + HERE + MARKER)
+    bring_archive(stream, 5.0)
+    assert (stream.data, bytes(stream.to_agent)) == (MARKER, b"the archive")
+
+
+def test_a_node_that_asks_twice_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="another request"):
+        bring_archive(Piecewise(MISSING + MISSING), 5.0)
+
+
+def open_program(program: str) -> ProgramStream:
+    return ProgramWay(("sh", "-c", program), "node").open(PAYLOAD, sys.executable, Opening())
+
+
+@pytest.mark.parametrize("program", ["sleep 600", r"printf '\036worker_entry: none\036\n'; sleep 600"])
+def test_a_program_that_takes_nothing_is_given_up_in_time(program: str) -> None:
+    """Also one that has asked for the archive, which is longer than what a pipe holds."""
+    stream = open_program(program)
+    with pytest.raises(LinkError, match="the agent does not start: no data for"):
+        bring_archive(stream, 0.5)
+    stream.abandon()
+    assert stream.exit_status() == -signal.SIGKILL
