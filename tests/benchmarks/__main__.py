@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks [NAME…] [--runs N]`: measures, and prints a table for each."""
+"""`python -m tests.benchmarks [NAME…] [--runs N]`: runs benchmarks, and prints a table for each."""
 
 import argparse
 
@@ -60,7 +60,7 @@ BENCHMARKS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each side; default: 5")
+    parser.add_argument("--runs", type=int, default=5, help="runs per side; default: 5")
     arguments = parser.parse_args()
     unknown = set(arguments.names) - BENCHMARKS.keys()
     if unknown:

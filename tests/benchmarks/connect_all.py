@@ -1,7 +1,7 @@
-"""A client of many nodes, which does what the launcher does with each, and prints when it was done, as JSON.
+"""Connects to many nodes as the launcher does, and prints how long that took, as JSON.
 
 `python -m tests.benchmarks.connect_all (agent | true) PYTHON HOST…`: `agent` starts agents and ends them once all are
-up, as a run does that has no tasks; `true` runs that over the same connections, and no agent.
+up, like a run without tasks; `true` runs `true` over the same connections, without an agent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NODE_FILES = "~/.local/state/distlaunch/nodes"
 
 
 def start_agents(targets: Sequence[SshTarget], python: str) -> float:
-    """Hello to every node, Goodbye once all have answered, and every agent's end; returns when all were up."""
+    """Sends Hello to every node, Goodbye once all have answered, and waits for their ends; returns when all were up."""
     news: queue.SimpleQueue[tuple[str, Message | LinkNews]] = queue.SimpleQueue()
 
     def deliver(node: str, message: Message | LinkNews, frame: int = 0) -> None:

@@ -1,9 +1,9 @@
-"""Connecting to many nodes at once and starting their agents, against clients that run `true` there and no more.
+"""Connecting to many nodes at once and starting their agents, against clients that only run `true` there.
 
-Every node is an sshd of its own on this machine, so that nodes and client share its cores: beside the wall time stands
-what a node's session costs there, and what the client alone costs. The rivals are asyncssh and parallel-ssh, taken
+Every node is an sshd of its own on this machine, so nodes and client share its cores: beside the wall time, the table
+shows the CPU time of a node's session and that of the client alone. The rivals are asyncssh and parallel-ssh, taken
 from the interpreter that DISTLAUNCH_RIVALS names (default: this one), pdsh and clush; those that are missing are left
-out. All clients have the same user key, and curve25519 for their key exchange; parallel-ssh checks no host key. Only
+out. All clients use the same user key and exchange keys by curve25519; parallel-ssh checks no host key. Only
 ours, pdsh and clush look into the user's ssh configuration.
 """
 
@@ -74,7 +74,7 @@ print(json.dumps({"end_s": time.perf_counter() - started}))
 
 @dataclass(frozen=True)
 class Client:
-    """A side of the comparison. `argv` is followed by the hosts: as words, or where `joins` is true as one of them."""
+    """One side of the comparison. The hosts follow `argv`: as one word each, or all as one word if `joins` is true."""
 
     name: str
     argv: Sequence[str]
@@ -86,9 +86,9 @@ class Client:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command: from its start to its end; CPU of it and its children, and of the nodes' sessions.
+    """What one command costs: its wall time, CPU time with its children, and CPU time of the nodes' sessions.
 
-    `said` are the times that the client itself has measured, from behind its imports on.
+    `said` holds the times that the client itself measured, counted from the end of its imports.
     """
 
     wall_s: float
@@ -101,12 +101,12 @@ def measure(runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder, _running_nodes(Path(folder)) as hosts:
         clients = list(_clients(hosts, _make_python(Path(folder))))
         print(
-            "connect to N nodes at once: wall, its ratio to the fastest rival's, CPU per node of the client and there,"
+            "connect to N nodes at once: wall, its ratio to the fastest rival's, CPU per node of the client and the node,"
         )
-        print("and moments within the client: ssh configuration read, all agents up, end")
+        print("and times within the client: ssh configuration read, all agents up, end")
         for count in COUNTS:
             addresses = list(hosts.addresses.values())[:count]
-            if count == COUNTS[0]:  # once for the disk's cache
+            if count == COUNTS[0]:  # once, to fill the disk's cache
                 for client in clients:
                     _run(client, addresses, hosts)
             costs: dict[str, list[Cost]] = {client.name: [] for client in clients}
@@ -119,7 +119,7 @@ def measure(runs: int) -> None:
 
 
 def _make_python(folder: Path) -> str:
-    """An interpreter that finds what this one does, and starts without the hooks of a development environment."""
+    """An interpreter that finds this one's packages, and starts without the hooks of a development environment."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "python")], check=True)
     [packages] = (folder / "python").glob("lib/*/site-packages")
     (packages / "all.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -149,11 +149,11 @@ def _clients(hosts: Hosts, python: str) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def _running_nodes(folder: Path) -> Iterator[Hosts]:
-    """As many daemons as are wanted at the most; `Hosts.env` makes `ssh` reach each by its address."""
+    """Runs a daemon for each node of the largest count; `Hosts.env` makes `ssh` reach each by its address."""
     addresses = {f"127.0.1.{number + 1}": f"127.0.1.{number + 1}" for number in range(max(COUNTS))}
     hosts = make_hosts(folder, addresses, PORT)
     config = folder / "config"
-    # Nothing but what is the same for all hosts: every `ssh` of pdsh and clush reads it.
+    # Only what is the same for all hosts: every `ssh` of pdsh and clush reads this file.
     common = config.read_text().partition("Host *\n")[2]
     config.write_text(f"Host *\n{common}  KexAlgorithms curve25519-sha256\n  BatchMode yes\n")
     (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
@@ -175,7 +175,7 @@ def _run(client: Client, addresses: Sequence[str], hosts: Hosts) -> Cost:
     )
     assert process.stdout is not None
     output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)  # it has the sum of all that the client has waited for
+    _, status, usage = os.wait4(process.pid, 0)  # includes all children that the client waited for
     wall_s = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stdout.close()

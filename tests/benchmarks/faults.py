@@ -1,4 +1,4 @@
-"""Every fault of `tests.fault_matrix`, again and again: what did not come as it has to, and how long the end takes."""
+"""Every fault of `tests.fault_matrix`, many times: which did not end as expected, and how long the end takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fault_matrix import Cell, Played, all_cells, play
 
 AT_ONCE = int(os.environ.get("DISTLAUNCH_FAULTS_AT_ONCE", "4"))
-"""Most of the time they wait."""
+"""Runs, which mostly wait."""
 
 
 def measure(runs: int) -> None:
@@ -32,7 +32,7 @@ def measure(runs: int) -> None:
             results.setdefault(cell, []).append(result)
             if len(results[cell]) + failed[cell] == runs:
                 _print(cell, results[cell])
-    print(f"{len(cells) - failed.total()} of {len(cells)} ended as they have to, with nothing left")
+    print(f"{len(cells) - failed.total()} of {len(cells)} ended as expected, with nothing left")
 
 
 def _print(cell: Cell, played: Sequence[Played]) -> None:

@@ -78,7 +78,7 @@ def measure(runs: int) -> None:
 
 
 def _pairs(runs: int, ours: Callable[[], Ran], rival: Callable[[], Ran]) -> tuple[list[Ran], list[Ran]]:
-    """Runs both in turn, and each first as often as second."""
+    """Runs both in turn; each goes first as often as second."""
     mine: list[Ran] = []
     theirs: list[Ran] = []
     for number in range(runs):

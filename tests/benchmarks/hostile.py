@@ -1,7 +1,7 @@
 """`python -m tests.benchmarks.hostile (nodes | orders | decode) [FRAMES] [SEED]`: how much a broken sender can break.
 
-nodes: whole runs against a node that says what it likes. orders: real agents whose controller does. decode: both
-directions, every second frame spoiled. Prints how many frames were looked at, what raised, and the peak of memory.
+nodes: whole runs against a node that sends random frames. orders: real agents whose controller does so. decode:
+both directions, every second frame spoiled. Prints how many frames were read, what raised, and the peak memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def orders(folder: Path, frames: int, seed: int) -> None:
         if agents % 20 == 0:
             print(f"{taken:,} frames, {agents:,} agents, {len(bugs)} raised", *bugs[-1:], flush=True)
             print(f"  an agent's own memory: {peak / 1024:.0f} MiB", flush=True)
-    print(f"orders: {taken:,} frames, {agents:,} agents, of {peak / 1024:.0f} MiB at the most", end="; ")
+    print(f"orders: {taken:,} frames, {agents:,} agents, at most {peak / 1024:.0f} MiB each", end="; ")
     print(f"{len(bugs)} raised", *bugs[:5], sep="\n  ", flush=True)
 
 

@@ -27,7 +27,7 @@ _REQUEST = re.compile(r'(GET|POST|PUT|PATCH|DELETE) https?://\S+ [0-9]{3}|verb="
 def measure(runs: int) -> None:
     """Prints the restart's pair and a line for each number of pods."""
     cluster = find_cluster()
-    print("a worker of two dies, to the last first step again; rival: both pods are deleted and made again")
+    print("one of two workers dies, until both have made a first step again; rival: both pods are deleted and created again")
     ours, rival = [], []
     for _ in range(runs):
         with _folder() as folder:
@@ -74,7 +74,7 @@ def _restart_in_place(cluster: KubernetesCluster, folder: Path) -> float:
 
 
 def _restart_pods(cluster: KubernetesCluster, folder: Path) -> float:
-    """As a controller of jobs does that replaces all pods once one of them has failed."""
+    """Does what a job controller does that replaces all pods once one of them has failed."""
     made = _make_pods(cluster, folder, 21000)
     _await(lambda: '"Failed"' in _phases(cluster, made))
     cluster.kubectl("delete", "pods", *made, "--grace-period=1")  # and waits until both are gone
@@ -122,7 +122,7 @@ def _await(condition: object, limit_s: float = 120.0) -> None:
 
 @contextlib.contextmanager
 def _counting(folder: Path) -> Iterator[tuple[dict[str, str], Path]]:
-    """An environment in which `kubectl` writes its requests down, and where."""
+    """An environment in which `kubectl` logs its requests, and the path of that log."""
     log, real = folder / "requests", shutil.which("kubectl")
     wrapper = folder / "bin" / "kubectl"
     wrapper.parent.mkdir()
@@ -155,7 +155,7 @@ def _time_true(cluster: KubernetesCluster, count: int) -> tuple[float, int, int]
 
 
 def _time_job(cluster: KubernetesCluster, count: int) -> float:
-    """The seconds from making such a job to its end."""
+    """The seconds from the creation of a Job that runs `true` in so many pods to its end."""
     with _folder() as folder:
         pod = json.loads(cluster.write_template(folder, folder).read_text())["spec"]
         pod["restartPolicy"] = "Never"
@@ -171,7 +171,7 @@ def _time_job(cluster: KubernetesCluster, count: int) -> float:
 
 
 def _count_while_training(cluster: KubernetesCluster, count: int, seconds: float) -> int:
-    """The requests in so many seconds in which nothing begins or ends."""
+    """The number of requests in so many seconds in which no task starts or ends."""
     with _folder() as folder, _counting(folder) as (env, log):
         spec = _write_spec(cluster, folder, count, "{command: [sleep, '600']}")
         process = subprocess.Popen(

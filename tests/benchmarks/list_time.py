@@ -49,7 +49,7 @@ def _time_rival(folder: Path) -> float:
 
 
 def _write_runs(folder: Path) -> None:
-    """Mostly ended ones, some that were killed, and five that are running."""
+    """Writes mostly runs that ended, some that were killed, and five that are running."""
     said = {"time": 1.0, "attempt": 1, "event": "said", "level": "note", "text": "x" * 200}
     for number in range(RUNS):
         name = f"20261122-{number:06}-train-0000"

@@ -1,4 +1,4 @@
-"""What the index beside a log costs a task that prints a gigabyte; rival: the same distlaunch, whose agent has none."""
+"""What the index beside a log costs a task that prints a gigabyte; rival: the same distlaunch without an index."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure(runs: int) -> None:
 
 
 def _run(tree: Path) -> float:
-    """Seconds from the first byte to the last one, with distlaunch from this folder."""
+    """Seconds from the first byte to the last, with the distlaunch in `tree`."""
     with tempfile.TemporaryDirectory() as folder:
         program, times = Path(folder) / "chatty.py", Path(folder) / "times"
         program.write_text(PROGRAM)

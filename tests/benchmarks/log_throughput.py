@@ -86,7 +86,7 @@ def _write(folder: Path) -> tuple[Path, Path]:
 
 
 def _seconds(times: Path) -> float:
-    """From the first worker's first byte to the last one's last."""
+    """From the first worker's first byte to the last worker's last."""
     spans = [tuple(map(float, path.read_text().split())) for path in times.iterdir()]
     assert len(spans) == 2
     return max(end for _, end in spans) - min(start for start, _ in spans)

@@ -1,6 +1,6 @@
-"""`python -m tests.benchmarks.many_restarts [N] [TASKS]`: what one run holds after very many restarts.
+"""`python -m tests.benchmarks.many_restarts [N] [TASKS]`: what one run holds on to after very many restarts.
 
-The program ends as if it was preempted, which costs no restart of the budget: only this ends the run, by a signal.
+The program ends as if preempted, which costs no restart of the budget, so only this module's signal ends the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 LOOKS = (10, 100, 500, 1000, 2000, 5000, 10_000)
-"""Restarts after which it is looked at."""
+"""Numbers of restarts after which the processes are inspected."""
 SPEC = """
 name: many
 program: {command: [sh, -c, "echo attempt; exit 143"]}

@@ -1,4 +1,4 @@
-"""Two ways of doing the same, timed in turn, so that a machine whose speed drifts is fair to both."""
+"""Two ways of doing the same, timed in turn, so a machine whose speed drifts is fair to both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def time_pairs(ours: Callable[[], float], rival: Callable[[], float], runs: int)
 
 
 def print_pair(title: str, ours: Sequence[float], rival: Sequence[float], unit: str = "s") -> None:
-    """A line with both medians, their spread, and the median of the ratios pair by pair."""
+    """Prints both medians, their spread, and the medians of ratio and difference pair by pair."""
     ratio = statistics.median(one / other for one, other in zip(ours, rival, strict=True))
     difference = statistics.median(one - other for one, other in zip(ours, rival, strict=True))
     print(
@@ -37,7 +37,7 @@ def _show(values: Sequence[float]) -> str:
 
 
 def time_command(argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None) -> float:
-    """Wall seconds of a command that must succeed; what it prints is thrown away."""
+    """Wall seconds of a command that must succeed; its output is discarded."""
     started = time.perf_counter()
     subprocess.run(
         argv,

@@ -1,4 +1,4 @@
-"""How much memory processes have used at most, without disturbing what is measured: the kernel remembers it."""
+"""The peak memory of processes, read without disturbing the measurement: the kernel records it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PAUSE_S = 0.25
-"""Between two looks: finding an agent's processes takes milliseconds of a core, which the rival does not spend."""
+"""Between two readings: finding an agent's processes takes milliseconds of CPU time, which the rival does not spend."""
 
 
 def peak_rss(pids: Iterable[int]) -> int:
-    """Bytes: the sum of what each has used at most, of those that are still there."""
+    """The sum of the peaks of those processes that still exist, in bytes."""
     return sum(_peak_rss(pid) for pid in pids)
 
 

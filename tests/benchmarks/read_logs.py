@@ -1,4 +1,4 @@
-"""`distlaunch logs` of a run that is over, against `cat` of the same files; both through a pipe."""
+"""`distlaunch logs` of a run that has ended, against `cat` of the same files; both through a pipe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure(runs: int) -> None:
 
 
 def _write(root: Path, name: str, tasks: int) -> None:
-    """The run's logs, each with an index of a record every 64 kB."""
+    """Writes a run's logs, each with an index that has a record every 64 kB."""
     folder = root / name / "attempt-1"
     folder.mkdir(parents=True)
     (root / name / "run.json").write_text('{"run_id": "r", "ended": true}')

@@ -1,4 +1,4 @@
-"""From the death of a worker to the first step of the next attempt, and what of it is which."""
+"""From the death of a worker to the first step of the next attempt, split into its phases."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _restart(*options: str) -> tuple[float, ...]:
         subprocess.run([*command, *faults], cwd=folder, capture_output=True, check=True)
         first, second = json.loads((Path(folder) / "run" / "report.json").read_text())["attempts"]
     [died] = [task["ended"] for task in first["tasks"] if task["task"] == "worker:1"]
-    # A task that is ended right after its first steps may not have reported them.
+    # A task that is stopped right after its first steps may not have reported them.
     begins = [[t["progress"]["began"] for t in attempt["tasks"] if t["progress"]] for attempt in (first, second)]
     cold, again = (max(begin) for begin in begins)
     return first["ended"] - died, second["cluster_up"] - died, again - died, cold - began

@@ -1,4 +1,4 @@
-"""What it costs to measure eight tasks of 120 threads that compute: for a sample, and for the agent as a whole."""
+"""What it costs to measure eight tasks of 120 threads that compute: per sample, and for the agent as a whole."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from worker_entry.protocol.framing import encode
 
 TASKS = 8
 THREADS = 120
-"""As many as a worker of TensorFlow has on two cores; most of them never run."""
+"""As many as a TensorFlow worker has on two cores; most of them never run."""
 SAMPLE_S = 2.0
 WATCH_S = 20.0
 PAUSE_S = 0.3
-"""Between two samples, so that others have used the processor's caches meanwhile."""
+"""Between two samples, so that other processes have used the processor's caches meanwhile."""
 PROGRAM = f"""
 import threading, time
 from worker_entry import progress
@@ -52,7 +52,7 @@ def measure(runs: int) -> None:
         ours, rival = _make_sampler(pids), _make_rival(pids)
         mine, theirs = time_pairs(lambda: _cost(ours), lambda: _cost(rival), max(10 * runs, 30))
     print(
-        f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what it does not have; CPU time"
+        f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what psutil lacks; CPU time"
     )
     print_pair("ms", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms")
     share = statistics.mean(mine) / SAMPLE_S
@@ -85,14 +85,14 @@ def _tasks() -> Iterator[list[int]]:
 
 
 def _make_sampler(pids: list[int]) -> Callable[[], object]:
-    """What the agent does for a sample, until it is ready to be sent."""
+    """What the agent does for a sample until the sample is ready to be sent."""
     sampler, now = Sampler(GpuWatch(selectors.DefaultSelector())), 0.0
     tasks = {f"worker:{index}": SimpleNamespace(pid=pid, running=True) for index, pid in enumerate(pids)}
 
     def take() -> bytes:
         nonlocal now
         sampled = None
-        while sampled is None:  # one that was dear puts the next one off
+        while sampled is None:  # an expensive sample delays the next
             now += SAMPLE_S
             sampled = sampler.poll(cast("Mapping[str, StartedTask]", tasks), now, SAMPLE_S)
         return encode(sampled)
@@ -101,7 +101,7 @@ def _make_sampler(pids: list[int]) -> Callable[[], object]:
 
 
 def _make_rival(pids: list[int]) -> Callable[[], object]:
-    """The same by psutil. It is asked for processes below the tasks as often as the agent looks for them."""
+    """The same by psutil, which is asked for the tasks' child processes as often as the agent looks for them."""
     processes, count = [psutil.Process(pid) for pid in pids], 0
 
     def take() -> list[Any]:
@@ -122,7 +122,7 @@ def _make_rival(pids: list[int]) -> Callable[[], object]:
 
 
 def _run(sample_s: float) -> float:
-    """CPU of agent and guardian in per cent of a core."""
+    """CPU time of agent and guardian in per cent of a core."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text(PROGRAM)
         command = [sys.executable, "-m", "launcher", "local", "-n", str(TASKS), "--run-dir", "run", "--oversubscribe"]
@@ -146,5 +146,5 @@ def _run(sample_s: float) -> float:
 
 
 def _ran_s(pid: int) -> float:
-    """Seconds on a core of a process with one thread; psutil has hundredths."""
+    """CPU seconds of a process with one thread; psutil only has hundredths."""
     return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9

@@ -1,8 +1,8 @@
-"""A run of many nodes whose agents are all played by one process: what the controller needs of CPU, memory and time.
+"""A run of many nodes whose agents are all played by one process: the CPU, memory and time that the controller needs.
 
 The controller is the real one, and so are the connections: as in a large Slurm job, one program starts all agents,
-which call back over TCP and prove that they know the secret. The program is this module, `play`; its agents answer what
-agents answer, report a step and a sample every 2 s, as agents do, and 1 kB of log every second. Then one task fails.
+which call back over TCP and prove that they know the secret. That program is this module's `play`; its agents answer
+as agents do, report a step and a sample every 2 s, and 1 kB of log every second. Then one task fails.
 `python -m tests.benchmarks.simulated_nodes N…` measures other numbers of nodes.
 """
 
@@ -70,7 +70,7 @@ MARKS = "SIMULATED_MARKS"
 
 @dataclass(frozen=True)
 class _Way:
-    """The way to a node whose agent is played."""
+    """The way to a node whose agent `play` simulates."""
 
     host: str
     gathering: Gathering
@@ -91,7 +91,7 @@ def _make_transports(spec: ClusterSpec, _targets: Targets, _files: RunDir, _run_
 
 def control(count: int, folder: Path) -> None:
     """Runs the cluster with the played agents."""
-    setattr(assembly, "make_transports", _make_transports)  # noqa: B010 - it is imported there
+    setattr(assembly, "make_transports", _make_transports)  # noqa: B010 - `assembly` imported it by name
     nodes = [
         {"host": f"node{number}", "address": f"10.{number >> 8}.{number & 255}.1", "way": {"command": ["true"]}}
         for number in range(count)
@@ -178,7 +178,7 @@ class _Agent:
 
 
 def play(count: int) -> None:
-    """Plays the agents of so many nodes; writes what the controller, this process's parent, has used by when."""
+    """Plays the agents of so many nodes; writes the controller's CPU time at each phase (it is this process's parent)."""
     reader = sys.stdin.buffer
     reader.readline()
     reader.read(len(make_payload("node", "calling").bootstrap))
@@ -236,7 +236,7 @@ def _phases(agents: list[_Agent], mark: Any) -> Iterator[None]:
     began = time.monotonic()
     reports = logs = 0
     while (passed := time.monotonic() - began) < STEADY_S:
-        # Spread over time, as those of real nodes are.
+        # Reports are spread over time, like those of real nodes.
         for wanted, done, period_s, act in (
             (passed, reports, REPORT_S, _Agent.report),
             (passed, logs, LOG_S, _Agent.log),

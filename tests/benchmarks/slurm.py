@@ -1,4 +1,4 @@
-"""Runs in a Slurm job: their start, and many nodes, against `srun` of the same by hand."""
+"""Runs in a Slurm job: their start, and many nodes, against the same `srun` by hand."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ os.environ["DISTLAUNCH_TASK"] = f"worker:{rank}"
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 MANY = (64, 128, 256)
-"""A step each, and one step for all."""
+"""Numbers of nodes for the runs of `true`."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a job has: nodes, and tasks on each of them."""
+    """A job's nodes, and the tasks on each of them."""
 
     nodes: int
     per_node: int
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def options(self) -> list[str]:
-        """Slurm's own."""
+        """The same as options of Slurm."""
         return [f"-N{self.nodes}", f"-n{self.tasks}", f"--ntasks-per-node={self.per_node}"]
 
 
@@ -84,7 +84,7 @@ def _job(cluster: SlurmCluster, shape: Shape) -> Iterator[dict[str, str]]:
     cluster.run("salloc", "--no-shell", *shape.options, timeout=120)
     job = cluster.run("squeue", "-h", "-o", "%i").split()[0]
     try:
-        tasks = f"{shape.per_node}(x{shape.nodes})"  # as salloc tells it to the command that it starts
+        tasks = f"{shape.per_node}(x{shape.nodes})"  # as salloc sets it for the command that it starts
         yield {**os.environ, **cluster.env, "SLURM_JOB_ID": job, "SLURM_TASKS_PER_NODE": tasks}
     finally:
         cluster.run("scancel", job)

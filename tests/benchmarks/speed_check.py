@@ -1,6 +1,6 @@
-"""How often `check --speed` names the right node or link: three hosts with nothing wrong, a slow link, or a slow host.
+"""How often `check --speed` names the right node or link: three nodes with nothing wrong, a slow link, or a slow node.
 
-The hosts are network namespaces; it needs root and sshd.
+The nodes are network namespaces, which need root and sshd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMED_HOSTS = 8
 
 def measure(runs: int) -> None:
     """Prints a line for each kind of cluster."""
-    print(f"who is named of {HOSTS} hosts that share this machine, and after how many seconds")
+    print(f"what is named among {HOSTS} nodes that share this machine, and after how many seconds")
     with tempfile.TemporaryDirectory() as folder, running_network(Path(folder), count=HOSTS) as network:
         a, b, _ = network.hosts.values()
         shape(network.hosts.values())
@@ -37,13 +37,13 @@ def measure(runs: int) -> None:
         for title, fault in kinds.items():
             with fault:
                 reports = [check_speed(network) for _ in range(runs)]
-            named = Counter(" and ".join(map(name_of, report["speed"]["findings"])) or "nobody" for report in reports)
+            named = Counter(" and ".join(map(name_of, report["speed"]["findings"])) or "nothing" for report in reports)
             seconds = statistics.median(report["speed"]["seconds"] for report in reports)
             shown = ", ".join(f"{name} {count} times" for name, count in named.most_common())
             print(f"  {title:26} {shown} of {runs}; {seconds:.1f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder, running_network(Path(folder), count=TIMED_HOSTS) as network:
         shape(network.hosts.values())
-        print(f"  {TIMED_HOSTS} hosts: {check_speed(network)['speed']['seconds']:.1f} s")
+        print(f"  {TIMED_HOSTS} nodes: {check_speed(network)['speed']['seconds']:.1f} s")
 
 
 def check_speed(network: Network) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from tests.benchmarks.peaks import PAUSE_S, peak_rss
 from tests.sshd import QUIET, Hosts, running_hosts, sessions
 
 MEGABYTES = 150
-"""File, log and mirror fit into memory that a virtual machine has at hand; else it is its host that is measured."""
+"""File, log and mirror fit into a virtual machine's memory; otherwise its host's disk would be measured."""
 GIGABIT = 'ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms && exec "$@"'
-"""Runs a command with a loopback of its own that is as slow as Ethernet."""
+"""Runs a command in its own network, whose loopback is as slow as Ethernet."""
 LINE = b"x" * 99 + b"\n"
 
 
@@ -33,7 +33,7 @@ def measure(runs: int) -> None:
         again = [sys.executable, "-m", "tests.benchmarks.ssh_logs", str(runs)]
         subprocess.run(["unshare", "--net", "sh", "-c", GIGABIT, "sh", *again], check=True)
     else:
-        print("  a link of 1 Gbit/s wants root, unshare and tc: left out")
+        print("  a link of 1 Gbit/s needs root, unshare and tc: left out")
 
 
 def _compare(title: str, runs: int) -> None:

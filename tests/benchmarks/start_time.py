@@ -1,4 +1,4 @@
-"""From the command to the first all-reduce of the last worker, and what each worker needs of memory; against shells."""
+"""From the command to the first all-reduce of the last worker, and the memory of each worker; against shells."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds until all workers had done their first all-reduce, and MiB that a worker has of its own, on average."""
+    """Seconds until all workers had done their first all-reduce, and a worker's private memory in MiB, on average."""
 
     seconds: float
     private: float

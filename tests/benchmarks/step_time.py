@@ -1,4 +1,4 @@
-"""What counting costs a training step of Keras: a model with it and one without, in turn within the same processes."""
+"""What step counting costs a Keras training step: models with and without it, in turn within the same processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if os.environ.get("DISTLAUNCH_TASK", "worker:0") == "worker:0":
 
 
 def measure(runs: int) -> None:
-    print("a training step of Keras with steps counted; rival: the same, uncounted (goal: ratio at most 1.01)")
+    print("a Keras training step with steps counted; rival: the same, uncounted (goal: ratio at most 1.01)")
     rounds = 10 * runs
     for workers, width, steps, what in ((1, 64, 1000, "tiny"), (2, 64, 100, "tiny"), (2, 1024, 15, "3 M weights")):
         with tempfile.TemporaryDirectory() as folder:

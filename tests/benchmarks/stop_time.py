@@ -1,4 +1,4 @@
-"""From the death of one worker to everything gone, on this machine and over SSH, of plain processes and in training."""
+"""From the death of one worker until nothing is left, on this machine and over SSH, for plain processes and training."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ for number in range(10_000_000):
 
 
 def measure(runs: int) -> None:
-    print("SIGKILL of worker:1 to nothing left anywhere (TensorFlow ignores TERM: its share has 2 s of grace)")
-    for title, program in (("tasks that heed TERM", PLAIN), ("training", TRAINING)):
+    print("SIGKILL of worker:1 until nothing is left anywhere (TensorFlow ignores TERM: 2 s of its time are grace)")
+    for title, program in (("tasks that end on TERM", PLAIN), ("training", TRAINING)):
         _print(f"3 on this machine, {title}", [_stop_here(program) for _ in range(runs)])
         _print(f"2 over SSH, {title}", [_stop_there(program) for _ in range(runs)])
 

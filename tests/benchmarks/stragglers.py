@@ -1,4 +1,4 @@
-"""Who is named as a straggler, and why: clusters of two real workers, with nothing wrong or with one slowed on purpose.
+"""Which task is named as a straggler, and why: clusters of two real workers, with nothing wrong or with one slowed on purpose.
 
 `quota` needs control groups of version 1 and the right to make one.
 """
@@ -48,14 +48,14 @@ data = tf.data.Dataset.range(1 << 40).map(load).with_options(options)
 model.fit(data, epochs=10000, steps_per_epoch=100, verbose=0)
 """
 TRAIN_S = 40.0
-"""How long each cluster trains, or until somebody is named."""
+"""How long each cluster trains unless a straggler is named before."""
 SLOW = "worker:1"
 GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """`argv`: the program; `slow`: who has to be named, empty if nobody; `disturb`: gets worker:1's process."""
+    """`argv`: the program; `slow`: the task to be named, empty if none; `disturb`: called with worker:1's process id."""
 
     title: str
     argv: tuple[str, ...]
@@ -65,7 +65,7 @@ class Case:
 
 def measure(runs: int) -> None:
     """Prints a line for each case."""
-    print("who is named of two workers (goal: the slow one in 19 of 20 runs, and nobody in 20 clean ones)")
+    print("which of two workers is named (goal: the slow one in 19 of 20 runs, and none in 20 clean ones)")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "train.py"
         program.write_text(PROGRAM)
@@ -88,12 +88,12 @@ def make_cases(program: Path) -> list[Case]:
 def print_case(case: Case, named: list[dict[str, str]]) -> None:
     right = sum(set(names) == ({case.slow} if case.slow else set()) for names in named)
     reasons = Counter(f"{task}: {reason}" for names in named for task, reason in names.items())
-    said = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common()) or "nobody"
+    said = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common()) or "none"
     print(f"  {case.title:<24} right in {right} of {len(named)}; named: {said}", flush=True)
 
 
 def run_case(case: Case, keep: Path | None = None) -> dict[str, str]:
-    """The tasks that were named in one run, each with its reason; `keep`: the run's folder, if it is to stay."""
+    """The tasks that were named in one run, each with its reason; `keep`: the run's folder, to keep it."""
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         command = [sys.executable, "-m", "launcher", "local", "-n", "2", "--stop-grace", "1", "--run-dir", str(folder)]
@@ -144,9 +144,9 @@ def events_of(folder: Path) -> Iterator[RunEvent]:
 
 @contextlib.contextmanager
 def busy(*cores: int) -> Iterator[None]:
-    """A program that does nothing but compute, on each of these cores.
+    """Runs a program that only computes on each of these cores.
 
-    Each has a session of its own: the kernel may share out a core by sessions.
+    Each has its own session: the kernel may divide a core between sessions.
     """
     source = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
     neighbours = [subprocess.Popen([sys.executable, "-c", source, str(core)], start_new_session=True) for core in cores]

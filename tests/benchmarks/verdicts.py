@@ -1,4 +1,4 @@
-"""How often the task that broke a cluster of three is named, and its class, where its peers' errors come first."""
+"""How often a verdict names the task that broke a cluster of three, and its class, though peers' errors come first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RACY = ("kill", "segfault", "os-exit", "raise", "raise-in-map", "raise-in-thread
 
 
 def measure(runs: int) -> None:
-    print("3 workers train, one fails: verdicts that name it and its class, of all; from its failure to nothing left")
+    print("3 workers train, one fails: verdicts that name it and its class; time from its failure until nothing is left")
     right = 0
     for how in RACY:
         seconds = []

@@ -1,4 +1,4 @@
-"""From the command to the first all-reduce of the last worker, when the run before has kept TensorFlow warm."""
+"""From the command to the first all-reduce of the last worker, when the previous run has kept TensorFlow warm."""
 
 from __future__ import annotations
 

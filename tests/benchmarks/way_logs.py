@@ -1,4 +1,4 @@
-"""A worker that prints a large file as fast as it can, over the ways that are programs, against `cat` over the same."""
+"""A worker that prints a large file as fast as it can, over ways that are programs, against `cat` over the same ways."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.test_ways import running_container
 
 @dataclass(frozen=True)
 class Tried:
-    """A way to a node, as YAML, and the words with which a user runs a command there."""
+    """A way to a node, as YAML, and the command words with which a user runs a program there."""
 
     way: str
     host: str
