@@ -18,7 +18,7 @@ EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_BUG = 70
 EXIT_NO_PROGRESS = 93
-"""Tells whoever requeues jobs not to requeue this one; other launchers use the same number."""
+"""Asks the program that requeues jobs not to requeue this one; other launchers use the same number."""
 
 
 class DistlaunchError(Exception):

@@ -153,7 +153,7 @@ class _Run:
 
     def _make_rest(self) -> str:
         failure = self._cell.expected[1]
-        # A newcomer that is stopped costs the lease a third of itself.
+        # A stopped reattachment uses up a third of the lease.
         lease_s = 4 * LEASE_S if self._cell.who == "reattachment" else LEASE_S
         start_s = START_S if failure == "start-timeout" else 120
         stall = f", stall_s: {LEASE_S}" if failure == "stalled" else ""
@@ -203,7 +203,7 @@ class _Run:
             for session in self._sessions():
                 session.kill()
         victim = eventually(self._find)
-        with contextlib.suppress(psutil.NoSuchProcess):  # a newcomer whom nobody needs any more
+        with contextlib.suppress(psutil.NoSuchProcess):  # a reattachment that is no longer needed
             victim.send_signal(cell.signum)
         hit = time.monotonic()
         if cell.goes_on:

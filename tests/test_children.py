@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 
 class TestSteps:
-    """Without TensorFlow, by a program that tells of them itself."""
+    """Without TensorFlow, in a program that reports its own steps."""
 
     @pytest.mark.parametrize(
         ("program", "step"),

@@ -18,7 +18,7 @@ from tests.witness import MARK, make_mark, marked, wait_until
 pytestmark = pytest.mark.ssh
 
 LEFT = "trap '' TERM HUP; setsid sleep 601 & echo waiting; exec sleep 600"
-"""A task that does not heed TERM, and what it starts in a session of its own."""
+"""A task that ignores SIGTERM, and what it starts in a session of its own."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Notifications: whoever is to know of a happening does, and nothing of it delays or fails the run."""
+"""Notifications reach their receivers, and never delay or fail the run."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ ATTACH = Attach(VERSION, "/tmp/agent-x", 0, 0, {})
 
 
 class WakingEnd(FarEnd):
-    """Whoever reads is woken when it is abandoned, as with a socket."""
+    """Abandoning it wakes its reader, as with a socket."""
 
     def abandon(self) -> None:
         super().abandon()

@@ -132,7 +132,7 @@ def test_all_nodes_are_empty_within_the_lease_after_the_controllers_machine_is_g
     run.process.kill()
     run.process.communicate()
     wait_until(lambda: marked(run.mark) == [], "all nodes are empty", 20)
-    assert time.monotonic() - began < 5 + 2 + 3  # the lease, the grace of what does not heed TERM, and a busy machine
+    assert time.monotonic() - began < 5 + 2 + 3  # the lease, the grace of what ignores SIGTERM, and a busy machine
 
 
 @pytest.mark.parametrize("loss", ["its answers get lost", "our beats get lost", "its agent hangs and it is cut off"])

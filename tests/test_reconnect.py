@@ -375,12 +375,12 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
     wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and newcomers end by themselves")
 
 
-# --- a newcomer, spoken to as an agent does ---
+# --- a reattachment, to which the test speaks as the agent ---
 
 
 @dataclass
 class Visit:
-    """A newcomer at a place where the test is the agent."""
+    """A reattachment at a folder where the test is the agent."""
 
     place: reattach.ReattachFolder
     way: Pipes
@@ -460,7 +460,7 @@ def test_a_newcomer_that_is_not_taken_ends_by_itself() -> None:
         assert reattachments._await_word(theirs, time.monotonic() + 0.1) is None
 
 
-@pytest.mark.skipif(not kernel.LINUX, reason="a newcomer's pid is not known")
+@pytest.mark.skipif(not kernel.LINUX, reason="a reattachment's pid is not known")
 def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()

@@ -187,7 +187,7 @@ def test_a_cluster_that_fails_is_started_again_as_one(distlaunch: Distlaunch) ->
 
 @pytest.mark.slow
 def test_every_process_of_an_attempt_is_gone_before_the_next_one_starts(distlaunch: Distlaunch) -> None:
-    """A child that heeds no TERM outlives its task, and must not meet the next attempt."""
+    """A child that ignores SIGTERM outlives its task, and must not meet the next attempt."""
     script = (
         "import os, signal, subprocess, sys, time; "
         "left = os.environ.get('PIDS'); "

@@ -456,7 +456,7 @@ def test_pieces_may_come_while_attempts_end_and_the_mirror_is_closed(tmp_path: P
                 while not stop.is_set():
                     for task in range(first, first + 40):
                         mirror.write(Log(1, f"worker:{task}", 0, 1), b"x")
-            except BaseException as error:  # noqa: BLE001 - the test tells of it
+            except BaseException as error:  # noqa: BLE001 - the test reports it
                 failures.append(error)
 
         threads = [threading.Thread(target=write, args=(first,)) for first in range(0, 160, 40)]

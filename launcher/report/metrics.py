@@ -45,7 +45,7 @@ _OF_TASK: Mapping[str, tuple[str, Callable[[TaskState], Number]]] = {
 
 _OF_NODE: Mapping[str, tuple[str, Callable[[NodeState], Number]]] = {
     "cores": ("Cores of the machine.", lambda node: node.cores),
-    "cpu_cores": ("Cores that are busy, whoever uses them.", lambda node: node.cpu),
+    "cpu_cores": ("Busy cores, of all users.", lambda node: node.cpu),
     "memory_used_bytes": ("Memory in use.", lambda node: node.memory),
     "memory_size_bytes": ("Memory of the machine.", lambda node: node.memory_total),
     "received_bytes_per_second": ("Received from the network, without the loopback.", lambda node: node.received_s),

@@ -91,7 +91,7 @@ class GpuState(Result):
 
 
 class NodeState(Result):
-    """One node now, whoever uses it."""
+    """One node now: what all of its users use."""
 
     node: str
     cores: int

@@ -1,4 +1,4 @@
-"""What the journal tells of a run to a later controller: the attempts that ended, and the one that may go on."""
+"""What a later controller reads in a run's journal: the attempts that ended, and the one that may go on."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LiveFacts:
 
 
 def live_facts(files: RunPaths, record: RunRecord) -> LiveFacts:
-    """What the journal tells of the current attempt, and the controller of its steps if it answers at once."""
+    """The current attempt by the journal, and its steps by the controller if it answers at once."""
     facts = replay(read_last_entries(files.events, ATTEMPT_BYTES)[0], _count_tasks(files))
     epoch, step = _ask_progress(record)
     return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)

@@ -22,7 +22,7 @@ def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStat
 
 
 def write_page(path: Path, text: str, mode: int = 0o600) -> None:
-    """Writes the page in one go: whoever opens it meanwhile never sees half of it.
+    """Writes the page in one go: a reader never sees half of it.
 
     Args:
         path: the file; replaced if it is there.

@@ -1,4 +1,4 @@
-"""Replaces files in one go: whoever reads one meanwhile never sees half of it."""
+"""Replaces files in one go: a reader never sees half of one."""
 
 from __future__ import annotations
 

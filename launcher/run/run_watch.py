@@ -62,7 +62,7 @@ class RunWatch:
     def _is_gone(self) -> bool:
         try:
             _, controller = self._files.read_run()
-        except UsageError:  # it is on another machine, which only its files tell of
+        except UsageError:  # it is on another machine, and only its files are visible here
             return False
         except RunDirectoryError:
             return True

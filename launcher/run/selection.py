@@ -52,7 +52,7 @@ def select_run(text: str | None, *, running: bool = False) -> RunDir:
     if found:
         return found[0]
     if text and _is_folder(Path(text)):
-        return RunDir(absolute(Path(text)))  # which is no run's folder, as whoever reads it says
+        return RunDir(absolute(Path(text)))  # not a run's folder: reading it raises the error
     raise _no_such_run(text)
 
 

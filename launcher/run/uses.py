@@ -1,4 +1,4 @@
-"""What tasks and nodes use in one attempt: the last of it for whoever asks, all of it for the files."""
+"""What tasks and nodes use in one attempt: the latest for requests, all of it for the files."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm tells of a job. Times are Unix seconds; None for what is not set.
+    """What Slurm reports about a job. Times are Unix seconds; None for what is not set.
 
     `restarts`: how often it was requeued. `can_requeue`: whether it is a batch job that may be.
     """

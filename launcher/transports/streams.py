@@ -137,7 +137,7 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
     """
 
     def write() -> None:
-        with contextlib.suppress(OSError):  # whoever does not listen does not answer either
+        with contextlib.suppress(OSError):  # a process that does not listen does not answer either
             stream.write(encode(question))
 
     try:

@@ -1,7 +1,7 @@
 """Counts what tasks take from XLA's compile cache and add to it: TensorFlow tells nobody, but the kernel does.
 
 The entries of a folder are files. One that is opened for reading and closed was loaded; one that was moved to its name
-was compiled. An entry counts once, however many tasks load it: the kernel may tell of several readings as one. What
+was compiled. An entry counts once, however many tasks load it: the kernel may report several readings as one. What
 another run does in the same folder on this machine counts as well.
 """
 

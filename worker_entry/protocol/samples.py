@@ -45,7 +45,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What the whole machine uses, whoever uses it; in a container, what its limits and namespaces show.
+    """What the whole machine uses, all of its users together; in a container, what its limits and namespaces show.
 
     `cpu_s`: seconds in which a core was busy, all cores together. `received`, `sent`: bytes through all network
     interfaces but the loopback.

@@ -1,6 +1,6 @@
 """Moves this process into a network of its own, with a loopback interface and nothing else (unshare(2)); Linux only.
 
-Whoever is outside, other users of this machine included, reaches no port of this process and of what it starts.
+No port of this process and its children can be reached from outside, not even by other users of this machine.
 """
 
 from __future__ import annotations

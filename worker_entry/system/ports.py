@@ -49,7 +49,7 @@ class HeldPorts:
         self.unguarded: dict[str, str] = {}
         """Why the other ports of the cluster have none."""
         self.probe: Callable[[str, int], Optional[bool]] = lambda _task, _port: None
-        """Tells of a guarded port whether its task listens; None for any other port."""
+        """Whether the task of a guarded port listens; None for any other port."""
         self.network = HERE
         """Where the ports are held; where their tasks listen does not matter."""
         self.shown_network = HERE

@@ -1,6 +1,6 @@
 """The place where a warm agent waits: a private folder with a lock, a socket and a file of facts, one for each key.
 
-Whoever holds the lock waits there; it is free when that process is gone, however it ended.
+The agent that waits there holds the lock, which is free once that process has ended in any way.
 """
 
 from __future__ import annotations
