@@ -1,4 +1,4 @@
-"""A healthy run is not stopped: a task at work is named and left alone, and so is one that trains without the others."""
+"""A healthy run is not stopped: a task at work is named and left alone, as is one that trains without the others."""
 
 from __future__ import annotations
 

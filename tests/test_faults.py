@@ -1,4 +1,4 @@
-"""Any process of a run dies, hangs or is asked to end, in any phase: the run ends in time, says why, and leaves nothing.
+"""Any process of a run dies, hangs or is asked to end, in any phase: the run ends in time, says why, leaves nothing.
 
 These are a part of all cells of `fault_matrix`; `python -m tests.benchmarks faults` plays every one, several times.
 """

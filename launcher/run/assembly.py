@@ -64,6 +64,7 @@ def make_bundle_of(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bundl
 
 
 def make_context(
+    *,
     spec: ClusterSpec,
     start: RunStart,
     files: RunDir,
@@ -71,7 +72,6 @@ def make_context(
     console: Console,
     journal: Journal,
     goodput: GoodputWatch,
-    *,
     bundle: Bundle | None,
     only_checks: bool = False,
 ) -> RunContext:

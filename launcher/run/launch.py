@@ -154,7 +154,16 @@ def conduct(
             taken_over = prepare(planner, console)
             make_folders(planner.spec, files)
             bundle = make_bundle_of(planner.spec, start.cwd, interrupts)
-            context = make_context(planner.spec, start, files, targets, console, journal, goodput, bundle=bundle)
+            context = make_context(
+                spec=planner.spec,
+                start=start,
+                files=files,
+                targets=targets,
+                console=console,
+                journal=journal,
+                goodput=goodput,
+                bundle=bundle,
+            )
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
             slurm = find_engine(spec, targets.values)

@@ -57,7 +57,15 @@ def check(spec: ClusterSpec) -> CheckReport:
                 bundle = make_bundle_of(planner.spec, cwd, interrupts)
                 goodput = watch_goodput(files, journal, start.started, planner.spec)
                 context = make_context(
-                    planner.spec, start, files, targets, console, journal, goodput, bundle=bundle, only_checks=True
+                    spec=planner.spec,
+                    start=start,
+                    files=files,
+                    targets=targets,
+                    console=console,
+                    journal=journal,
+                    goodput=goodput,
+                    bundle=bundle,
+                    only_checks=True,
                 )
                 recovery = Recovery(planner.spec, start.run_id)
                 if pods is not None:
