@@ -141,6 +141,8 @@ def _explain(detail: ErrorDetails, path: Path, *, is_key: bool) -> str:
     if kind == "literal_error":
         field = next(str(part) for part in reversed(path) if isinstance(part, str))
         choices = tuple(re.findall(r"'([^']+)'", context["expected"]))
+        if isinstance(given, (dict, list)):
+            return f"expected one of {', '.join(choices)}, got {shown}"
         what = {"restart": "failure", "notify": "happening"}[str(path[0])] if field == "on" else field
         return f"unknown {what} {shown}{_suggest(str(given), choices)}"
     if kind == "string_pattern_mismatch":
