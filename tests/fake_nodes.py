@@ -115,7 +115,7 @@ class Answers:
         """`now`: Unix seconds by the node's clock."""
         match order:
             case Hello():
-                yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0", "/run/meeting")
+                yield Ready(VERSION, 7, "far", "3.11.0", "/usr/bin/python3", now, 4, [], "2.21.0", "/run/agent")
             case Prepare(attempt, requests):
                 self.attempt, self.tasks = attempt, [request.task for request in requests]
                 self.running = []

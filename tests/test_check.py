@@ -39,7 +39,7 @@ SECONDS = 0.5
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two hosts that are apart as machines are; what a test changes on them, it changes back."""
     if os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists():
-        pytest.skip("network namespaces want root, iproute2 and OpenSSH's server")
+        pytest.skip("network namespaces need root, iproute2 and OpenSSH's server")
     with running_network(tmp_path_factory.mktemp("network")) as started:
         yield started
 

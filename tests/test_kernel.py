@@ -1,4 +1,4 @@
-"""What we ask of the operating system: found processes, exact signals, holders of ports, GPUs, cores."""
+"""What we ask of the operating system: descendants, exact signals, holders of ports, GPUs, cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAMILY = str(PROGRAMS / "tree_family.py")
 
 @contextmanager
 def family(*members: str) -> Iterator[tuple[int, dict[str, int]]]:
-    """Starts `tree_family.py`; gives its pid and those of its members, and kills what is left of them at the end."""
+    """Starts `tree_family.py`; yields its pid and those of its members, and kills the ones still alive at the end."""
     process = subprocess.Popen([sys.executable, FAMILY, *members], stdout=subprocess.PIPE, start_new_session=True)
     pids: dict[str, int] = {}
     try:
@@ -117,7 +117,7 @@ def gone(pid: int) -> None:
 @linux
 @pytest.mark.parametrize("name", ["a b c", "x) R 1 (y", ") S 0 0", "((((", "\n9 (z) S 1\n", "ÿé"])
 def test_the_name_of_a_process_may_be_anything(name: str) -> None:
-    """It stands unescaped in the middle of /proc/PID/stat."""
+    """The kernel writes it unescaped into the middle of /proc/PID/stat."""
     code = f"""if True:
         import ctypes, time
         ctypes.CDLL(None).prctl(15, {name.encode()[:15]!r}, 0, 0, 0)
@@ -219,7 +219,7 @@ def test_a_child_dies_with_its_parent(late: bool) -> None:
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     if late:
-        assert parent.stdout.read() == b""  # it has not come to that line, and nobody has the pipe any more
+        assert parent.stdout.read() == b""  # the child died before it printed, and no process holds the pipe
         parent.wait()
         return
     pid = int(parent.stdout.readline())

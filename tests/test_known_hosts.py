@@ -1,4 +1,4 @@
-"""Which keys known_hosts files allow a host."""
+"""Which keys of a host known_hosts files allow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def known_hosts(tmp_path: Path) -> Path:
 
 
 HASHED = HostKeys.hash_host("gpu-a", "|1|c2FsdCBvZiAyMCBieXRlcyEhISE=|")
-"""With a salt that is always the same, since tests are named by it."""
+"""With a fixed salt, because the hash is part of test names."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs on the pods of a real Kubernetes cluster: how they start, and what becomes of them when pods are taken away."""
+"""Runs on the pods of a real Kubernetes cluster: how they start, and what happens to them when pods are taken away."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def _nothing_is_left(cluster: KubernetesCluster) -> Iterator[None]:
     yield
     try:
         cluster.await_empty()
-    finally:  # what a failed test leaves is not in the next one's way
+    finally:  # what a failed test leaves must not disturb the next
         cluster.kubectl("delete", "jobs", "--selector=app.kubernetes.io/managed-by=distlaunch")
 
 
 @dataclass
 class Run:
-    """A run on pods, begun by `begin`."""
+    """A run on pods, started by `begin`."""
 
     cluster: KubernetesCluster
     directory: Path
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """Of the first attempt."""
+        """The first attempt's verdict."""
         found: dict[str, Any] = self.report["attempts"][0]["verdict"]
         return found
 
@@ -88,7 +88,7 @@ class Run:
         wait_until(lambda: all((saved / f"worker-{n}").exists() for n in (0, 1)), "both have saved", 60)
 
     def await_end(self, status: int = 0, timeout_s: float = 150) -> None:
-        """Waits for the end; nothing may be left then, neither processes nor objects of the cluster."""
+        """Waits for the end, and checks that neither processes nor objects of the cluster are left."""
         assert self.process.wait(timeout_s) == status, self.said
         self._reader.join(10)
         assert marked(self.mark) == []
@@ -98,7 +98,7 @@ class Run:
             assert self.report["attempts"][-1]["processes_left"] == 0
 
     def assert_resumed(self) -> None:
-        """The second attempt went on from what the first has saved, and the run has succeeded."""
+        """Checks that the second attempt went on from what the first had saved, and that the run succeeded."""
         assert self.report["outcome"] == "succeeded", self.said
         assert len(self.report["attempts"]) == 2
         for worker in (0, 1):
@@ -118,7 +118,7 @@ def begin(
     more: str = "restart: {max_restarts: 2}",
     env: dict[str, str] | None = None,
 ) -> Run:
-    """Begins a run whose pods share a folder for checkpoints."""
+    """Starts a run whose pods share a folder for checkpoints."""
     mark, saved = make_mark(), folder / "checkpoints"
     saved.mkdir()
     saved.chmod(0o777)
@@ -184,7 +184,7 @@ def test_a_stranger_does_not_reach_a_port_of_a_pod(cluster: KubernetesCluster, t
         host, port = task["address"], task["port"]
         with (
             contextlib.suppress(ConnectionResetError),
-            socket.create_connection((host, port), 5) as stranger,  # this machine is none of the cluster's
+            socket.create_connection((host, port), 5) as stranger,  # this machine is not in the cluster
         ):
             stranger.settimeout(5)
             assert stranger.recv(1) == b""
@@ -410,7 +410,7 @@ def test_what_the_user_may_not_do_is_told(cluster: KubernetesCluster, tmp_path: 
 
 
 def _restricted(cluster: KubernetesCluster, folder: Path) -> Path:
-    """A kubeconfig for somebody who may do nothing."""
+    """A kubeconfig for a user who may do nothing."""
     config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
     config["users"][0]["user"]["as"] = "nobody"
     path = folder / "restricted.json"
@@ -423,7 +423,7 @@ def _restricted(cluster: KubernetesCluster, folder: Path) -> Path:
 
 
 def write_config(cluster: KubernetesCluster, folder: Path) -> Path:
-    """How clients in pods reach an API server that no proxy leads to; they are who their account's token says."""
+    """A kubeconfig for clients in pods: they reach the API server without a proxy, by their account's token."""
     config = json.loads(cluster.kubectl("config", "view", "--raw", "-o", "json"))
     token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     config["users"][0]["user"] = {"tokenFile": token}

@@ -1,4 +1,4 @@
-"""What a run has left on this machine, counted twice."""
+"""What a run has left on this machine, counted by the agent and again by psutil."""
 
 from __future__ import annotations
 

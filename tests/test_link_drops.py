@@ -56,7 +56,7 @@ class Run:
         pass
 
     def __exit__(self, failure: object, *_: object) -> None:
-        if failure is not None:  # the test has failed: nobody waits for the run's own end
+        if failure is not None:  # the test has failed: do not wait for the run's own end
             self.process.kill()
         self.process.wait()
 
@@ -74,7 +74,7 @@ class Run:
         return path.read_bytes() if path.exists() else b""
 
     def log_there(self, worker: int) -> bytes:
-        """The node's own."""
+        """The node's own log."""
         return (self.hosts.node_files(self.report["run_id"]) / "attempt-1" / f"worker-{worker}.log").read_bytes()
 
     def wait_for(self, text: bytes) -> None:
@@ -110,13 +110,13 @@ def test_logs_are_whole_after_connections_that_broke_again_and_again(hosts: Host
 
 
 def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts: Hosts, tmp_path: Path) -> None:
-    """The log's last megabytes, the exits and the end of the trees, all of them while nobody could hear of them."""
+    """The log's last megabytes, the exits and the ends of the trees all come while there is no connection."""
     go = tmp_path / "go"
     script = f"echo waiting; until [ -e {go} ]; do sleep 0.05; done; head -c 5000000 /dev/urandom; exit 3"
     run = Run(hosts, tmp_path, f"program: {{command: [sh, -c, '{script}']}}\ntimeouts: {{lease_s: 8}}\n")
     with run:
         run.wait_for(b"waiting\n")
-        send_to_sessions(signal.SIGSTOP)  # silence, as of a cable that was pulled
+        send_to_sessions(signal.SIGSTOP)  # silence, as if a cable were pulled
         stopped = sessions()
         go.touch()
         wait_until(lambda: all(p.name() == "sshd" for p in stopped) and len(tasks(run)) == 0, "both tasks have ended")
@@ -132,12 +132,12 @@ def test_an_end_that_comes_while_there_is_no_connection_is_told_afterwards(hosts
 
 
 def tasks(run: Run) -> list[psutil.Process]:
-    """What is left of the program's own processes."""
+    """The program's own processes that still run."""
     return [process for process in marked(run.mark) if command_of(process)[:2] == ["sh", "-c"]]
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Its words; none if it has just ended."""
+    """Its command line; empty if it has just ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
@@ -151,16 +151,16 @@ def test_a_node_that_stays_away_for_longer_than_the_lease_is_lost_and_empty(host
         trees = {p.pid: p.environ()["DISTLAUNCH_TASK"] for p in marked(run.mark) if p.pid != run.process.pid}
         [session, *_] = sessions_of("worker:1", trees)
         daemon = psutil.Process(session.ppid())
-        daemon.suspend()  # no way back, either
+        daemon.suspend()  # so that it cannot reconnect either
         session.suspend()
         try:
             assert run.process.wait(timeout=60) == 3, run.said
-            wait_until(lambda: marked(run.mark) == [], "the lost node has ended its tasks by itself")
+            wait_until(lambda: marked(run.mark) == [], "the lost node has ended its tasks on its own")
         finally:
             session.kill()
             daemon.resume()
     assert "Error: node gpu-b was lost: no data for 2 s, and not reconnected within 4 s" in run.said
-    # On the other node a parent may have ended before its child, which is then told in brackets.
+    # On the other node a parent may have ended before its child, which is then reported in brackets.
     assert re.search(r"0 processes left on 1 node( \(.*\))?\n  unknown what is left on gpu-b", run.said), run.said
     assert f"distlaunch clean {tmp_path / 'run'}" in run.said
 

@@ -1,4 +1,4 @@
-"""The live view in a run's own terminal and in `attach`: complete logs, a correct picture, keys, and how it is left."""
+"""The live view in a run's own terminal and in `attach`: complete logs, a correct picture, keys, and ways out."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.terminals import Terminal
 from tests.witness import make_mark, marked, wait_until
 
 WIDE = 250
-"""Columns that are enough for the path of a run's folder."""
+"""Enough columns for the path of a run's folder."""
 STEPS = str(PROGRAMS / "live_steps.py")
 HEADER = re.compile(r"^── \S+: ")
 
 
 class LiveRun:
-    """`distlaunch local` with two tasks that report their steps, on a terminal of its own; or `argv` there."""
+    """`distlaunch local` with two tasks that report their steps, or `argv`, on a terminal of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.files = RunDir(folder / "run")
@@ -98,7 +98,7 @@ def fits(terminal: Terminal, columns: int) -> bool:
 
 
 def check_complete(run: LiveRun, terminal: Terminal) -> None:
-    """All lines of all logs, once each and in order; nothing of the live view among them; the verdict below them."""
+    """Checks for all lines of all logs, once each and in order, without the live view, and the verdict below them."""
     shown = [line for line in terminal.scrolled if line]
     for worker in (0, 1):
         prefix = f"worker:{worker} │ "
@@ -417,7 +417,7 @@ class TestAttach:
 
 
 def test_keys_that_are_given_back_while_they_are_taken_stay_given_back(run: LiveRun) -> None:
-    """As by Ctrl-Z just after `fg`; and they are taken once, however often that is tried."""
+    """As when Ctrl-Z follows right after `fg`; taking them repeatedly takes them once."""
     code = (
         "import termios, tty; from launcher.console.keyboard import Keyboard\n"
         "keyboard, before, set_mode = Keyboard(), termios.tcgetattr(0), tty.setcbreak\n"

@@ -154,7 +154,7 @@ class TestPicture:
     )
     @pytest.mark.parametrize("columns", [80, 41])
     def test_cannot_be_broken_by_text_of_others(self, text: str, columns: int) -> None:
-        """Of a task's state, a run's name, or a line that a task has not finished."""
+        """The text is a task's state, a run's name, or a task's unfinished line."""
         seen = status(task("worker:0", text), training(1, metrics={"loss": None}), name=text)
         bar = Unfinished(TaskId("ps", 0), b"ps:0 | ", text.encode())
         lines = Picture(seen, colour=True).lines(columns, 24, bar)
@@ -198,7 +198,7 @@ class TestLastMinute:
 
 
 class Terminal:
-    """What a sink writes: one packet for each write, so that none is taken for another."""
+    """Receives what a sink writes, as one packet for each write, so that writes can be told apart."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -262,7 +262,7 @@ class TestSink:
     def test_a_flood_is_written_without_a_picture_and_without_waiting(
         self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("launcher.console.terminal.PENDING_LIMIT", 64 << 10)  # what one packet can have
+        monkeypatch.setattr("launcher.console.terminal.PENDING_LIMIT", 64 << 10)  # as much as one packet can hold
         terminal.sink.show_live(["live"])
         terminal.writes()
         terminal.sink.write(b"x" * 99 + b"\n")
@@ -370,7 +370,7 @@ class TestKeys:
 
 
 def test_a_screen_that_gets_lower_keeps_its_last_rows() -> None:
-    """Of the tests' own screen, which pyte does otherwise than terminals."""
+    """The tests' own screen does so, like terminals and unlike pyte."""
     screen = Screen(10, 4)
     for number in range(4):
         screen.draw(str(number))

@@ -1,4 +1,4 @@
-"""`distlaunch local`: what the words of its command line mean, and how many workers it takes."""
+"""`distlaunch local`: what the words of its command line mean, and how many workers it allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW = "import json, sys\nprint('SHOWN ' + json.dumps([__name__, *sys.argv[1:]])
 
 
 def by_hand(distlaunch: Distlaunch, *words: str) -> list[list[str]]:
-    """The end of each task's command, from the runner's `run` on, or from the command itself."""
+    """The end of each task's command by hand: the words after the runner's `run`, or the program's own command."""
     ran = distlaunch("local", "--dry-run", *words)
     assert (ran.status, ran.stderr) == (0, "")
     assert not ran.directory.exists()
@@ -114,7 +114,7 @@ class TestProgram:
 class TestWorkers:
     @pytest.fixture
     def two_cores(self) -> Iterator[None]:
-        """The command may use two cores at most, whatever the machine has."""
+        """Lets the command use at most two cores, however many the machine has."""
         if not hasattr(os, "sched_setaffinity"):
             pytest.skip("this system cannot keep a process to some of the cores")
         all_of_them = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""The index beside a log: what it says of when lines were written, and what happens to it when things go wrong."""
+"""The index beside a log: when it says that lines were written, and what happens to it when things go wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_marks(path: Path) -> list[tuple[int, float]]:
 
 
 def read_times(path: Path) -> list[tuple[bytes, float | None]]:
-    """The lines of a log that is written no more, each with its time."""
+    """The lines of a finished log, each with its time."""
     log = LogFile(TASK, path)
     blocks = [*log.blocks(None)]
     rest = log.rest()
@@ -111,7 +111,7 @@ def _last_marks(path: Path) -> list[tuple[int, float]]:
 
 @dataclass
 class Clocks:
-    """Both clocks of a node: the steady one is ahead of the machine's, which says `wall`."""
+    """Both clocks of a node: the steady one is `ahead` of the machine's, which shows `wall`."""
 
     wall: float
     ahead: float = 1000.0
@@ -132,7 +132,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def test_lines_have_the_moments_at_which_they_were_written(tmp_path: Path, clocks: Clocks) -> None:
-    """Although the log is looked at later: the file system knows when it was last written."""
+    """Although the agent reads the log later: the file system knows when it was last written."""
     path = tmp_path / "log"
     path.touch()
     log = TaskLog(str(path), f"{path}{SUFFIX}")
@@ -186,7 +186,7 @@ def mirror_of(tmp_path: Path) -> tuple[LogMirror, Path]:
 def test_a_mirror_has_the_marks_of_the_node_whatever_is_sent_again(
     pieces: list[bytes | None], rewinds: list[tuple[int, int]]
 ) -> None:
-    """None: the program truncates its log."""
+    """A piece that is None stands for the program truncating its log."""
     folder = Path(os.environ["PYTEST_TMP"]) / str(next(_numbers))
     folder.mkdir()
     path = folder / "log"

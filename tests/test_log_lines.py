@@ -42,7 +42,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "PARTIAL_LIMIT", 40)
 
 
-# Few words make many rewritten, blank, coloured, too long and folded lines.
+# So few words produce many rewritten, blank, coloured, overlong and folded lines.
 WORDS = (
     *(bytes([byte]) for byte in b"\n\n\n\r\r\b\t \x1b[m;0ab\x00\x07\x7f\x80\xc3\xa9\xff"),
     b"   ",
@@ -187,7 +187,7 @@ class TestControlSequences:
             ("\u202e".encode(), r"\u202e"),
             ("\u2066".encode(), r"\u2066"),
             ("\u2028".encode(), r"\u2028"),
-            (b"\xc2\x07\x9b2J", "\ufffd␇\ufffd2J"),  # what is left of a byte that is taken out joins to nothing
+            (b"\xc2\x07\x9b2J", "\ufffd␇\ufffd2J"),  # bytes around a removed byte do not join
             (b"\x1b\x00[2J", "␛␀[2J"),
             (b"\x1b\x1b[31m[2J", "␛[2J"),
         ],
@@ -216,7 +216,7 @@ class TestControlSequences:
 
     @given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=3))).map(b"".join), st.booleans())
     def test_never_come_through_as_a_terminal_reads_them(self, data: bytes, colours: bool) -> None:
-        """Byte by byte, and again as UTF-8: neither finds a sequence, but for colours."""
+        """Reading byte by byte or as UTF-8 finds no sequences except colours."""
         for line in shown(data.replace(b"\n", b" "), keep_colours=colours, fold=False):
             bare = re.sub(rb"\x1b\[[0-9;:]*m", b"", line) if colours else line
             assert b"\x1b" not in bare
@@ -335,7 +335,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
 """
 
     def test_of_a_peer_that_has_gone_is_folded(self) -> None:
-        """It may have gone because it came to its end; if not, the program gets an exception that says the same."""
+        """The peer may have finished normally; if not, the program gets an exception that says the same."""
         lines = LogLines()
         assert lines.feed(self.GONE) == b""
         assert lines.folded == self.GONE.count(b"\n")
@@ -361,7 +361,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
     @pytest.mark.parametrize(
         "line",
         [
-            # Errors, and what may be one.
+            # Errors, and lines that may be errors.
             (
                 b"E0000 00:00:1795393452.958900   27264 cpu_aot_loader.cc:220] Loading XLA:CPU AOT result. Target "
                 b"machine feature +avx512f is not  supported on the host machine."
@@ -393,7 +393,7 @@ BaseCollectiveExecutor::StartAbort ABORTED: Socket closed
                 b"2024-03-11 09:14:02.123456: W tensorflow/core/common_runtime/gpu/gpu_device.cc:2348] Cannot dlopen "
                 b"some GPU libraries. Skipping registering GPU devices..."
             ),
-            # A user's own.
+            # A user's own lines.
             b"I1121 01:57:12.644315 140735 train.py:153] step 100, loss 0.5",
             b"W1121 01:57:12.644315 140735 train.py:153] loss is NaN",
             b"2024-03-11 09:14:02.123456: I train.py:10] step",
@@ -447,7 +447,7 @@ experimental {
 """
 
 
-@pytest.mark.parametrize("mark", ["proto", "str", "only"])  # one of them, at random
+@pytest.mark.parametrize("mark", ["proto", "str", "only"])  # TensorFlow picks one at random
 def test_a_configuration_that_tensorflow_shows_is_chatter_and_the_same_words_elsewhere_are_not(mark: str) -> None:
     configuration = CONFIGURATION.replace("debugproto", f"debug{mark}").encode()
     log = LogLines()

@@ -47,7 +47,7 @@ def run_and_lose_worker_1(
 ) -> tuple[int, str, dict[str, Any]]:
     """Kills the agent and the guardian of worker:1; returns the exit status, what was said, and the report.
 
-    `then` is done just before: it keeps the node from being reached again.
+    `then` is called just before, to make the node unreachable.
     """
     mark = make_mark()
     spec = folder / "spec.yaml"
@@ -98,7 +98,7 @@ def test_a_spare_node_takes_the_place_of_one_that_was_lost(hosts: Hosts, tmp_pat
     assert status == 0, said
     assert "Error: node gpu-b was lost: " in said
     assert "gpu-c takes the place of gpu-b" in said
-    assert "0 processes left on 3 nodes" in said  # the lost one could be asked: its agent had ended
+    assert "0 processes left on 3 nodes" in said  # the lost node could be asked: its agent had ended
     first, last = report["attempts"]
     assert first["verdict"]["reference"] == "node-lost"
     assert [(task["task"], task["node"]) for task in last["tasks"]] == [("worker:0", "gpu-a"), ("worker:1", "gpu-c")]

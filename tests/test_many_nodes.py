@@ -26,7 +26,7 @@ MIB = 2**20
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Their daemons have the usual MaxStartups, which refuses some of so many connections at once."""
+    """The nodes' daemons have the usual MaxStartups, which refuses some of so many connections at once."""
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
@@ -76,12 +76,12 @@ def test_64_nodes_start_together_and_nothing_is_left_on_any(hosts: Hosts, tmp_pa
 
     cpu_s = usage.ru_utime + usage.ru_stime
     took = re.findall(r"Succeeded in ([\d.]+ s)", said)
-    # Not ru_maxrss, in which a child begins with what its parent has.
+    # Not ru_maxrss, because a child's begins with its parent's value.
     [peak_kib] = re.findall(r"VmHWM:\s+(\d+) kB", status)
     peak_mib, each_mib = int(peak_kib) / 1024, sum(memory) / len(memory) / MIB
     print(f"{NODES} nodes: {took}; controller {peak_mib:.0f} MiB at the most, {cpu_s:.1f} s of CPU;")
     print(f"{len(memory)} agents and guardians, {each_mib:.1f} MiB of their own each")
-    # Far above what is measured: a thread or a buffer too many for each node would break it.
+    # Far above the usual peak, but one thread or buffer too many for each node would exceed it.
     assert peak_mib < 300
     assert len(memory) == 2 * NODES
     assert each_mib < 20

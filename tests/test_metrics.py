@@ -105,7 +105,7 @@ def read(families: Iterable[Metric]) -> Samples:
 
 
 def served(status: RunStatus) -> Samples:
-    """What a client reads of it."""
+    """What a client reads of the status."""
     text: bytes = exposition.generate_latest(make_registry(lambda: status))  # type: ignore[no-untyped-call]
     return read(parse_openmetrics(text.decode()))
 
@@ -211,7 +211,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 @contextmanager
 def serving(make: Callable[[], RunStatus] = make_status) -> Iterator[int]:
-    """A server's port."""
+    """Runs a server; yields its port."""
     server = MetricsServer(Endpoint("127.0.0.1", free_port()))
     with closing(server):
         server.begin(make)
@@ -374,7 +374,7 @@ class TestRuns:
 
 
 def states(samples: Samples) -> list[str]:
-    """Those that are true."""
+    """The states whose samples are true."""
     return [
         dict(labels)["distlaunch_run_state"]
         for (name, labels), value in samples.items()

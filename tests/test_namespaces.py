@@ -1,4 +1,4 @@
-"""`distlaunch up` on hosts that are apart as machines are: ways there, trust, and who logs in."""
+"""`distlaunch up` on hosts that are as separate as machines: ways there, trust, and the user who logs in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces want root, iproute2 and OpenSSH's server",
+        reason="network namespaces need root, iproute2 and OpenSSH's server",
     ),
 ]
 
@@ -61,7 +61,7 @@ def root_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def user_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """Two hosts on which an ordinary user logs in, who is nobody on the controller."""
+    """Two hosts on which an ordinary user logs in who is not the controller's user."""
     with running_network(tmp_path_factory.mktemp("user"), user="trainer") as network:
         yield network
 
@@ -102,7 +102,7 @@ def test_hosts_are_apart_and_can_be_cut_off(root_network: Network) -> None:
         b.block()
         assert not answers(root_network, b.address)
         assert not answers(root_network, b.address6)
-        a.run([sys.executable, "-c", PROBE, b.address, str(PORT)])  # from others it hears
+        a.run([sys.executable, "-c", PROBE, b.address, str(PORT)])  # other hosts still reach it
     finally:
         a.up()
         b.unblock()
@@ -139,7 +139,7 @@ def test_nothing_of_a_network_stays_after_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None:
-    """Only as an ordinary user, for it takes long; `test_ssh` trains it as root."""
+    """Only as an ordinary user, because it takes long; `test_ssh` trains the demo as root."""
     network = user_network
     ran = up(network, network.write_spec(""), tmp_path, timeout=240)
     assert ran.status == 0, ran.stderr
@@ -155,7 +155,7 @@ def test_two_nodes_train_the_demo(user_network: Network, tmp_path: Path) -> None
     for name, host in zip(("worker-0", "worker-1"), network.hosts.values(), strict=True):
         files = host.node_files(ran.report["run_id"]) / "attempt-1"
         assert ran.log(name) == (files / f"{name}.log").read_bytes()
-        assert list(files.glob("*.log")) == [files / f"{name}.log"]  # the other's is on the other host
+        assert list(files.glob("*.log")) == [files / f"{name}.log"]  # the other log is on the other host
         assert re.search(rb"of 2: validation accuracy 0\.9[5-9]", ran.log(name))
 
 
@@ -187,7 +187,7 @@ def test_a_node_behind_a_bastion_is_reached(user_network: Network, tmp_path: Pat
     assert ran.status == 0, ran.stderr
     assert re.fullmatch(rb"10\.77\.0\.1 \d+ 10\.77\.0\.11\n", ran.log("worker-0"))
     assert re.fullmatch(rb"10\.77\.0\.11 \d+ 10\.77\.0\.12\n", ran.log("worker-1"))
-    assert marked(mark) == []  # the way there included
+    assert marked(mark) == []  # including the proxy process
 
 
 @pytest.mark.parametrize("way", ["ssh -W", "a program", "a line of shell"])
@@ -242,7 +242,7 @@ def test_without_opensshs_client_the_users_configuration_is_read(user_network: N
         "".join(f"Host lab-{host.name}\n  HostName {host.address}\n" for host in user_network.hosts.values())
         + f"Host lab-*\n  User {user_network.user}\n  Port {PORT}\n  IdentityFile ~/.ssh/id_lab\n"
     )
-    (tmp_path / "bin").mkdir()  # a PATH that has nothing
+    (tmp_path / "bin").mkdir()  # a PATH without programs
     spec = user_network.write_spec(WHO, ["lab-gpu-a", "lab-gpu-b"])
     ran = up(user_network, spec, tmp_path, {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin"), "SSH_AUTH_SOCK": ""})
     assert ran.status == 0, ran.stderr
@@ -341,7 +341,7 @@ def test_somebody_in_between_is_refused_and_told_nothing(root_network: Network, 
     assert f"ssh-keygen -R '{known}'" in ran.stderr
     assert received(tmp_path / "strict.log") <= KEY_EXCHANGE
 
-    # Trusted, the same daemon would have been told all, and would have noted it.
+    # If trusted, the same daemon would have received everything, and would have logged it.
     (tmp_path / "known_hosts").write_text(
         f"{known} {(root_network.hosts['gpu-b'].folder / 'host_key.pub').read_text()}"
     )

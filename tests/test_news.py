@@ -1,4 +1,4 @@
-"""What a user is told of the Keras that was patched: one line, and only if a program trains with it."""
+"""What a user is told about the Keras patch: one line, and only if a program trains with Keras."""
 
 from __future__ import annotations
 

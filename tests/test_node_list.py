@@ -220,7 +220,7 @@ def test_an_answer_that_nobody_wants_any_more_is_not_waited_for() -> None:
 
 
 def test_a_signal_while_the_command_starts_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, before anybody else knows of its process."""
+    """The signal comes before any other code knows the process."""
     started = []
 
     class Interrupted(subprocess.Popen[bytes]):

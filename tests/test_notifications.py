@@ -100,7 +100,7 @@ class TestHappenings:
         assert set(variables) == set(environment.OF_NOTIFICATIONS)
         done = subprocess.run(["env", "-0"], env=variables, capture_output=True, check=True)
         assert dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line) == variables
-        assert environment.RUN_ID not in variables  # or the command would be one of the run's processes
+        assert environment.RUN_ID not in variables  # otherwise the command would be one of the run's processes
 
 
 # --- the webhook ---
@@ -234,7 +234,7 @@ class TestPost:
 
 
 def make_tls(folder: Path) -> ssl.SSLContext:
-    """A server's, with a certificate of its own making."""
+    """A server's TLS context, with a self-signed certificate."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
@@ -271,7 +271,7 @@ SUCCEEDED = Record(12.0, 1, Ended("succeeded", 0, "succeeded", "all succeeded"))
 def notifying(
     folder: Path, url: str | None = None, command: list[str] | None = None, on: tuple[str, ...] = ALL
 ) -> Iterator[tuple[Notifier, list[str]]]:
-    """A notifier and its warnings."""
+    """Yields a notifier and its warnings."""
     warnings: list[str] = []
     notifier = Notifier(Recipients(url, command, frozenset(on), str(folder)), status, warnings.append)
     try:
@@ -378,7 +378,7 @@ def write_spec(folder: Path, notify: str, program: str = "[sh, -c, 'exit 3']", m
 
 
 def read_all(folder: Path) -> str:
-    """Every file of a run."""
+    """The text of every file of a run."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 3
     return "\n".join(path.read_text(errors="replace") for path in files)
@@ -475,7 +475,7 @@ class TestRuns:
         spec = write_spec(tmp_path, "{command: [sh, -c, 'cat > told.json']}", "[sh, -c, 'sleep 1; exit 3']")
         assert distlaunch("up", "-d", "--no-check", spec).status == 0
         told = tmp_path / "told.json"
-        wait_until(lambda: told.exists() and told.read_text().endswith("}"), "it is told")
+        wait_until(lambda: told.exists() and told.read_text().endswith("}"), "the command has run")
         assert json.loads(told.read_text())["happening"] == "failed"
 
     def test_a_command_that_hangs_delays_the_end_by_seconds_and_is_gone(

@@ -1,4 +1,4 @@
-"""What a connection, a node or the other side seldom does: a part of distlaunch at a time, against it."""
+"""How single parts of distlaunch handle what a connection, a node or the other side seldom does."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class WakingEnd(FarEnd):
 
 
 class Chatterbox(FarEnd):
-    """A login shell that never comes to an end."""
+    """A login shell that never stops printing."""
 
     def read(self, size: int, timeout_s: float) -> bytes:
         return b"Welcome!\n"
@@ -172,7 +172,7 @@ def test_a_host_key_that_cannot_be_remembered_is_not_believed(tmp_path: Path) ->
 
 @pytest.fixture
 def folder() -> Iterator[reattach.ReattachFolder]:
-    """Of an agent that is this process."""
+    """The folder of an agent that is this process."""
     folder = reattach.ReattachFolder.make()
     assert folder is not None
     folder.listen()
@@ -311,7 +311,7 @@ def test_a_guardian_that_does_not_react_is_killed_with_all_below_it() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as guardian:
         assert guardian.stdout is not None
         path = guardian.stdout.readline().strip()
-        # A program that has just been started has no environment for a moment.
+        # A process that has just started has no environment for a moment.
         wait_until(lambda: len(find_left_processes(run_id)) == 2, "both have their environment")
         assert ending.find_agents([run_id]) == [path]
         assert ending.end_agents([path], 0.1)
@@ -337,7 +337,7 @@ sys.exit(cleanup.main())
 
 
 def test_an_agent_that_cannot_be_stopped_is_told(folder: reattach.ReattachFolder) -> None:
-    """Its guardian is a process that cannot be seen from here, as in a container of its own."""
+    """Its guardian is invisible from here, as if in a container of its own."""
     (Path(folder.path) / "guardian").unlink()
     order = encode(Clean(VERSION, [], folder.path))
     ran = subprocess.run([sys.executable, "-c", STUCK], input=order, capture_output=True, timeout=30, check=False)
@@ -368,7 +368,7 @@ def test_an_agent_whose_lease_is_over_is_killed_though_its_loop_goes_round() -> 
 
 
 def read_until(way: Pipes, decoder: Decoder, last: type) -> list[tuple[Message, bytes]]:
-    """What a process says, its logs included, until it has said something of this type."""
+    """What a process sends, logs included, up to the first message of type `last`."""
     heard: list[tuple[Message, bytes]] = []
     while not any(isinstance(message, last) for message, _ in heard):
         heard += decoder.feed(way.read(1 << 16, 30.0).removeprefix(MARKER))
@@ -419,7 +419,7 @@ def test_a_controller_that_has_more_than_was_sent_is_refused_and_the_agent_goes_
 
 @contextmanager
 def connected(end: socket.socket) -> Iterator[tuple[Connection, selectors.BaseSelector, list[str]]]:
-    """A connection over this socket, its selector, and what it has called."""
+    """A connection over this socket, its selector, and the names of the callbacks that were called."""
     called: list[str] = []
     with selectors.DefaultSelector() as selector:
         connection = Connection(
@@ -431,7 +431,7 @@ def connected(end: socket.socket) -> Iterator[tuple[Connection, selectors.BaseSe
 
 
 def write_once(connection: Connection, selector: selectors.BaseSelector) -> None:
-    """Writes what the socket takes, whether it has said that it takes something or not."""
+    """Writes what the socket takes, whether or not the selector has reported it writable."""
     connection.want_write()
     [write] = [key.data for key in selector.get_map().values() if key.events & selectors.EVENT_WRITE]
     write()
@@ -439,7 +439,7 @@ def write_once(connection: Connection, selector: selectors.BaseSelector) -> None
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The agent's end of a TCP connection, and the other."""
+    """The agent's end of a TCP connection, and the other end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
@@ -472,7 +472,7 @@ def test_a_connection_that_takes_nothing_loses_nothing_and_one_that_was_closed_i
         sent = Log(1, "worker:0", 0, 1 << 24)
         connection.send(sent, bytes(sent.length))
         left = None
-        while left != connection.pending:  # at last, the socket takes no more
+        while left != connection.pending:  # until the socket takes no more
             left = connection.pending
             write_once(connection, selector)
         assert left
@@ -562,7 +562,7 @@ def test_without_a_way_to_find_holes_a_file_is_all_data(tmp_path: Path, monkeypa
         size = file.stat().st_size
         if end_of_hole(log.fileno(), 1 << 16) == 1 << 20:  # the file system has holes
             assert last_data(log.fileno())[0] == 1 << 21
-        assert last_data(log.fileno(), extents=1) == (0, size)  # too many to look at
+        assert last_data(log.fileno(), extents=1) == (0, size)  # too many extents to read
         monkeypatch.delattr(os, "SEEK_DATA")
         assert end_of_hole(log.fileno(), 1 << 16) == 1 << 16
         assert last_data(log.fileno()) == (0, size)

@@ -31,17 +31,17 @@ pytestmark = pytest.mark.ssh
 ECHO = "program: {command: [echo, here]}\n"
 ODD = "gpu-odd"
 SOON_S = 20.0
-"""No error may take longer, a slow machine and all attempts to connect included."""
+"""No error may take longer, even on a slow machine and with all attempts to connect."""
 IMPATIENT = "timeouts: {start_s: 2}\n"
 IMPATIENT_S = 12.0
-"""How long a run may take whose nodes have 2 s to answer."""
+"""How long a run may take if its nodes have 2 s to answer."""
 NO_OTHER_CACHE = "mount -t tmpfs none /var/tmp"
-"""What a node keeps when its home will not have it must not stay on the machine of who runs the tests."""
+"""A node without a usable home keeps files in /var/tmp; they must not stay on the machine that runs the tests."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a spec, not started yet. Whatever their daemons start carries `mark`, tasks or not."""
+    """The nodes of a spec, not started yet. All processes that their daemons start carry `mark`."""
 
     hosts: Hosts
     mark: dict[str, str]
@@ -63,14 +63,14 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         prepare: Sequence[str] = (),
     ) -> None:
-        """Starts one daemon for all addresses; the commands `prepare` mount what nobody else sees."""
+        """Starts one daemon for all addresses; the commands in `prepare` mount what no other process sees."""
         around = [*_own_mounts(), "\n".join([*prepare, 'exec "$@"']), "sh"] if prepare else []
         addresses = self.hosts.addresses.values()
         session = {**self.mark, **(env or {})}
         self.stack.enter_context(running_sshd(self.hosts, *addresses, options=options, env=session, around=around))
 
     def start_with_bashrc(self, text: str) -> None:
-        """Starts the daemon for a user of bash, which reads this first."""
+        """Starts the daemon for a user whose bash reads this text first."""
         (self.home / ".bashrc").write_text(f"echo > {self.folder}/bashrc-was-read\n{text}\n")
         self.start(prepare=[self.login_shell("/bin/bash")])
 
@@ -79,7 +79,7 @@ class Nodes:
         return (self.folder / "bashrc-was-read").exists()
 
     def login_shell(self, shell: str) -> str:
-        """The command that gives this user another login shell, by a password file of the daemon's own."""
+        """The command that gives this user another login shell, by a password file that only the daemon sees."""
         entries = [line.split(":") for line in Path("/etc/passwd").read_text().splitlines()]
         mine = [[*entry[:6], shell] if entry[2] == str(os.getuid()) else entry for entry in entries]
         passwd = self.folder / "passwd"
@@ -99,14 +99,14 @@ class Nodes:
         env: Mapping[str, str] | None = None,
         timeout: float = SOON_S,
     ) -> Ran:
-        """Runs a worker on each of the nodes; `env` is that of distlaunch."""
+        """Runs a worker on each of the nodes; `env` is added to distlaunch's environment."""
         spec = self.hosts.write_spec(rest, python=python)
         ran = self.distlaunch("up", spec, env={**self.hosts.env, **self.mark, **(env or {})}, timeout=timeout)
-        assert "Traceback" not in ran.stderr.replace("│ Traceback", "")  # but for what a task printed
+        assert "Traceback" not in ran.stderr.replace("│ Traceback", "")  # except in what a task printed
         return ran
 
     def works(self, rest: str = ECHO, *, python: str = sys.executable) -> Ran:
-        """Runs as `up` does, and holds that every task printed `here` and nothing is left."""
+        """Runs as `up` does, and checks that every task printed `here` and nothing is left."""
         ran = self.up(rest, python=python)
         assert ran.status == 0, ran.stderr
         count = len(self.hosts.addresses)
@@ -116,7 +116,7 @@ class Nodes:
         return ran
 
     def refused(self, *, python: str = sys.executable) -> str:
-        """Runs as `up` does, and holds that every node is named, nothing was started and nothing is left.
+        """Runs as `up` does, and checks that every node is named, nothing was started and nothing is left.
 
         Returns what stderr says from the error on.
         """
@@ -133,7 +133,7 @@ MakeNodes = Callable[[Mapping[str, str]], Nodes]
 
 @pytest.fixture
 def make_nodes(tmp_path: Path, distlaunch: Distlaunch) -> Iterator[MakeNodes]:
-    """Makes nodes of hosts by their names; all of them are gone at the end, and whatever runs on them."""
+    """Makes nodes from their names and addresses; at the end, ends the nodes and all that runs on them."""
     skip_without_openssh()
     folder = tmp_path / "ssh"
     folder.mkdir(mode=0o700)
@@ -146,7 +146,7 @@ def make_nodes(tmp_path: Path, distlaunch: Distlaunch) -> Iterator[MakeNodes]:
             return Nodes(hosts, mark, distlaunch, stack)
 
         yield make
-        for process in marked(mark):  # there are some if a test has failed, or if a .bashrc is made to wait
+        for process in marked(mark):  # some are left if a test has failed, or if a .bashrc waits
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
@@ -251,7 +251,7 @@ def test_a_bashrc_that_waits_does_not_hold_the_run_up_and_starts_nothing_later(n
     assert ran.status == 3
     assert ODD in _error(ran)
     (node.folder / "go-on").touch()
-    wait_until(lambda: marked(node.mark) == [], "the shell that may go on finds nobody, and ends")
+    wait_until(lambda: marked(node.mark) == [], "the shell goes on, finds no client, and ends")
 
 
 @pytest.mark.parametrize("shell", [name for name in ("sh", "bash", "tcsh", "csh", "zsh", "fish") if shutil.which(name)])
@@ -316,7 +316,7 @@ def test_a_home_that_nothing_can_be_executed_from_will_do(node: Nodes) -> None:
     node.works(f"program: {{command: [sh, -c, '{probe}']}}\n")
 
 
-# --- what answers and is no SSH server, or half a one ---
+# --- what answers but is no SSH server, or only half of one ---
 
 TALK = {
     "closes-at-once": (b"", r"SSH|closed|hung up"),
@@ -326,7 +326,7 @@ TALK = {
     "web-server": (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", r"HTTP/1\.1 400 Bad Request"),
     "sends-us-away": (b"Not allowed at this time\r\n", r"Not allowed at this time"),
 }
-"""What servers say before they hang up, and how the error tells it."""
+"""What servers say before they hang up, and how the error reports it."""
 
 
 def test_a_server_that_hangs_up_is_told_with_what_it_said(make_nodes: MakeNodes) -> None:
@@ -409,7 +409,7 @@ def _error(ran: Ran) -> str:
 
 
 def _own_mounts() -> list[str]:
-    """The words that run a shell script, which follows, where its mounts are nobody else's."""
+    """The words before a shell script that run it in a mount namespace of its own."""
     me = [] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]
     words = ["unshare", *me, "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode != 0:
@@ -418,7 +418,7 @@ def _own_mounts() -> list[str]:
 
 
 def _python(version: tuple[int, int], folder: Path) -> str:
-    """An interpreter of that version; where there is none, one that says that it is."""
+    """An interpreter of that version; if there is none, a program that claims to be one."""
     name = f"python{version[0]}.{version[1]}"
     found = [str(path) for path in sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}"))]
     for path in [*found, shutil.which(name)]:
@@ -433,7 +433,7 @@ def _python(version: tuple[int, int], folder: Path) -> str:
 
 @contextlib.contextmanager
 def _talker(address: str, port: int, says: bytes, *, hang_up: bool) -> Iterator[None]:
-    """A server that says the same to everyone who connects, and never listens."""
+    """A server that says the same to every client, and never reads."""
     callers: list[socket.socket] = []
 
     def serve(server: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Out of memory is told from other ends by what the kernel counts and logs."""
+"""What the kernel counts and logs distinguishes out of memory from other ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kernel:
         self.log = folder / "kmsg"
         self._counter = self.root / counter
         self._counter.parent.mkdir(parents=True)
-        self.count(2)  # not of our time
+        self.count(2)  # before the watch
 
     def count(self, number: int) -> None:
         self._counter.write_text(f"low 0\noom_kill_disable 0\noom 5\noom_kill {number}\n")
@@ -67,7 +67,7 @@ def test_no_other_end_is_out_of_memory(kernel: Kernel, how: TaskExit) -> None:
 
 
 def test_a_victim_that_the_kernel_names_tells_what_it_held(kernel: Kernel) -> None:
-    kernel.log.write_text("6,1,2,-;Killed process 78 (python3) total-vm:9kB, anon-rss:1024kB\n")  # not of our time
+    kernel.log.write_text("6,1,2,-;Killed process 78 (python3) total-vm:9kB, anon-rss:1024kB\n")  # before the watch
     watch = kernel.watch()
     with kernel.log.open("a") as log:
         log.write(LOGGED)

@@ -1,4 +1,4 @@
-"""Workers that no longer do the same are told where each of them is, whichever of them TensorFlow tells."""
+"""Of workers that no longer do the same, the verdict says where each is, whichever worker gets TensorFlow's error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_place_is_known_from_crash_records_and_stacks() -> None:
 
 
 def test_the_crash_record_goes_before_the_stack() -> None:
-    """It may have raised since it was asked."""
+    """The worker may have raised after its stack was taken."""
     lost = failed(W0, 1051.0, "UnavailableError", UNAVAILABLE)
     assert lost.crash is not None
     lost = replace(lost, crash=replace(lost.crash, place=Place("/home/me/train.py", 33, "save")))
@@ -142,7 +142,7 @@ PROGRAM = PROGRAMS / "out_of_step.py"
 
 
 def line_of(text: str) -> str:
-    """The place of the program's only line that begins so."""
+    """The place of the program's only line that begins with this text."""
     (number,) = (n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if line.strip().startswith(text))
     return f"{PROGRAM}:{number}"
 

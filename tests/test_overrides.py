@@ -1,4 +1,4 @@
-"""What the command line says over a spec is held to the same rules, and its mistakes name the option."""
+"""What the command line overrides in a spec follows the spec's rules, and mistakes name the option."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_option_at_fault_is_named_and_nothing_is_started(
     assert not (tmp_path / "state").exists()
 
 
-# --- no other way ---
+# --- nothing bypasses the checks ---
 
 
 def test_a_part_of_a_spec_is_not_copied_with_values_that_nothing_has_checked() -> None:

@@ -1,4 +1,4 @@
-"""The page of a run, made from values: nothing of others runs or breaks it, it stays small, and it says what was."""
+"""The page of a run, made from values: no foreign text runs or breaks it, it stays small, it shows what happened."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def reported(task: TaskId, began: float, *, injected: tuple[str, ...] = ()) -> g
 
 
 def one_attempt(number: int, begin: float, end: float, *, failed: bool) -> list[Record]:
-    """Connecting, 1 s later importing, 3 s later forming, 5 s later training, 1 s before the end its end."""
+    """Connects at `begin`, imports after 1 s, forms after 3 s, trains after 5 s, and ends 1 s before `end`."""
     records = [record(begin, State("connecting"), number)]
     records += [record(begin + 1, gang.TaskStarted(task, 7, T0 + begin + 1), number, "x") for task in (W0, W1)]
     records += [
@@ -482,7 +482,7 @@ def hostile_material() -> Material:
 
 
 def without_plotly(page: str) -> str:
-    """What we write of the page; the rest is long."""
+    """The part of the page that we write; Plotly's is long."""
     return page.replace(read_plotly(), "")
 
 
@@ -506,7 +506,7 @@ class TestPage:
 
     @pytest.mark.parametrize("read", [read_plotly, read_script])
     def test_what_the_policy_admits_is_not_changed_on_its_way_into_the_page(self, read: Callable[[], str]) -> None:
-        """A parser of HTML would end the script, or turn some of its characters into others."""
+        """An HTML parser would end the script, or change some of its characters."""
         assert len(read()) > 5_000
         assert not re.search(r"</script|<!--|\r|\0|[\ud800-\udfff]", read(), re.IGNORECASE)
 

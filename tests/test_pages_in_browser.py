@@ -1,4 +1,4 @@
-"""Pages of `distlaunch report` in Chromium: they are drawn, fetch nothing, complain of nothing, and tell what was."""
+"""Pages of `distlaunch report` in Chromium: they are drawn, fetch nothing, log no errors, and show what happened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 SIZE_LIMIT = 6_000_000
 RENDER_S = 1.0
 TRIES = 10
-"""How often it may take longer: what it takes depends on what else runs."""
+"""How often rendering may take longer: its time depends on what else runs."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browse
     labels = "(id) => [...document.querySelectorAll(`#${id} .xtick`)].map((each) => each.textContent)"
     zoomed = browser.run(f"['metric-0', 'metric-1'].map({labels})")
     assert zoomed[0] == zoomed[1]
-    to_curves(browser, "#machines")  # which are drawn only now, a frame after they are seen
+    to_curves(browser, "#machines")  # its curves are drawn only now, a frame after they come into view
 
     def drawn() -> None:
         assert browser.run(f"({labels})('node-cpu')") == zoomed[0]
@@ -232,7 +232,7 @@ def test_zooming_a_curve_zooms_the_timeline_and_all_other_curves(browser: Browse
             mouse(browser, "#metric-0", "mouseReleased", 0.5, clickCount=count)
         eventually(lambda: _check_width(browser, "100%"), 2)
 
-    # Plotly wants it within half a second, which on a busy machine may be too short for four messages.
+    # Plotly expects both clicks within half a second, which may be too short for four messages on a busy machine.
     eventually(double_click)
     assert browser.run(f"({labels})('metric-1')") != zoomed[0]
     check_clean(browser, runs["restarted"].page)
@@ -283,7 +283,7 @@ def to_curves(browser: Browser, selector: str) -> None:
 
 
 def mouse(browser: Browser, chart: str, kind: str, share: float, *, up: float = -60, **more: Any) -> None:
-    """At this share of a chart's width, below its upper edge."""
+    """Sends a mouse event at this share of a chart's width, below its upper edge."""
     found = browser.run(
         f"(({{x, y, width}}) => [x, y, width])(document.querySelector('{chart} .nsewdrag').getBoundingClientRect())"
     )
@@ -300,7 +300,7 @@ def test_verdict_and_what_was_said_can_be_read_without_scripts(browser: Browser,
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     browser.open(runs["failed"].page)
     report = runs["failed"].report
-    # Chromium still lets the protocol ask.
+    # Chromium still answers over its protocol.
     document = browser.call("DOM.getDocument", depth=0)["root"]["nodeId"]
     shown = {}
     for selector in ("#message", "#command-line", "#said ~ details .log", "table.events", "#spec", "#metric-0 details"):
@@ -373,7 +373,7 @@ def _check_hostile_tip(browser: Browser) -> None:
 def test_what_the_policy_does_not_know_neither_runs_nor_is_fetched(
     browser: Browser, runs: Mapping[str, Run], tmp_path: Path
 ) -> None:
-    """Should a mistake let markup through."""
+    """Even if a mistake lets markup through."""
     path = tmp_path / "page.html"
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)

@@ -23,14 +23,14 @@ pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces want root, iproute2 and OpenSSH's server",
+        reason="network namespaces need root, iproute2 and OpenSSH's server",
     ),
 ]
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    """Two hosts, of which a test may take one away."""
+    """Two hosts; a test may take one away."""
     folder = tmp_path / "network"
     folder.mkdir()
     with running_network(folder) as made:
@@ -53,7 +53,7 @@ class Run(BackgroundRun):
 
 
 def _namespace(pid: int) -> int | None:
-    """That of a process's network; None once it is gone."""
+    """A process's network namespace; None once the process is gone."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     return None
@@ -84,7 +84,7 @@ TREE = "spawn_tree.py"
 
 @pytest.fixture
 def tree(network: Network) -> str:
-    """The program, where the hosts see it."""
+    """The path of the program, which the hosts see too."""
     shutil.copy(PROGRAMS / TREE, network.folder)
     return str(network.folder / TREE)
 
@@ -99,7 +99,7 @@ def test_a_node_that_is_cut_off_for_longer_than_the_lease_is_lost_and_empty(
     assert run.left_on("gpu-a") == 0  # at once
     assert "Error: node gpu-b was lost: no data for 2 s, and not reconnected within 5 s" in run.said
     assert "unknown what is left on gpu-b" in run.said
-    wait_until(lambda: run.left_on("gpu-b") == 0, "the lost node ends its tasks by itself", 15)
+    wait_until(lambda: run.left_on("gpu-b") == 0, "the lost node ends its tasks on its own", 15)
     network.hosts["gpu-b"].up()
     cleaned = network.run(distlaunch_command("clean", str(tmp_path / "run")))
     assert (cleaned.returncode, cleaned.stdout) == (
@@ -139,7 +139,7 @@ def test_all_nodes_are_empty_within_the_lease_after_the_controllers_machine_is_g
 def test_nothing_starts_elsewhere_before_the_tasks_of_a_lost_node_have_ended(
     network: Network, tmp_path: Path, loss: str
 ) -> None:
-    """It takes the lease and 10 s: the run has to wait until even an agent that hangs is killed."""
+    """Takes the lease and 10 s: the run has to wait until even an agent that hangs is killed."""
     claims = network.folder / "claims"
     claims.mkdir(mode=0o777)
     claims.chmod(0o777)

@@ -71,7 +71,7 @@ CHIEF, PS = {"host": "chief", "tasks": {"chief": 1}}, {"host": "ps", "tasks": {"
 
 
 class TestRoles:
-    """What goes on without a node is still a cluster of its strategy."""
+    """A cluster that goes on without a node is still one that its strategy allows."""
 
     def cluster(self, *more: dict[str, Any], min_workers: int = 1) -> ClusterSpec:
         return ClusterSpec.model_validate(
@@ -93,7 +93,7 @@ class TestRoles:
         chosen = shown(self.cluster(), "gpu-a")
         assert chosen is not None
         assert chosen[1] == ["continuing without gpu-a", "1 of 2 workers is left"]
-        assert shown(self.cluster(min_workers=2), "gpu-a") is None  # the chief is none
+        assert shown(self.cluster(min_workers=2), "gpu-a") is None  # the chief is no worker
 
     def test_a_spare_takes_only_a_place_that_fits_it(self) -> None:
         small = {"host": "small", "spare": True, "gpus": ["0"], "gpus_per_worker": 1}

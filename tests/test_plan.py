@@ -31,7 +31,7 @@ THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
 
 
 def planned(node: dict[str, Any], *, gpus: str = "", cores: int = 8, **spec: Any) -> LaunchPlan:
-    """The plan of a spec with one node, of which this is known."""
+    """The plan of a spec with one node that has these GPUs and cores."""
     cluster = ClusterSpec.model_validate({"nodes": [{"host": "local", **node}], **spec})
     facts = {"local": NodeFacts(cores=cores, gpus=tuple(gpus))}
     return make_plan(cluster, directory="/work", environ=os.environ, python="/usr/bin/python3", facts=facts)
@@ -248,7 +248,7 @@ class TestSecrets:
             content = path.read_bytes()
             # The runner of a task on its node is told all of its arguments.
             assert (SECRET.encode() in content) == path.name.endswith(".order.json"), path
-        # What is left of it is still a spec, by which a run can be cleaned.
+        # The rest is still a valid spec, which `clean` needs.
         assert ClusterSpec.model_validate_json((ran.directory / "spec.json").read_bytes()).nodes[0].is_local
 
     def test_would_be_safe_in_a_run_s_files_which_are_the_user_s_alone(
@@ -359,7 +359,7 @@ class TestShown:
         port = two_free_ports()
         (tmp_path / "spec.yaml").write_text(
             f"nodes: [{{host: local, port: {port}, tasks: {{worker: 1, evaluator: 1}}}}]\n"
-            # It ends at once: what is planned is all that matters here.
+            # The run ends at once: only its plan matters here.
             "env: {PYTHONPATH: /nowhere}\npreload: false\ntimeouts: {start_s: 1}\n"
         )
         state = {"XDG_STATE_HOME": str(tmp_path / "state")}
@@ -373,7 +373,7 @@ class TestShown:
         ran = json.loads(started)
         assert ran.pop("cluster") == shown["tasks"][0]["tf_config"]["cluster"]
         for before, task in zip(shown["tasks"], ran["tasks"], strict=True):
-            del before["command"], task["command"]  # in which a shell would want quotes around <run>
+            del before["command"], task["command"]  # commands in which a shell would need quotes around <run>
             before["tf_config"] = {**before["tf_config"], **task.pop("tf_config")}
             task["tf_config"] = before["tf_config"]
             task["env"]["TF_CONFIG"] = json.dumps(task["tf_config"], separators=(",", ":"))
@@ -390,7 +390,7 @@ class TestShown:
 
         text = json.dumps(render_file(plan))
 
-        assert text.count('"n3:20000"') == 2  # that of an evaluator has itself beside them
+        assert text.count('"n3:20000"') == 2  # in the cluster, and in the evaluator's, which adds itself
         assert json.dumps(render_json(plan)).count("n3:20000") > 100
         read = json.loads(text)
         for entry, task in zip(read["tasks"], plan.tasks, strict=True):
@@ -559,7 +559,7 @@ class TestByHand:
 
             assert ("--no-keras-patch" in render_by_hand(plan.tasks[0])) == (not patch)
 
-    def test_a_command_by_hand_has_the_pythons_that_it_starts_mend_keras_where_the_run_has_them_do_so(self) -> None:
+    def test_a_command_by_hand_has_the_pythons_that_it_starts_patch_keras_where_the_run_has_them_do_so(self) -> None:
         for patch in (True, False):
             plan = planned({}, program={"command": ["./run.sh", "3"]}, keras={"patch": patch})
 
@@ -589,7 +589,7 @@ class TestStrategies:
         gpus = {name: task.env["CUDA_VISIBLE_DEVICES"] for name, task in tasks.items()}
         assert gpus == {"chief:0": "-1", "ps:0": "-1", "worker:0": "0,1", "evaluator:0": "-1"}
         for name, task in tasks.items():
-            # The evaluator needs it not, but is forked from what was imported for all.
+            # The evaluator does not need it, but is forked from a process that has imported for all tasks.
             assert task.env["GRPC_FAIL_FAST"] == "use_caller", name
             assert (task.patch_keras, task.collective) == (name in ("chief:0", "evaluator:0"), False)
 

@@ -46,7 +46,7 @@ def entry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Container:
-    """A container in a folder of its own, without a kernel's walls."""
+    """A container simulated by a folder of its own, without isolation by the kernel."""
 
     entry: Path
     folder: Path
@@ -99,7 +99,7 @@ UNAVAILABLE = f"class UnavailableError(Exception): pass\nraise UnavailableError(
         ("raise ValueError('no label')", 1),
         ("raise SystemExit(7)", 1),
         ("raise SystemExit('no data')", 1),
-        ("raise SystemExit(76)", 1),  # as a status of the program's own, it would be ignored for ever
+        ("raise SystemExit(76)", 1),  # a program's own 76, passed on, would be ignored for ever
         ("raise SystemExit(3)", 1),
         ("import argparse; argparse.ArgumentParser().parse_args(['--x'])", 2),
         ("import a_module_that_is_not_there", 2),
@@ -198,7 +198,7 @@ def test_a_signal_reaches_what_the_program_has_started(container: Container) -> 
 def _assert_gone(pid: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        assert state == "Z"  # this machine's init has not asked for its status yet
+        assert state == "Z"  # this machine's init has not reaped it yet
 
 
 def test_a_cluster_that_does_not_form_is_given_up(container: Container) -> None:
@@ -223,7 +223,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(container: Containe
 
 
 def test_what_a_program_leaves_behind_ends_with_it(container: Container) -> None:
-    """It may have the pipe of the log, and would hold the pod."""
+    """Such a process may hold the log's pipe, and with it the pod."""
     ended = container.run("--", "sh", "-c", "sleep 64 & echo $!")
     assert ended.status == 0
     eventually(lambda: _assert_gone(int(ended.stdout)))

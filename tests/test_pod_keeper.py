@@ -1,4 +1,4 @@
-"""The process that keeps a pod, as the first one of a process namespace."""
+"""The process that keeps a pod alive, as the first process of a process namespace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="no unsh
 
 
 def keep(first_s: float, idle_s: float, beside: str = "") -> subprocess.Popen[str]:
-    """Keeps; `beside`: Python that first starts other processes, as a child of the keeper."""
+    """Starts a keeper; `beside`: Python that first starts other processes, as a child of the keeper."""
     begin = "import os, subprocess, sys, time\n" + beside
     start = f"{begin}\nos.execv(sys.executable, [sys.executable, '-c', sys.argv[1], *sys.argv[2:]])"
     words = [*NAMESPACE, sys.executable, "-c", start, TEXT, str(first_s), str(idle_s)]
@@ -33,7 +33,7 @@ def first_process(unshared: subprocess.Popen[str]) -> int:
     path = Path(f"/proc/{unshared.pid}/task/{unshared.pid}/children")
     wait_until(lambda: bool(path.read_text().split()), "it runs")
     pid = int(path.read_text().split()[0])
-    wait_until(lambda: ignores_children(pid), "it keeps")  # before that, the kernel drops the signal
+    wait_until(lambda: ignores_children(pid), "the keeper is ready")  # before that, the kernel drops the signal
     return pid
 
 

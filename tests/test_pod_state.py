@@ -1,4 +1,4 @@
-"""What Kubernetes shows of a pod, as what a run makes of it: all that newer clusters say, too."""
+"""What a run makes of what Kubernetes shows of a pod, including what only newer clusters say."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _takes(listener: socket.socket) -> bool:
 
 
 def _some_networks(chance: random.Random, count: int) -> list[Network]:
-    """As clusters have them: addresses of a few networks, some prefixes, some of IPv6, some mapped."""
+    """Networks as clusters have them: addresses of a few networks, some prefixes, some of IPv6, some mapped."""
     bases4 = [chance.getrandbits(32) for _ in range(3)]
     bases6 = [(0x2001 << 112) | (chance.getrandbits(112)) for _ in range(3)]
     found: list[Network] = []
@@ -95,7 +95,7 @@ def _unmapped(network: Network) -> Network:
 
 
 def _near(chance: random.Random, networks: Sequence[Network]) -> str | None:
-    """A source address inside of one of the networks, just outside, or one bit away; None if nobody can have it."""
+    """A source address inside one of the networks, just outside, or one bit away; None if no host can have it."""
     network = _unmapped(chance.choice(networks))
     kind = ipaddress.IPv4Address if network.version == 4 else ipaddress.IPv6Address
     bits = network.max_prefixlen
@@ -210,7 +210,7 @@ class _Node:
         raise AssertionError("the connection goes on in silence")
 
     def serve(self) -> socket.socket:
-        """A server as gRPC's."""
+        """A server like gRPC's."""
         server = _dual()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind(("::", self.ports.numbers["worker:0"]))
@@ -305,7 +305,7 @@ def test_networks_of_the_spec_and_names_of_the_cluster_may_reach_the_port() -> N
         assert node.guards.settled(time.monotonic())
 
     eventually(is_settled)
-    _, status = os.wait()  # who resolved the names has answered, and may still be about to exit
+    _, status = os.wait()  # the process that resolved the names has answered, but may not have exited yet
     assert status == 0
     with node.serve() as server:
         for source, allowed in (("10.9.3.4", True), ("fd09::7", True), (STRANGER, False)):
@@ -354,7 +354,7 @@ def test_a_server_of_ipv4_alone_is_told_to_be_unguarded() -> None:
         server.bind(("", port))
         server.listen()
         call(STRANGER, port).close()
-        assert server.accept()[1][0] == STRANGER  # the kernel prefers it
+        assert server.accept()[1][0] == STRANGER  # the kernel prefers this server
         server.setblocking(False)
         assert node.guards.is_joined("worker:0", port)
     assert node.said == [Unguarded("worker:0", "its program listens on IPv4 alone")]

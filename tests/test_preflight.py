@@ -100,7 +100,7 @@ def inspected(**facts: Any) -> Inspected:
 
 
 def tell(preflight: Preflight, node: str, *messages: Ready | Inspected | Dialled) -> None:
-    """The node has said this."""
+    """Passes the node's messages to the checks."""
     for message in messages:
         preflight.note(node, message, 0.0)
 
@@ -112,10 +112,10 @@ def make_dial(spec: ClusterSpec, ports: Mapping[TaskId, int]) -> Dial:
 
 
 class Answered:
-    """A Preflight whose nodes answer as good nodes do, but for what a test changes.
+    """A Preflight whose nodes answer as good nodes do, except for what a test changes.
 
-    `failures`: by node that dials and the host that it dials, why that fails. `facts`, `looks`: by node, over the
-    usual ones; the same for the `clocks`.
+    `failures`: why a dial fails, by the node that dials and the host that it dials. `facts`, `looks`, `clocks`: what
+    differs from the usual answers, by node.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ def checking(layout: Mapping[str, list[TaskId]], *, only: bool = False, syncs: S
 
 
 def asked(policy: AttemptPolicy) -> list[Event]:
-    """All that is heard until the nodes are to dial each other."""
+    """All events until the nodes are to dial each other."""
     events: list[Event] = [NodeReady(node) for node in policy.nodes]
     events += [NodeSynced(node, 1, 10) for node in sorted(policy.syncs)]
     events += [NodePrepared(node, ports_of(policy, node)) for node in policy.nodes]
@@ -339,7 +339,7 @@ class TestWhoDoesNotReachWhom:
             ("Permission denied", "Permission denied", ""),
         ],
     )
-    def test_is_told_with_its_cause_and_cure(self, failure: str, message: str, hint: str) -> None:
+    def test_is_told_with_its_cause_and_hint(self, failure: str, message: str, hint: str) -> None:
         answered = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): failure})
 
         [finding] = answered.findings
@@ -551,7 +551,7 @@ class TestReport:
             "test: good",
         ]
 
-    def test_of_findings_shows_each_with_its_cure(self) -> None:
+    def test_of_findings_shows_each_with_its_hint(self) -> None:
         report = Answered(spec_of(), failures={("gpu-a", "10.0.0.12"): "timed-out"}, clocks={"gpu-a": 3.0}).report()
 
         assert not report.good
@@ -606,7 +606,7 @@ class TestReport:
         assert report.nodes[1].python == "3.11.7"
         assert [(f.reference, f.node) for f in report.findings] == [("node-lost", "gpu-b")]
 
-    def test_of_a_refusal_names_the_task_and_the_cure(self) -> None:
+    def test_of_a_refusal_names_the_task_and_the_hint(self) -> None:
         problem = Problem("port-taken", "port 20000 is held by pid 7 (nginx)", "end it", "worker:1")
 
         report = Answered(spec_of()).report(NodeRefused("gpu-b", (problem,)), Checked())
@@ -787,7 +787,7 @@ class TestGangThatOnlyChecks:
         gone: list[Event] = [NodeRefused(n, ()) if refuse else NodeLost(n, "the agent ended") for n in layout]
 
         for length in range(len(events) + 1):
-            # What the checks came to, of no node in the end, is told when they are under way.
+            # The checks' end, with no node left, is an event only once they are under way.
             told: list[Event] = [*events[:length], *gone, Tick(), Tick(), Checked(), *map(NodeEmpty, layout)]
             state, actions = play(policy, *told)
 
@@ -805,7 +805,7 @@ class TestGangThatOnlyChecks:
         policy = checking(TWO_NODES, only=True)
 
         assert play(policy, NodeReady("a"))[0].silent == {"b"}
-        assert play(policy, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # who is to prepare
+        assert play(policy, NodeReady("a"), NodeLost("b", "refused"))[0].silent == {"a"}  # which has to prepare
 
     def test_ctrl_c_ends_it_in_every_phase(self) -> None:
         policy = checking(TWO_NODES, only=True)
@@ -830,7 +830,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[AttemptPolicy, list[tuple[float, Event]]]:
-    """As those of test_gang, for gangs that check, and may send the program before."""
+    """Like those of test_gang, for gangs that check, and may send the program before."""
     layout = draw(st.sampled_from(LAYOUTS))
     policy = checking(layout, only=draw(st.booleans()), syncs=draw(st.lists(st.sampled_from(sorted(layout)))))
     policy = replace(policy, start_s=draw(st.sampled_from([0.0, 600.0])))
@@ -886,6 +886,6 @@ class TestEveryHistory:
         state = steps[-1][2]
         if state.phase in BEFORE_START:
             assert policy.start_s == 0
-            assert state.silent or state.phase is Phase.CHECKING  # somebody is waited for, and can be named
+            assert state.silent or state.phase is Phase.CHECKING  # the node that is waited for can be named
         elif policy.only_checks:
             assert state.phase is Phase.FINISHED

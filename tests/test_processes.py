@@ -40,7 +40,7 @@ class Task:
         return self._log.read_text().splitlines()
 
     def members(self) -> dict[str, int]:
-        """The pids of a `tree_family.py`, once it stands."""
+        """The pids of a `tree_family.py`, once its tree is complete."""
 
         def standing() -> list[str]:
             lines = self.lines()
@@ -77,7 +77,7 @@ def sweep_until_empty(tree: Tree) -> dict[int, TaskExit]:
         assert tree.sweep() == 0
 
     eventually(is_empty)
-    assert psutil.Process().children(recursive=True) == []  # another witness
+    assert psutil.Process().children(recursive=True) == []  # an independent check
     return ended
 
 
@@ -94,7 +94,7 @@ def reap_until(tree: Tree, pid: int) -> TaskExit:
 
 
 @apart
-def test_a_tree_that_heeds_term_ends_without_kill_and_within_its_grace() -> None:
+def test_a_tree_that_obeys_term_ends_without_kill_and_within_its_grace() -> None:
     with tree_of(*family("child", "grandchild")) as (tree, task):
         assert len(task.members()) == 2
         tree.stop(60.0)
@@ -125,7 +125,7 @@ def test_a_daemon_cannot_escape() -> None:
 
 
 @apart
-def test_a_stopped_process_heeds_term() -> None:
+def test_a_stopped_process_obeys_term() -> None:
     with tree_of(*family("stopped")) as (tree, task):
         assert psutil.Process(task.members()["stopped"]).status() == psutil.STATUS_STOPPED
         tree.stop(60.0)
@@ -205,7 +205,7 @@ def test_a_second_stop_never_lengthens_the_grace() -> None:
 def test_a_tree_is_not_empty_before_the_end_of_its_task_has_been_told() -> None:
     with tree_of("sleep", "60") as (tree, task):
         tree.stop(60.0)
-        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and nobody has asked how
+        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)  # it is dead, but not reaped
         assert tree.sweep() == 1
         assert tree.reap() == [(task.pid, signal.SIGTERM)]
         assert tree.sweep() == 0
@@ -237,7 +237,7 @@ def test_what_ends_with_its_task_is_not_called_left_behind() -> None:
 
 @apart_on_linux
 def test_a_process_of_another_user_does_not_keep_the_rest_from_ending() -> None:
-    """`sudo` in a task, say: we may neither end it nor wait for it."""
+    """For example `sudo` in a task: we may neither end it nor wait for it."""
     with tree_of(*family("child")) as (tree, task):
         foreign = task.members()["child"]
         real = signal.pidfd_send_signal  # type: ignore[attr-defined,unused-ignore]
@@ -252,7 +252,7 @@ def test_a_process_of_another_user_does_not_keep_the_rest_from_ending() -> None:
             patch.setattr(signal, "pidfd_send_signal", refuse)
             tree.stop(0.0)
             eventually(lambda: nothing_but(tree, foreign))
-            kill_descendants()  # returns, too
+            kill_descendants()  # returns as well
         assert psutil.pid_exists(foreign)
         kill_descendants()
         assert psutil.Process().children(recursive=True) == []

@@ -1,4 +1,4 @@
-"""What keeps `distlaunch profile` from a profile is told; the profiler itself is tested with a real cluster."""
+"""`distlaunch profile` says what prevents a profile; the profiler itself is tested with a real cluster."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_run_says_why_it_has_no_profile(tmp_path: Path, options: list[str], wh
 
 
 def write_python(folder: Path, script: str) -> str:
-    """An interpreter that does this instead of what it is told."""
+    """An interpreter that runs this script, whatever its arguments are."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)

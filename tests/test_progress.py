@@ -1,4 +1,4 @@
-"""How far training has come is told without a word of the program's."""
+"""The progress of training is reported without a call in the program."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestMeter:
             assert own.read() == ""
 
     def test_its_thread_blocks_while_nothing_is_counted(self, tmp_path: Path) -> None:
-        """A profile of a task that only waits for others has to be empty, or it is not taken again."""
+        """A profile of a task that only waits for others has to be empty, otherwise it is not taken again."""
         script = (
             "import sys, threading, time\n"
             "from worker_entry.task.meter import Meter\n"
@@ -249,7 +249,7 @@ def test_no_metric_whatever_it_is_ends_the_counting_or_prints_or_holds_the_progr
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "goes on\n"
-        # `later` waits for ever behind `blocks`, which nobody else does.
+        # `later` waits for ever behind `blocks`; the other metrics do not.
         eventually(lambda: check(2, {**before, "plain": 0.25, "sooner": 1.0}))
         process.stdin.write("\n")
         process.stdin.flush()

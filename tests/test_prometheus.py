@@ -33,7 +33,7 @@ pytestmark = [
 
 @contextmanager
 def scraping(folder: Path, port: int) -> Iterator[str]:
-    """A Prometheus that asks this port of the loopback address; yields the address of its own."""
+    """A Prometheus that scrapes this port on loopback; yields its own address."""
     config = folder / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 1s}\n"

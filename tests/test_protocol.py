@@ -1,4 +1,4 @@
-"""Frames: whatever is sent arrives as it was, and whatever is no frame is refused, at a bounded cost."""
+"""Frames: whatever is sent arrives unchanged, and whatever is no frame is refused, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.Da
     kind = data.draw(st.sampled_from(TYPES))
     line = json.loads(encode(data.draw(values(kind))))
     spot = line
-    while True:  # down to some place inside, to put something else there
+    while True:  # goes down to some place inside, to put something else there
         name = data.draw(st.sampled_from(list(spot) if isinstance(spot, dict) else range(len(spot))))
         if not (isinstance(spot[name], (dict, list)) and spot[name]) or data.draw(st.booleans()):
             break
@@ -272,7 +272,7 @@ def test_frames_with_wrong_values_raise_nothing_but_a_protocol_error(data: st.Da
         received = decode(json.dumps(line).encode() + b"\n")
     except ProtocolError:
         return
-    for message, _ in received:  # what was taken is of the right types, or it could not be sent on
+    for message, _ in received:  # what was accepted has the right types, otherwise it could not be sent on
         assert decode(encode(message)) == [(message, b"")]
 
 
@@ -288,7 +288,7 @@ def test_every_field_of_what_a_node_sends_has_its_limits(kind: type[Any]) -> Non
             return [found for part in parts for found in unlimited(part, where)]
         if origin is Union:
             return unlimited(arguments[0], where)
-        return [] if kind in (float, bool) else [where]  # a float always has them
+        return [] if kind in (float, bool) else [where]  # a float always has limits
 
     assert unlimited(kind, kind.__name__) == []
 

@@ -37,7 +37,7 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 @pytest.fixture(autouse=True)
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What everything that a test starts has in its environment; runs go into the test's own folder."""
+    """A mark in the environment of everything that a test starts; runs go into the test's own folder."""
     mark = make_mark()
     monkeypatch.setenv(MARK, mark[MARK])
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -51,12 +51,12 @@ def script(text: str, name: str = "train.py") -> str:
 
 
 def waits_for(file: Path) -> list[str]:
-    """A program that says where it is, and ends when there is a file."""
+    """A command that prints where it is, and ends once the file exists."""
     return ["sh", "-c", f"echo begins; until test -e {file}; do sleep 0.05; done; echo ends"]
 
 
 def start(text: str) -> subprocess.Popen[str]:
-    """A Python program of the user's."""
+    """Starts a Python program of the user's."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(text)],
         stdin=subprocess.DEVNULL,
@@ -291,7 +291,7 @@ def test_a_log_has_all_attempts_or_one(tmp_path: Path) -> None:
     with Cluster(spec) as cluster:
         lines = cluster.logs(TaskId("worker", 0))
         assert [next(lines), next(lines), next(lines), next(lines)] == ["1\r\x1b[1m", "", "\ufffd", "2\r\x1b[1m"]
-        first = [*cluster.logs("worker:0", attempt=1)]  # which is over
+        first = [*cluster.logs("worker:0", attempt=1)]  # the first attempt has ended
         (tmp_path / "go").touch()
         assert [*lines] == ["", "\ufffd"]
         assert [attempt.verdict.reference for attempt in cluster.wait().attempts] == ["task-killed", "succeeded"]
@@ -425,7 +425,7 @@ def test_a_killed_controller_is_an_error_and_leaves_nothing(mark: dict[str, str]
         with pytest.raises(ControllerLostError, match="ended with SIGKILL"):
             cluster.wait()
     wait_until(lambda: marked(mark) == [], "nothing is left")
-    assert len([*cluster.events()]) > 3  # which end nevertheless
+    assert len([*cluster.events()]) > 3  # the events end nevertheless
 
 
 def test_what_the_user_starts_meanwhile_is_not_the_runs() -> None:
@@ -485,7 +485,7 @@ def test_the_name_of_the_folder_can_be_called_whatever_was_imported_before() -> 
 
 @pytest.fixture
 def example_files() -> None:
-    """What the examples are about."""
+    """The files that the examples use."""
     script("import sys; assert sys.argv[1] == '--epochs'")
     Path("cluster.yaml").write_text(
         "nodes: [{host: local, tasks: {worker: 2}}]\n"

@@ -1,4 +1,4 @@
-"""What both sides do so that nothing is lost or doubled when the way between them breaks."""
+"""What both sides do so that nothing is lost or doubled when the connection between them breaks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestOutbox:
         outbox.confirm(1)
         with pytest.raises(ProtocolError):
             outbox.confirm(2)
-        for count in (0, 2):  # confirmed, and so forgotten; and never sent
+        for count in (0, 2):  # 0 is confirmed, and so forgotten; 2 was never sent
             with pytest.raises(ProtocolError):
                 outbox.after(count)
 
@@ -164,7 +164,7 @@ def test_a_node_that_stays_away_is_given_up_when_its_lease_is_over(tmp_path: Pat
 
 
 def test_what_has_arrived_is_not_kept_however_busy_the_link_is(tmp_path: Path) -> None:
-    """Beats confirm it; they come by the clock, and not only while there is nothing else to send."""
+    """Beats confirm its arrival; they come by the clock, not only while there is nothing else to send."""
     first = FarEnd()
     controller = Controller([first], tmp_path, lease_s=0.5)  # a beat every 0.1 s
     first.from_agent.put(MARKER + encode(READY))
@@ -199,7 +199,7 @@ def test_of_logs_that_are_dropped_nothing_is_remembered(tmp_path: Path) -> None:
 
 
 def test_an_answer_to_no_attach_ends_the_link(tmp_path: Path) -> None:
-    """Each would begin another thread that writes."""
+    """Each such answer would start another thread that writes."""
     first = FarEnd()
     controller = Controller([first], tmp_path)
     first.from_agent.put(MARKER + encode(READY) + 1000 * encode(Attached(0, 2)))
@@ -226,7 +226,7 @@ def test_a_node_that_asks_for_files_and_reads_nothing_makes_no_heap_of_them(tmp_
     writing.set()
     wait_until(lambda: len(first.heard()) >= PASSING_LIMIT, "what was kept is written")
     controller.frames.send(Stop(1.0))
-    wait_until(lambda: Stop(1.0) in first.heard(), "what comes behind is written")
+    wait_until(lambda: Stop(1.0) in first.heard(), "what follows is written")
     pieces = [message.index for message in first.heard() if isinstance(message, Piece)]
     assert pieces == [*range(len(pieces))]
     assert len(pieces) <= PASSING_LIMIT + 1
@@ -248,7 +248,7 @@ def test_an_agent_that_is_silent_can_be_given_up_before_its_lease_is_over(tmp_pa
     wait_until(is_given_up, "it is given up")
     assert controller.delivered[1:] == [LinkClosed("its agent did not answer for 1 s")]
     first.say(Listening("worker:0", 1.0))
-    wait_until(lambda: first.is_cut, "nobody listens any more")
+    wait_until(lambda: first.is_cut, "the stream is cut")
     assert len(controller.delivered) == 2
 
 
@@ -288,7 +288,7 @@ def test_the_fastest_answer_tells_how_far_the_clocks_are_apart(tmp_path: Path) -
     now = time.time()
     end.say(Beat(now + 100.0, 0, echo=now - 8.0))  # it took 8 s
     end.say(Beat(time.time() + 50.0, 0, echo=time.time()))
-    wait_until(lambda: abs(controller.frames.clock_offset_s - 50.0) < 0.5, "the better one counts")
+    wait_until(lambda: abs(controller.frames.clock_offset_s - 50.0) < 0.5, "the faster answer counts")
     controller.frames.give_up()
 
 
@@ -325,12 +325,12 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     ended = False
     while not ended:
         known = len(used)
-        time.sleep(chance.uniform(0.05, 0.5))  # somewhere in the run, which is the point
+        time.sleep(chance.uniform(0.05, 0.5))  # at any moment of the run, on purpose
         used[-1].cut()
         wait_until(lambda n=known: len(used) > n or any(isinstance(m, Empty) for m in delivered), "it comes back")  # type: ignore[misc]
         ended = any(isinstance(m, (Exited, LinkClosed)) for m in delivered)
     link.send(Stop(0.0))
-    wait_until(lambda: any(isinstance(m, Empty) for m in delivered), "the end is told")
+    wait_until(lambda: any(isinstance(m, Empty) for m in delivered), "the end is reported")
     link.send(Goodbye())
     link.finish()
     assert link.join(20)
@@ -340,12 +340,12 @@ def test_a_real_agent_is_come_back_to_again_and_again(tmp_path: Path, seed: int)
     assert next(m for m in delivered if isinstance(m, Exited)).exit == TaskExit(code=7)
     assert (tmp_path / "mirror").read_bytes() == (tmp_path / "node" / "attempt-1" / "worker-0.log").read_bytes()
     assert (tmp_path / "mirror").read_bytes().endswith(bytes(3_000_000))
-    wait_until(lambda: marked(mark) == [], "agent and newcomers have ended")
+    wait_until(lambda: marked(mark) == [], "agent and reattachments have ended")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not kernel.LINUX, reason="looks for what is left in /proc")
-def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcomers_start(tmp_path: Path) -> None:
+def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_reattachments_start(tmp_path: Path) -> None:
     mark, lease_s = make_mark(), 5.0
     used: list[Pipes] = []
     delivered: list[Message | LinkNews] = []
@@ -372,7 +372,7 @@ def test_an_agent_that_hangs_is_given_up_when_its_lease_is_over_although_newcome
     assert [type(m) for m in delivered] == [Ready, LinkDropped, LinkClosed]
     assert "not reconnected within 5 s: the agent does not answer" in str(delivered[-1])
     assert len(used) <= 4
-    wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and newcomers end by themselves")
+    wait_until(lambda: marked(mark) == [], "the guardian has ended the agent, and reattachments end on their own")
 
 
 # --- a reattachment, to which the test speaks as the agent ---
@@ -392,7 +392,7 @@ class Visit:
 
     @property
     def has_said(self) -> bytes:
-        """What has come of it so far."""
+        """What the process has written since the last look."""
         try:
             return self.way.read(1 << 16, 0.05)
         except LinkBroken:
@@ -416,7 +416,7 @@ def visit() -> Iterator[Visit]:
     place.close(0)
 
 
-def test_a_newcomer_says_nothing_before_the_agent_does(visit: Visit) -> None:
+def test_a_reattachment_says_nothing_before_the_agent_does(visit: Visit) -> None:
     reattachment = visit.accept()
     assert visit.has_said == b""
     assert reattachment.take()
@@ -426,7 +426,7 @@ def test_a_newcomer_says_nothing_before_the_agent_does(visit: Visit) -> None:
     reattachment.leave()
 
 
-def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
+def test_a_reattachment_that_is_not_taken_ends_with_its_connection(visit: Visit) -> None:
     reattachment = visit.accept()
     visit.way.cut()
     wait_until(visit.has_ended, "it ends")
@@ -434,7 +434,7 @@ def test_a_newcomer_that_is_not_taken_ends_with_its_connection(visit: Visit) -> 
     reattachment.leave()
 
 
-def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
+def test_a_reattachment_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
     visit.accept().leave()
     reading, writing = os.pipe()
     os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))
@@ -447,21 +447,21 @@ def test_a_newcomer_whose_connection_ended_before_it_called_does_not_take_the_pl
     assert select.select([visit.place], [], [], 0.0)[0] == []
 
 
-def test_a_newcomer_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
+def test_a_reattachment_that_was_replaced_ends_like_a_broken_connection_and_not_like_the_agent(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()
     reattach.release(reattachment.call, reattach.NOT_NEEDED)
     assert visit.way.process.wait(30) == -signal.SIGKILL
 
 
-def test_a_newcomer_that_is_not_taken_ends_by_itself() -> None:
+def test_a_reattachment_that_is_not_taken_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert reattachments._await_word(theirs, time.monotonic() + 0.1) is None
 
 
 @pytest.mark.skipif(not kernel.LINUX, reason="a reattachment's pid is not known")
-def test_a_newcomer_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
+def test_a_reattachment_that_was_stopped_ends_when_it_is_not_needed_any_more(visit: Visit) -> None:
     reattachment = visit.accept()
     assert reattachment.take()
     visit.way.process.send_signal(signal.SIGSTOP)

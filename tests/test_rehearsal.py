@@ -1,4 +1,4 @@
-"""A spec for real machines, on containers: what stays of it, and the Compose file that stands for its machines."""
+"""A spec for real machines, on containers: what remains of it, and the Compose file that replaces its machines."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TestCommands:
         (tmp_path / "specs").mkdir()
         (tmp_path / "specs" / "real.yaml").write_text(REAL)
         ran = distlaunch("compose", "specs/real.yaml", run_dir=False)
-        assert (ran.status, ran.stderr) == (0, "")  # WANDB_API_KEY is wanted when it runs
+        assert (ran.status, ran.stderr) == (0, "")  # WANDB_API_KEY is needed only when it runs
         controller = yaml.safe_load(ran.stdout)["services"]["controller"]
         assert controller["command"] == ["up", "specs/real.yaml", "--rehearsal", "3"]
 

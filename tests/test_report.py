@@ -147,7 +147,7 @@ class TestSummary:
 
 
 class TestEnd:
-    """What has ended a run outside of its attempts."""
+    """What ended a run outside its attempts."""
 
     def test_by_a_wrong_usage_says_that_nothing_was_started_only_where_that_is_so(self) -> None:
         never_started, _ = play(make_policy(ONE_NODE), NodeReady("a"))
@@ -249,7 +249,7 @@ class TestManyAttempts:
 
 
 class TestError:
-    def test_shows_message_evidence_log_and_cure(self) -> None:
+    def test_shows_message_evidence_log_and_hint(self) -> None:
         state = history(
             TWO_NODES,
             failed(W0, 1044.0, "UnavailableError", UNAVAILABLE, raised=1042.9),

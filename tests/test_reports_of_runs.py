@@ -172,7 +172,7 @@ class TestRunning:
 
 
 def test_a_controller_that_does_not_answer_is_said(tmp_path: Path) -> None:
-    files = write_run(tmp_path / "run")  # this process, which has no control socket
+    files = write_run(tmp_path / "run")  # its controller is this process, which has no control socket
     assert "its controller did not answer, so this is what its files tell" in words(page.make(files))
 
 

@@ -1,4 +1,4 @@
-"""A failed cluster is started again within its budget, by what failed, and as one: decisions, and real processes."""
+"""A failed cluster is started again as one, within its budget, depending on what failed: rules, and real processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestDecision:
     def test_ends_a_run_that_saves_nothing_any_more_whatever_restarts_are_left(
         self, saved: str, gives_up: bool
     ) -> None:
-        """Attempts that never trained, `x` here, tell nothing."""
+        """Attempts that never trained (`x`) prove nothing."""
         for between in ("", "x"):
             attempts = [*between.join(saved)]
             endings = [

@@ -43,7 +43,7 @@ def has_line(log: Path, number: int) -> bool:
 
 
 def check_log(log: bytes) -> None:
-    """Every line is there once, in order, up to the end that the program itself has counted."""
+    """Checks that every line is there once, in order, up to the end that the program itself has counted."""
     *lines, end, rest = log.decode().split("\n")
     assert rest == ""
     assert lines == [f"line {number} {'x' * (number % 97)}" for number in range(1, len(lines) + 1)]
@@ -51,7 +51,7 @@ def check_log(log: bytes) -> None:
 
 
 def read_goodput(folder: Path) -> dict[str, float]:
-    """What the run's time went into; each second of all of its controllers is counted once."""
+    """What the run's time went into; checks that each second of all its controllers is counted once."""
     report = json.loads((folder / "report.json").read_text())
     goodput: dict[str, float] = report["goodput"]
     assert sum(goodput[kind] for kind in KINDS) == pytest.approx(report["ended"] - report["started"], abs=1e-5)
@@ -127,7 +127,7 @@ class TestAfterItsEnd:
         facts = run_json(first.directory)
         os.kill(facts["controller"]["pid"], signal.SIGKILL)
         with (first.directory / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # nothing else here waits until all threads of the controller have ended
+            fcntl.flock(lock, fcntl.LOCK_EX)  # waits until all threads of the controller have ended
         facts["controller"] |= {"pid": os.getpid(), "boot": "2f6c1c6e-0000-4000-8000-000000000000"}
         (first.directory / "run.json").write_text(json.dumps(facts))
         waited = distlaunch("wait", str(first.directory), run_dir=False)
@@ -170,7 +170,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 class Ticking:
-    """A run of two ticking workers on two hosts, which a command names, and which ends when `finish` is called."""
+    """A run of two ticking workers on two hosts that a command names; it ends when `finish` is called."""
 
     def __init__(self, hosts: Hosts, folder: Path, rest: str = "") -> None:
         self.folder = folder / "run"
@@ -239,7 +239,7 @@ class Ticking:
 class TestTakeover:
     @pytest.mark.quick
     def test_tasks_go_on_while_their_controllers_are_killed(self, hosts: Hosts, tmp_path: Path) -> None:
-        """Ten controllers, one after the other, are killed at any moment; the eleventh sees the end."""
+        """Ten controllers, one after the other, are killed at random moments; the eleventh sees the end."""
         run = Ticking(hosts, tmp_path)
         process = run.start()
         run.wait_for_state("running")
@@ -252,7 +252,7 @@ class TestTakeover:
         run.wait_for(20 * 11)
         run.finish()
         assert process.wait(60) == 0, run.said
-        assert run.asked == 1  # nobody asks for nodes while their tasks go on
+        assert run.asked == 1  # no controller asks for nodes while their tasks go on
         for worker in WORKERS:
             check_log(run.log(worker).read_bytes())
         report = json.loads((run.folder / "report.json").read_text())

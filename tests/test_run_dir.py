@@ -300,7 +300,7 @@ class TestCommand:
         assert ran.status == EXIT_INFRASTRUCTURE
 
     def test_in_a_folder_of_somebody_elses(self, distlaunch: Distlaunch, tmp_path: Path) -> None:
-        """For others the system refuses it; root could, and would lock its owner out."""
+        """The system refuses it to other users; root could do it, and would lock the owner out."""
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder to somebody else")
         (tmp_path / "run").mkdir(mode=0o755)

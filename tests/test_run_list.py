@@ -239,7 +239,7 @@ class TestState:
         found = summarize(files)
 
         assert (found.state, found.restarts) == ("stopping", 2)
-        assert found.tasks_up is None  # it began before what is read
+        assert found.tasks_up is None  # the attempt began before the part that is read
 
     def test_is_that_of_the_last_start_of_a_run_that_was_resumed(self) -> None:
         up = {"attempt": 2, "event": "task-started", "task": "worker:0"}
@@ -316,10 +316,10 @@ class TestFolderOfRuns:
         assert len(read_last_entries(files.events, 1 << 20)[0]) == 2
 
     def test_may_hold_folders_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another user's, as after a run by sudo."""
-        # Root without its capabilities, since another user may not reach this Python.
+        """They belong to another user, as after a run by sudo."""
+        # Root without its capabilities, because another user may not reach this Python.
         stranger = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-        with tempfile.TemporaryDirectory() as state:  # not pytest's, which is closed to a stranger
+        with tempfile.TemporaryDirectory() as state:  # not pytest's folder, which other users cannot enter
             monkeypatch.setenv("XDG_STATE_HOME", state)
             runs = Path(state, "distlaunch", "runs")
             write_run(runs / "theirs", outcome="succeeded").root.chmod(0)
@@ -406,7 +406,7 @@ class TestRun:
 
     @pytest.mark.parametrize("text", ["", "zzzz", "./zzzz", "/nowhere/at/all", "x" * 300])
     def test_that_is_none_is_refused(self, three: Path, text: str) -> None:
-        """An empty one, which a script's unset variable leaves, as well: `down ""` must not stop the only run."""
+        """Also an empty text, which a script's unset variable leaves: `down ""` must not stop the only run."""
         write_run(three / "running")
         for running in (False, True):
             with pytest.raises(UsageError, match="there is no run"):

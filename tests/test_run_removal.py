@@ -61,7 +61,7 @@ def prunable(*, keep: int = 0, days: float = 0.0) -> set[str]:
 
 @pytest.fixture
 def running(runs: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A real run, which may be killed."""
+    """A real run, which a test may kill."""
     mark = make_mark()
     command = distlaunch_command("local", "-n", "1", "--", "sh", "-c", "echo up; sleep 600")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **mark})
@@ -109,14 +109,14 @@ class TestRm:
         [name] = names(runs)
         agents = psutil.Process(running.pid).children(recursive=True)
         for agent in agents:
-            agent.send_signal(signal.SIGSTOP)  # or it ends its tasks at once
+            agent.send_signal(signal.SIGSTOP)  # otherwise the agent ends its tasks at once
         running.kill()
         running.wait()
 
         refused = ask("rm", name)
 
         for agent in agents:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it was about to end
+            with contextlib.suppress(psutil.NoSuchProcess):  # the agent was about to end
                 agent.send_signal(signal.SIGCONT)
         assert refused.returncode == 2
         assert f"run {name} still running on this machine [usage]\n" in refused.stderr
@@ -283,7 +283,7 @@ class TestPrune:
             with pytest.raises(KeyboardInterrupt):
                 remove(files.root)
         assert not files.root.exists()
-        assert prunable() == set()  # it may be under way
+        assert prunable() == set()  # the removal may be under way
         monkeypatch.setattr(removal, "LEFT_OVER_S", -1.0)
         [left] = find_prunable(os.environ, keep=0, older_than_s=0.0)
         remove(left)

@@ -1,4 +1,4 @@
-"""Samples are written to files, which stay small and readable, and rates follow from two of them."""
+"""Samples are written to files that stay small and readable; rates follow from two samples."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def write_seconds(files: SampleFiles, seconds: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def file_limit(size: int) -> Iterator[None]:
-    """No file can grow beyond so many bytes meanwhile."""
+    """Meanwhile, no file can grow beyond so many bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

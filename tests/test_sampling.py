@@ -40,7 +40,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def child(source: str, cores: set[int] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python that has run some lines, and then waits; `cores`: the only ones that it runs on."""
+    """A Python that has run `source`, and then waits; `cores`: the only cores that it runs on."""
     pin = f"os.sched_setaffinity(0, {cores})\n" if cores else ""
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, pin + source], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Runs in the jobs of a real Slurm cluster: how they start, and what becomes of them when Slurm takes nodes away."""
+"""Runs in the jobs of a real Slurm cluster: how they start, and what happens to them when Slurm takes nodes away."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Submitted:
         return self.report
 
     def begin_again(self) -> None:
-        """Does not wait for the two minutes after which Slurm begins a job that was queued again.
+        """Starts a requeued job after two seconds, instead of Slurm's two minutes.
 
-        But for two seconds: Slurm's credentials have the second of their making, and those of the job's end bar it.
+        Not sooner: Slurm's credentials have the second of their creation, and those of the job's end would bar it.
         """
         wait_until(lambda: self.cluster.state(self.job) == "PENDING", "the job is queued again", 60)
         self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now+2seconds")
@@ -223,7 +223,7 @@ def test_tasks_per_node_and_cores_are_the_jobs(cluster: SlurmCluster, tmp_path: 
 
 
 ONE_STEP = {"DISTLAUNCH_SLURM_STEPS": "1"}
-"""Makes the agents of two nodes call back, as those of more than 64 do."""
+"""Makes the agents of two nodes call back, as those of more than 64 nodes do."""
 
 
 def test_agents_of_one_step_call_back_and_survive_it(cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_agents_of_one_step_call_back_and_survive_it(cluster: SlurmCluster, tmp_
     assert "node[1-2]" in cluster.run("squeue", "-h", "-s", "-o", "%i %N")
     clients = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "srun"]
     own = [each for each in clients if f"--jobid={job.job}" in each.cmdline()]
-    assert len(own) == 2, step  # the second one would cancel the step when the first has died
+    assert len(own) == 2, step  # both are killed: if only the first dies, the second cancels the step
     for process in own:
         process.suspend()
     for process in own:

@@ -1,4 +1,4 @@
-"""What Slurm says and is told: its lists of hosts, the fields of a job, why a job ends, the script of a job."""
+"""What Slurm prints and reads: lists of hosts, the fields of a job, why a job ends, the script of a job."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def job(**changes: object) -> Job:
         (job(state="COMPLETING"), [STEP.format(" DUE TO TIME LIMIT")], "preempted", False),
         (job(state="COMPLETING", restarts=1), [STEP.format(" DUE TO PREEMPTION")], "preempted", False),
         (job(preempted=1001.0), [STEP.format("")], "preempted", False),
-        (job(preempted=900.0), [STEP.format("")], None, False),  # of an earlier start
+        (job(preempted=900.0), [STEP.format("")], None, False),  # preempted in an earlier start
         (
             job(state="COMPLETING", restarts=1),
             [STEP.format(" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")],

@@ -23,7 +23,7 @@ from launcher.tasks import TaskId
 from tests.generated_specs import specs
 
 LONGEST_S = 60.0
-"""What the worst file may take; it takes some three seconds on a quiet machine."""
+"""How long the worst file may take; on a quiet machine, it takes some three seconds."""
 
 
 def load(folder: Path, text: str | bytes, environ: Mapping[str, str] | None = None) -> ClusterSpec:

@@ -1,4 +1,4 @@
-"""The speed check without a machine: which node or link is slow, who measures when, and what is said of it."""
+"""The speed check without a machine: which node or link is slow, which node measures when, and what the report says."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAST, SLOW = 100.0, 10.0
 
 
 def slow_nodes(*speeds: float) -> list[str]:
-    """The names of the slow nodes among a, b, … that multiply so fast."""
+    """The names of the slow nodes among a, b, … that multiply at these speeds."""
     nodes = {name: NodeFigures(speed, 10.0) for name, speed in zip("abcdefgh", speeds, strict=False)}
     return [str(slow.subject) for slow in find_slow_nodes(nodes, dict.fromkeys(nodes, TENSORFLOW))]
 
 
 def slow_links(*known: str, **speeds: float) -> list[str | Pair]:
-    """What is slow of links, named by their two nodes: `ab=10`; `known`: the nodes that are known to be slow."""
+    """What is slow, given links named by their two nodes (`ab=10`); `known`: the nodes that are known to be slow."""
     links = {(name[0], name[1]): LinkFigures(speed, speed, 10_000) for name, speed in speeds.items()}
     return [slow.subject for slow in find_slow_links(links, known)]
 
@@ -99,7 +99,7 @@ def test_a_long_way_is_named_and_differences_below_half_a_millisecond_are_not() 
     assert far(ab=0.02, bc=0.02, cd=0.0001, da=0.0001) == [("b", "latency")]
 
 
-# --- who measures when ---
+# --- which node measures when ---
 
 
 def subject(number: int, *, machine: str = "", methods: Sequence[str] = ("tensorflow", "python")) -> Subject:
@@ -118,7 +118,7 @@ class World:
         self.nodes = {one.node: FAST for one in subjects}
         self.links: dict[frozenset[str], float] = {}
         self.changing: dict[str, Iterator[float]] = {}
-        """What a node measures, one after the other, if not always the same."""
+        """What a node measures, one value after the other, if not always the same."""
         self.problems: dict[str, str] = {}
         self.noise = 0.0
         self.lost: set[str] = set()

@@ -29,7 +29,7 @@ SHOW = "program: {command: [printenv, DISTLAUNCH_TASK]}\n"
 A_TO_B = "the link between gpu-a and gpu-b is slow: network "
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("tc") is None or not Path(SSHD).exists(),
-    reason="network namespaces want root, iproute2 and OpenSSH's server",
+    reason="network namespaces need root, iproute2 and OpenSSH's server",
 )
 
 
@@ -64,7 +64,7 @@ def messages(report: dict[str, Any]) -> list[str]:
 @pytest.mark.ssh
 @needs_namespaces
 def test_hosts_and_links_are_shown_in_two_tables(network: Network, bare_python: str) -> None:
-    """Whether equal hosts are named is for the benchmark: here they share their cores with other tests."""
+    """Whether equal hosts are wrongly named is left to the benchmark: here they share their cores with other tests."""
     spec = network.write_spec(f"{SHOW}guard: off\n", python=bare_python)
     done = network.run(distlaunch_command("check", "--speed", spec))
     assert done.returncode == 0, done.stdout
@@ -90,7 +90,7 @@ def test_up_warns_of_a_slow_link_goes_on_and_reports_it(network: Network, bare_p
     with slow_link(a, b):
         ran = up(network, spec, tmp_path)
     assert ran.status == 0, ran.stderr
-    # Other tests may slow down a host, and what belongs to it, while this one measures.
+    # Other tests may slow down a host and its links while this one measures.
     warnings = [line for line in ran.stderr.splitlines() if line.startswith("Warning")]
     assert any(A_TO_B in warning and warning.endswith(", from gpu-a to gpu-b") for warning in warnings), warnings
     report = json.loads((ran.directory / "report.json").read_text())

@@ -141,7 +141,7 @@ def test_a_node_behind_a_jump_host_is_reached(distlaunch: Distlaunch, hosts: Hos
     assert ran.status == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ here", "worker:1 │ here"]
     assert f"-W {hosts.known_name('gpu-b')} -- gpu-a" in (hosts.folder / "ssh.log").read_text()
-    assert marked(mark) == []  # the way there, a process of ours, included
+    assert marked(mark) == []  # including the proxy, a process of ours
 
 
 def test_arguments_and_environment_arrive_as_they_are(distlaunch: Distlaunch, hosts: Hosts, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_no_command_line_shows_anything_of_the_users(hosts: Hosts, tmp_path: Pat
 
 
 @pytest.mark.quick
-def test_unknown_host_keys_are_refused_with_the_line_that_cures_it(distlaunch: Distlaunch, hosts: Hosts) -> None:
+def test_unknown_host_keys_are_refused_with_the_line_that_helps(distlaunch: Distlaunch, hosts: Hosts) -> None:
     hosts.known_hosts.unlink()
     ran = distlaunch("up", hosts.write_spec("program: {command: ['true']}\n"), env=hosts.env)
     assert ran.status == 3

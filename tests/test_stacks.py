@@ -1,4 +1,4 @@
-"""What all tasks are doing can be asked at any time, also while they are blocked in C++; nothing is stopped by it."""
+"""Stacks of all tasks can be shown at any time, even while they are blocked in C++, and nothing stops for it."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_signal_to_distlaunch_shows_them_too_and_a_foreign_program_has_none(tm
         wait_for_logs(tmp_path, b"ready", 2)
 
         def says_so() -> bool:
-            process.send_signal(signal.SIGUSR1)  # again: what tasks print may be there before their start is told
+            process.send_signal(signal.SIGUSR1)  # repeatedly: tasks may print before their start is reported
             return "worker:0, worker:1 have no Python stack to show" in (tmp_path / "stderr").read_text()
 
         wait_until(says_so, "it says so")

@@ -1,4 +1,4 @@
-"""A cluster that gets on no more: when it is found to be one, who is to blame, and what is done about it."""
+"""A cluster that makes no progress: when it counts as stalled, which task is to blame, and what is done about it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SLEEPING = STACK.format(file="/home/me/train.py", line=41, function="load_batch"
 
 
 def told(task: TaskId, step: int, *, step_s: float = 0.5, training: bool = True, phase: str = "is training") -> Event:
-    """What a task tells after this step, of a training that began at 1000."""
+    """What a task reports after this step of a training that began at 1000."""
     time = 1000.0 + (step - 1) * step_s
     progress = Progress(step, 1 if step else None, step, 1000.0 if step else 0.0, time if step else 0.0, training)
     return TaskReported(task, phase, 990.0, progress)
@@ -55,7 +55,7 @@ def stalled(*events: Event | float, stall_s: float | None = None) -> AttemptStat
 
 
 class TestWhen:
-    def test_without_a_word_about_steps_a_cluster_is_let_be(self) -> None:
+    def test_without_a_word_about_steps_a_cluster_is_not_stopped(self) -> None:
         assert stalled(1e6, Tick()).phase is Phase.RUNNING
 
     @pytest.mark.parametrize(("step_s", "limit_s"), [(0.5, 120.0), (10.0, 200.0)])
@@ -124,7 +124,7 @@ class TestThen:
 
 
 class TestAtWork:
-    """Who is at work is named, and not stopped, unless the user has given a limit."""
+    """A task at work is named, and not stopped, unless the user has set a limit."""
 
     LATE = (*all_told(50), 120.0, Tick())
     CALLBACK = STACK.format(file="/home/me/train.py", line=40, function="on_epoch_end")
@@ -178,7 +178,7 @@ class TestAtWork:
 
     def test_it_is_asked_again_after_a_minute_and_stopped_once_all_wait_for_another(self) -> None:
         state = self.asked(w0=(self.CALLBACK, self.IDLE))
-        state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))  # it may just have ended
+        state, actions = play_on(state, 179.0, Tick(), 180.0, Tick(), StacksReceived({}))  # its work may be over
         assert (state.phase, state.suspicion, actions) == (Phase.RUNNING, None, [AskStacks()])
         state, actions = play_on(state, 239.0, Tick(), 240.0, Tick(), StacksReceived({}))
         assert (state.reason, actions) == (Reason.STALLED, [AskStacks(), FAILURE_STOP])
@@ -198,7 +198,7 @@ class TestAtWork:
 
 
 class TestTogether:
-    """Training tasks that ought to be one cluster, and whether they are."""
+    """Whether training tasks that should be one cluster are one."""
 
     RULES = make_policy({"a": [W0, W1]})
     STARTED = (*preparing(RULES), *started(W0, W1))

@@ -214,7 +214,7 @@ def test_a_row_has_what_is_known() -> None:
 
 
 def training(*progresses: Progress) -> AttemptState:
-    """A running attempt whose tasks are so far."""
+    """A running attempt whose tasks have made this progress."""
     state = replace(new_attempt(make_policy({"a": [W0], "b": [W1]}), 0.0), phase=Phase.RUNNING)
     reported = [TaskReported(task, "is training", 0.0, each) for task, each in zip((W0, W1), progresses, strict=False)]
     return replace(state, status={event.task: event for event in reported})

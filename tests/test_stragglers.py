@@ -1,4 +1,4 @@
-"""The worker that keeps the others waiting is named, with the reason; a bad second names nobody."""
+"""The worker that keeps the others waiting is named, with the reason; one bad second is not enough."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def follow(
     uses: Mapping[TaskId, TaskUse] | None = None,
     data_s: Mapping[TaskId, float] | None = None,
 ) -> list[News]:
-    """What is said while all tasks measure once a second, and report each measurement twice."""
+    """The watch's news while all tasks measure once a second, and report each measurement twice."""
     news: list[News] = []
     for second, own in enumerate(zip(*times.values(), strict=True)):
         step_s = max(own) + COLLECTIVE_S
@@ -94,10 +94,10 @@ class TestNaming:
     @pytest.mark.parametrize(
         "own",
         [
-            {"w2": 0.3},  # nobody to compare it with
+            {"w2": 0.3},  # no other task to compare it with
             {"w0": 0.2, "w1": 0.2, "w2": 0.26},  # a score of 0.77
-            {"w0": 0.001, "w1": 0.001, "w2": 0.003},  # no matter to a step that waits 20 ms
-            {"w0": 0.0, "w1": 0.1},  # nothing was measured of the other
+            {"w0": 0.001, "w1": 0.001, "w2": 0.003},  # insignificant for a step that waits 20 ms
+            {"w0": 0.0, "w1": 0.1},  # nothing was measured of the other task
             {"w0": 0.0, "w1": 0.0},
         ],
     )
@@ -121,11 +121,11 @@ class TestNaming:
         assert watch.standings[W1].slow == ""
         assert follow(slow, watch, 400.0) == []
         assert watch.standings[W1].slow == "own computation"
-        assert follow(fast, watch, 500.0) == []  # that it was slow again has not been said
+        assert follow(fast, watch, 500.0) == []  # no news: its second slowness was not reported
         assert len(follow(slow, watch, 100.0 + REPEAT_S + ENOUGH_S)) == 1
 
     def test_a_window_waits_for_measurements_of_every_task(self) -> None:
-        """Steps that take longer than a window."""
+        """Steps may take longer than a window."""
         watch = StragglerWatch()
         news: list[News] = []
         for number in range(ENOUGH * WINDOWS):
@@ -156,7 +156,7 @@ JITTER = st.floats(0.95, 1.05)
 
 @st.composite
 def noisy_times(draw: st.DrawFn) -> OwnTimes:
-    """Two to four equal tasks on loaded cores: each has bursts of some seconds, and is itself between them."""
+    """Two to four equal tasks on loaded cores: each has bursts of some seconds, and its usual pace between them."""
     times = {}
     for number in range(draw(st.integers(2, 4))):
         seconds: list[float] = []
@@ -244,7 +244,7 @@ class TestReason:
             ),
             (
                 Pace(step_s=0.2, own_s=0.15, data_s=0.02, cpu=0.1, starved=0.01, memory=600.0, swapped=400.0),
-                Pace(step_s=0.2, own_s=0.05, memory=600.0, swapped=390.0),  # as the others
+                Pace(step_s=0.2, own_s=0.05, memory=600.0, swapped=390.0),  # like the others
                 "own computation",
             ),
         ],
@@ -296,7 +296,7 @@ class WatchedRun(FakeRun):
 
 
 def take(task: str, own_s: float, data_s: float, cpu_s: float) -> Deed:
-    """The task reports such steps each second; its node, what it uses."""
+    """Every second, the task reports such steps, and its node what the task uses."""
 
     def do(agent: FakeAgent) -> bool:
         def report(second: int) -> None:
@@ -340,9 +340,9 @@ def test_a_worker_whose_input_is_slow_is_named_with_the_reason(distlaunch: Distl
     assert "reason: input pipeline (it waits " in named
     told = {task["task"]: task["progress"] for task in ran.report["attempts"][0]["tasks"]}
     assert {each["step"] for each in told.values()} == {440}
-    steps = [each["step_s"] for each in told.values()]  # the last few, and each worker's at another moment
+    steps = [each["step_s"] for each in told.values()]  # of the last few steps, for each worker at another moment
     assert max(steps) < 4 * min(steps)
-    # By how much is for the line above: these are of one moment, in which another test may have had the cores.
+    # No factor here: these are values of one moment, in which another test may have used the cores.
     assert told["worker:1"]["own_s"] > told["worker:0"]["own_s"]
     assert told["worker:1"]["data_s"] > 0.5 * told["worker:1"]["own_s"] > told["worker:0"]["data_s"]
 

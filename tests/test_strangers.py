@@ -1,4 +1,4 @@
-"""A machine that is not of the cluster tries its ports all the time, and gets nothing, while the cluster trains."""
+"""A machine outside the cluster keeps trying its ports while the cluster trains, and gets nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces want root, iproute2 and OpenSSH's server",
+        reason="network namespaces need root, iproute2 and OpenSSH's server",
     ),
 ]
 
@@ -38,7 +38,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @contextlib.contextmanager
 def scanning(stranger: Host, target: str, first: int, last: int, found: dict[str, Any]) -> Iterator[None]:
-    """The stranger tries these ports of the target; what it found is known at the end."""
+    """The stranger tries these ports of the target; at the end, `found` has what it found."""
     with stranger.watching("scanning", (PROGRAMS / "scan.py").read_text(), target, str(first), str(last)) as words:
         yield
     found.update(json.loads(words[0]))
@@ -50,7 +50,7 @@ def run(network: Network, directory: Path, *arguments: str) -> Ran:
 
 
 def refused(ran: Ran) -> set[tuple[str, str]]:
-    """The tasks whose ports have refused somebody, and whom."""
+    """The tasks whose ports refused a stranger, with the stranger's address."""
     lines = [json.loads(line) for line in (ran.directory / "events.jsonl").read_text().splitlines()]
     return {(line["task"], line["address"]) for line in lines if line["event"] == "stranger-refused"}
 

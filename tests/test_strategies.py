@@ -1,4 +1,4 @@
-"""Every strategy trains the demo; the launcher's part of it is as its rules say. Real TensorFlow."""
+"""Every strategy trains the demo, and the launcher does its part by its rules. Real TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEMO = ["-m", "worker_entry.demo.train"]
 
 @pytest.fixture
 def look(tmp_path: Path) -> str:
-    """A program that tells which strategy it was given, and what that does with a batch."""
+    """A program that prints which strategy it was given, and with which devices and options."""
     path = tmp_path / "look.py"
     path.write_text(
         "import json, os\n"
@@ -100,7 +100,7 @@ def test_parameter_servers_train_the_demo_and_a_killed_worker_comes_back_alone(
     steps = 30 * 44
     done = ran.line(r"chief:0: validation accuracy (0\.\d+), (\d+) steps", "chief-0")
     assert float(done[1]) > 0.95
-    assert steps <= int(done[2]) <= steps + 1  # the one that the dead worker had done may be done again
+    assert steps <= int(done[2]) <= steps + 1  # the dead worker's last step may be done again
     assert "worker:1 ended with SIGKILL (signal 9); restarting it, the others continue\n" in ran.stderr
     assert "worker:1 was restarted individually, after SIGKILL (signal 9)" in ran.stderr
     assert "Chaos: worker:1 was killed in attempt 1; it was restarted individually" in ran.stderr
@@ -133,7 +133,7 @@ def test_a_parameter_server_that_dies_is_the_end_of_the_attempt_and_the_next_goe
 
 
 def test_workers_of_a_divided_cpu_use_its_first_device_only(distlaunch: Distlaunch, look: str) -> None:
-    """What TensorFlow does not allow to be emulated; README says so."""
+    """TensorFlow cannot emulate workers with several devices; cluster_specs/README.md says so."""
     told = looked(distlaunch("local", "--workers", "2", "--devices", "2", look))
     assert told["replicas"] == 2  # not four
 

@@ -51,7 +51,7 @@ FOR_EVER = 1e6
 GPU_C = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c"}]}
 SPARE = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, {"host": "gpu-c", "spare": True}]}
 GRACE_S = 1.1
-"""What it takes at the most to stop tasks that go when they are told to."""
+"""How long it takes at most to stop tasks that end when asked to."""
 
 
 def restarting(limit: int = 1, **fields: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def restarting(limit: int = 1, **fields: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a script does for an attempt to fail like this, and the exit status if it is left at that."""
+    """The script that makes an attempt fail like this, and the exit status without a restart."""
 
     script: Script
     exit_status: int
@@ -225,7 +225,7 @@ def test_restarts_are_counted_within_their_period_of_hours(tmp_path: Path) -> No
     tasks = [*failing(1, 2, 3, after_s=4000.0), *others, *failing(4)]
     run = FakeRun(tmp_path / "run", tasks, restarting(1, period_s=3600))
     report = run.run()
-    assert len(report.attempts) == 4  # the last two of which were soon one after the other
+    assert len(report.attempts) == 4  # the last two followed soon after each other
     assert "not started again: 1 restart within 3600 s did not help" in run.said
     assert report.ended - report.started > 3 * 4000
 
@@ -234,7 +234,7 @@ def test_the_speed_is_measured_after_the_checks_of_the_first_attempt_and_reporte
     spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}], "check_speed": True, **restarting()}
     run = FakeRun(tmp_path / "run", failing(1), spec, checks=True)
     report = run.run()
-    measured = ["MeasureNode"] * 3 + ["MeasureLink"] * 3  # a start and twice; three times what seems slow
+    measured = ["MeasureNode"] * 3 + ["MeasureLink"] * 3  # a start and two rounds; three for what seems slow
     again = ["Prepare", "Start", "Stop", "Goodbye"]
     assert run.nodes.kinds_of("gpu-a") == ["Hello", "Prepare", "Inspect", "Dial", *measured, "Start", "Stop", *again]
     link = (
@@ -366,7 +366,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     assert start.cluster == {"worker": ["gpu-a:20500", "gpu-c:20500"]}
     assert [task.task for task in start.tasks] == ["worker:1"]
     assert run.nodes.kinds_of("gpu-c") == [*("Hello", "Prepare", "Inspect", "Dial", "Start", "Stop", "Goodbye")]
-    assert run.nodes.kinds_of("gpu-a").count("Dial") == 2  # the new one has to be reached
+    assert run.nodes.kinds_of("gpu-a").count("Dial") == 2  # it has to reach the new node
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 1, "gpu-c": 1}
     assert report.attempts[1].processes_left == 0
 
@@ -388,7 +388,7 @@ def test_a_node_that_cannot_be_reached_at_first_is_not_replaced(tmp_path: Path) 
 
 
 def test_a_spare_that_has_not_what_it_takes_ends_the_run_with_a_report(tmp_path: Path) -> None:
-    """What would have been an error of usage before the start is none once something was started."""
+    """A usage error before the start is no usage error once something was started."""
     spare = {"host": "gpu-c", "spare": True, "gpus_per_worker": 64}
     spec = {"nodes": [{"host": "gpu-a"}, {"host": "gpu-b"}, spare], **restarting()}
     run = FakeRun(tmp_path / "run", [At(Phase.RUNNING, lose(left=0))], spec)
@@ -426,7 +426,7 @@ def test_a_cluster_that_nothing_replaces_ends_with_the_loss(tmp_path: Path, retu
 
 
 def test_a_node_that_is_lost_after_its_tasks_have_ended_is_lost_to_the_next_attempt(tmp_path: Path) -> None:
-    """The other node is still being stopped then."""
+    """At that time, the other node is still being stopped."""
     script: Script = [
         At(Phase.STOPPING, empty_and_lost),
         At(Phase.STOPPING, ignore_term, node="gpu-a"),
@@ -460,10 +460,10 @@ def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
     report = run.run()
     assert report.outcome == "succeeded"
     assert [task.node for task in report.attempts[1].tasks] == ["gpu-a", "gpu-b"]
-    assert run.asked == [("gpu-b", "/run/meeting")] * 4  # that of the agent whose tasks have to be gone
+    assert run.asked == [("gpu-b", "/run/agent")] * 4  # of the agent whose tasks have to be gone
     assert "No spare node is left; waiting up to 300 s for gpu-b to come back\ngpu-b: back after 6.0 s" in run.said
     assert run.nodes.connections == {"gpu-a": 1, "gpu-b": 2}
-    assert "certainly ended" not in run.said  # that was seen
+    assert "certainly ended" not in run.said  # it was seen that they ended
     assert pauses(report) == [6.0]
 
 
@@ -543,7 +543,7 @@ def test_a_node_that_is_lost_in_a_pause_is_lost_to_the_next_attempt(tmp_path: Pa
 
 
 def test_what_a_lost_agent_says_later_is_not_heard(tmp_path: Path) -> None:
-    """Its node is back; what an older agent there saw end is not the task of the next attempt."""
+    """The node is back; a task whose end the lost agent reports is not the task of the next attempt."""
 
     def linger(agent: FakeAgent) -> bool:
         agent.world.timing.after(50.0, lambda: agent.end(Exit("worker:1", KILL)))
@@ -561,7 +561,7 @@ def test_what_a_lost_agent_says_later_is_not_heard(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class BadPlanner(Planner):
-    """Plans so many times; then it raises."""
+    """Plans so many times, then raises."""
 
     left: list[int] = field(default_factory=list)
     error: Exception = field(default_factory=RuntimeError)
@@ -582,7 +582,7 @@ PLANS = 3
     ("error", "reference", "status"),
     [
         (RuntimeError("oh"), "bug", 70),
-        (UsageError("gpu-b has 1 GPU"), "usage", 3),  # no error of usage any more: something was started
+        (UsageError("gpu-b has 1 GPU"), "usage", 3),  # no longer a usage error: something was started
         (RunDirectoryError("no space left"), "run-directory", 3),
         (OSError(28, "No space left on device"), "bug", 70),
     ],
@@ -611,7 +611,7 @@ def test_an_error_before_anything_was_started_is_raised_as_it_is(tmp_path: Path)
     run.planner = BadPlanner(**vars(run.planner), left=[PLANS - 1], error=UsageError("gpu-b has 1 GPU"))
     with pytest.raises(UsageError, match="gpu-b has 1 GPU"):
         run.run()
-    assert not (tmp_path / "run" / "report.json").exists()  # who called us writes it
+    assert not (tmp_path / "run" / "report.json").exists()  # the caller writes it
     assert run.nodes.kinds_of("gpu-b")[-1] == "Goodbye"
     assert run.said == ""
 

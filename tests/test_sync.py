@@ -1,4 +1,4 @@
-"""The program's folder on other machines: what is sent, that it is whole, and that nobody sees half of it."""
+"""The program's folder on other machines: what is sent, that it is whole, and that no task sees half of it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_everything_that_cannot_be_sent_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Path) -> None:
-    """Git lists a repository within another as one name, and files that were deleted since it has seen them."""
+    """Git lists a repository within another as one name, and still lists files that have been deleted."""
     for repository in (tmp_path, tmp_path / "inner"):
         subprocess.run(["git", "init", "-q", str(repository)], check=True)
     write(tmp_path, {"deleted": "1", "package/deleted": "1", "inner/.gitignore": "*.log\n", "inner/x.log": "1"})
@@ -111,7 +111,7 @@ def test_a_repository_is_sent_as_it_is_now_and_so_are_those_within(tmp_path: Pat
 
 @linux
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    task = f"/proc/{os.getpid()}/task/{os.getpid()}"  # in there, even root cannot read `mem` from its beginning
+    task = f"/proc/{os.getpid()}/task/{os.getpid()}"  # even root cannot read the `mem` there from its beginning
     with pytest.raises(UsageError) as caught:
         make_bundle(SyncSpec(path=task, to="~/x", exclude=["*", "!/mem"]), tmp_path)
     assert caught.value.evidence == ("'mem' cannot be read: Input/output error",)
@@ -175,7 +175,7 @@ def test_only_what_changed_is_fetched(tmp_path: Path) -> None:
     assert (to / "a").read_bytes() == b"3"
 
 
-def test_what_a_task_has_changed_is_mended(tmp_path: Path) -> None:
+def test_what_a_task_has_changed_is_restored(tmp_path: Path) -> None:
     to = tmp_path / "project"
     files = {"a": b"1", "b": b"2"}
     arrive(offer(to, files), files.__getitem__)
@@ -276,7 +276,7 @@ def test_what_distlaunch_did_not_make_is_left_alone(tmp_path: Path, kind: str) -
 def arrived(
     order: Offer, files: dict[str, bytes], work: Callable[[Path], object] = lambda version: None
 ) -> tuple[Path, list[str]]:
-    """The version that came, and what the user is told besides; `work` is done in it while its agent lives."""
+    """The version that arrived, and what the user is told besides; `work` runs in it while its agent lives."""
     said: list[Message] = []
     pieces: list[Fetch] = []
 
@@ -299,7 +299,7 @@ def arrived(
 
 
 class TestOldVersions:
-    """What was sent goes; what tasks have written stays, and the user is told where."""
+    """What was sent is removed; what tasks have written stays, and the user is told where."""
 
     def test_one_that_is_as_it_was_sent_is_removed(self, tmp_path: Path) -> None:
         to = tmp_path / "project"
@@ -308,7 +308,7 @@ class TestOldVersions:
         first, _ = arrived(offer(to, files, link), files)
         (first / "__pycache__").mkdir()
         (first / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"by Python itself")
-        (first / "same").write_bytes(b"1")  # what was sent, though it was written again
+        (first / "same").write_bytes(b"1")  # written again, but equal to what was sent
         files["train.py"] = b"2"
         second, told = arrived(offer(to, files, link), files)
         assert told == []
@@ -336,7 +336,7 @@ class TestOldVersions:
         assert (first / "shared").is_symlink()
         assert (tmp_path / "elsewhere" / "train.py").exists()
         files["train.py"] = b"3"
-        assert arrived(offer(to, files), files)[1] == []  # it was told once
+        assert arrived(offer(to, files), files)[1] == []  # the user is told once
         assert (first / "checkpoints" / "deep" / "model.keras").read_bytes() == b"weeks of work"
         assert not second.exists()
 
@@ -344,7 +344,7 @@ class TestOldVersions:
         to = tmp_path / "project"
         files = {"train.py": b"1", "data/a.csv": b"a"}
         first, _ = arrived(offer(to, files), files)
-        (first / "data").rename(tmp_path / "data")  # which changes no file in it
+        (first / "data").rename(tmp_path / "data")  # the move changes no file in it
         (first / "data").symlink_to(tmp_path / "data")
         files["train.py"] = b"2"
         arrived(offer(to, files), files)
@@ -413,7 +413,7 @@ for number in range(rounds):
 
 
 def test_nodes_that_share_a_home_never_fail_each_other(tmp_path: Path) -> None:
-    """Each has just been sent another version, or the same one, at the same time."""
+    """All are sent another version, or the same one, at the same time."""
     to, rounds, names = tmp_path / "project", 25, ["a", "b", "c"]
     nodes = [
         subprocess.Popen([sys.executable, "-c", SHARED_HOME, str(to), name, str(rounds)], cwd=ROOT) for name in names
@@ -461,7 +461,7 @@ def test_a_program_that_is_only_here_runs_there(distlaunch: Distlaunch, hosts: H
         for plan in (json.loads(ahead.stdout), json.loads((ran.directory / "plan.json").read_text()))
     )
     assert shown == started
-    assert {address for _, address, _, _ in shown} == {*hosts.addresses.values()}  # which only ssh's configuration has
+    assert {address for _, address, _, _ in shown} == {*hosts.addresses.values()}  # only in ssh's configuration
     assert sorted(ran.stdout.splitlines()) == ["worker:0 │ 1 True", "worker:1 │ 1 True"]
     assert "Sent 4 files, " in ran.stderr
     written = {*hosts.home.glob(".only-here.distlaunch/*/written")}
@@ -547,7 +547,7 @@ def test_a_signal_while_files_are_sent_ends_the_run_with_its_report(
 def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Path, tmp_path: Path) -> None:
     skip_without_openssh()
     (tmp_path / "ssh").mkdir()
-    hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # beside those of the module
+    hosts = make_hosts(tmp_path / "ssh", make_addresses(6))  # besides those of the module
     hosts.trust()
     (project / "big.bin").write_bytes(os.urandom(1 << 20) * 400)
     lease_s = 5
@@ -557,7 +557,7 @@ def test_a_node_whose_sshd_dies_while_files_are_sent_is_lost_in_time(project: Pa
         process = start(hosts, project, tmp_path / "run", rest)
         wait_until_big_file_is_under_way(hosts.home / ".big.distlaunch")
         daemon = next(p for p in psutil.Process().children() if f"ListenAddress={b}" in p.cmdline())
-        daemon.suspend()  # else it may accept the controller's next connection between the two kills
+        daemon.suspend()  # otherwise it may accept the controller's next connection between the two kills
         for sshd in (*daemon.children(), daemon):
             sshd.kill()
         died = time.monotonic()

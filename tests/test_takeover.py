@@ -90,7 +90,7 @@ class Side:
 
 @given(st.lists(st.sampled_from(["report", "deliver", "handle", "beat", "order", "obey", "drop", "kill"]), max_size=80))
 def test_every_frame_is_handled_once_and_in_order_whoever_is_killed_when(course: list[str]) -> None:
-    """Reports are numbered by the agent; of a controller that is killed, only the journal is left."""
+    """The agent numbers reports; of a killed controller, only the journal is left."""
     agent, controller, journal = Outbox(), Side(Outbox()), list[int]()
     orders_given, orders_obeyed = 0, list[int]()
     for step in [*course, "drop", "deliver", "handle"]:
@@ -281,7 +281,7 @@ def test_a_takeover_that_is_refused_ends_the_link_and_says_why(
     assert closed.reason.startswith(reason)
     assert (closed.taken_over, taking.link.ended, taking.link.taken_over) == (taken_over, ended, taken_over)
     assert [type(message) for message, _ in taking.delivered] == [LinkClosed]
-    wait_until(lambda: end.is_cut, "the connection is given back")
+    wait_until(lambda: end.is_cut, "the connection is closed")
 
 
 def test_an_agent_that_cannot_be_reached_within_its_lease_is_not_taken_over(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def prepare(number: int, tasks: int = 1) -> Prepare:
 
 @linux
 def test_a_big_backlog_arrives_once_and_in_order(held: Held) -> None:
-    """2,000 frames that the killed controller has read and has handled in part; the rest exceeds a socket's buffer."""
+    """The killed controller has read 2,000 frames and handled some of them; the rest exceeds a socket's buffer."""
     first = held.begin()
     for number in range(1, 2001):
         first.send(prepare(number, tasks=8))
@@ -507,7 +507,7 @@ def test_an_agent_obeys_the_highest_generation_only(held: Held) -> None:
     assert held.expect(LinkClosed).taken_over
     second.send(prepare(1))
     assert held.expect(Prepared, of=1).attempt == 1
-    held.links.append(held.links.pop(1))  # the one that ends the agent
+    held.links.append(held.links.pop(1))  # the last link ends the agent
 
 
 @linux
@@ -650,7 +650,7 @@ class Relay:
         return (nodes / RUN_ID / "attempt-1" / f"worker-{worker}.log").read_bytes()
 
     def finish(self) -> None:
-        """Lets the last controller end, and looks at what all of them have seen."""
+        """Lets the last controller end, and checks what all of them have seen."""
         assert self.started[-1].wait(60) == 0
         assert self.valid()[-1] == {"ended": 0, "generation": len(self.started) - 1}
         frames = [entry["frame"] for entry in self.valid() if "frame" in entry]
@@ -689,7 +689,7 @@ def test_controllers_that_are_killed_anywhere_are_followed_and_the_tasks_do_not_
     for _ in range(2):
         relay.start()
         relay.wait_for_entries(entries)
-        time.sleep(chance.uniform(0.0, 0.8))  # somewhere in the run, which is the point
+        time.sleep(chance.uniform(0.0, 0.8))  # at any moment of the run, on purpose
         if relay.started[-1].poll() is not None:
             break
         relay.started[-1].kill()
@@ -749,7 +749,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.mark.ssh
 def test_over_ssh_a_killed_and_a_stopped_controller_are_followed(hosts: Hosts, tmp_path: Path) -> None:
     mark = make_mark()
-    # The tasks go on until the controllers have followed each other, however long that takes.
+    # The tasks go on until the controllers have replaced each other, however long that takes.
     go = tmp_path / "go"
     script = SCRIPT.replace("sleep 0.005;", f"[ $i != 100 ] || until [ -e {go} ]; do sleep 0.05; done; sleep 0.005;")
     case = Case(["env", f"{MARK}={mark[MARK]}", "sh", "-c", script], (PORTS[0], PORTS[-1]), host="gpu-a")

@@ -110,7 +110,7 @@ def compare(
 
 # --- the same as plain Python ---
 #
-# In the messages of an object's address and the like the numbers are left out; nothing else is.
+# Object addresses and similar numbers are left out of the messages; nothing else is.
 
 IDENTITY = """
     '''What a program can know of itself.'''
@@ -457,7 +457,7 @@ def test_the_interpreter_knows_that_it_was_not_started_by_hand(tmp_path: Path) -
 
 
 def test_what_is_imported_already_is_only_of_the_standard_library_and_ours(tmp_path: Path) -> None:
-    """A program's own `json.py`, say, is then not imported: as if another module had imported the library's."""
+    """For example, a program's own `json.py` is not imported, as if another module had imported the library's."""
     write(tmp_path, "import sys; print(*sys.modules)")
     plain, ours = compare(tmp_path, ["program.py"])
     more = {name.partition(".")[0] for name in set(ours.stdout.split()) - set(plain.stdout.split())}
@@ -618,7 +618,7 @@ def test_the_users_line_is_found_in_every_way_a_program_can_be_run(
 
 
 def test_the_users_line_is_the_innermost_and_never_an_installed_packages(task: Task) -> None:
-    """Also of a package that calls back into the user's code, as Keras does."""
+    """Even if a package calls back into the user's code, as Keras does."""
     packages = task.folder / "lib" / "python3" / "site-packages"
     packages.mkdir(parents=True)
     (packages / "framework.py").write_text("def call(f):\n    f()\n    raise ValueError\n")
@@ -667,7 +667,7 @@ def test_the_users_line_is_that_of_the_first_of_the_failures_that_a_message_tell
 def test_the_users_line_is_that_of_the_failed_call_and_not_of_the_one_that_made_the_graph(
     task: Task, function: str, line: int
 ) -> None:
-    """But for a line in a function that the graph was made of, which is not under way any more."""
+    """Unless the line is in a function that the graph was made from: that function no longer runs."""
     trace = 'Detected at node a defined at (most recent call last):\\n  File "%s", line 2, in ' + function
     record = task.crash(f"x = 1\n\nraise ValueError('{trace}' % __file__)")
     assert (record.file, record.line) == (str(task.folder / "program.py"), line)
@@ -709,7 +709,7 @@ def test_a_patched_function_is_what_the_line_calls_and_not_what_the_patch_calls(
 def test_what_was_called_is_read_from_the_line_where_its_frames_are_left_out(
     task: Task, line: str, call: str | None
 ) -> None:
-    """As Keras leaves out those of a call within a call: `evaluate` in a callback of `fit`."""
+    """Keras leaves out the frames of a call within a call, such as `evaluate` in a callback of `fit`."""
     (task.folder / "filtered.py").write_text(
         "class Model:\n    def fit(self, x): 1 / 0\nmodel, x = Model(), ()\n"
         f"def run():\n    {line}\n"
@@ -776,7 +776,7 @@ def test_a_full_disk_does_not_change_how_the_program_ends(task: Task) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    ended = task.run("1 / 0", preexec=full_disk, env={"COVERAGE_PROCESS_START": ""})  # which would write a file
+    ended = task.run("1 / 0", preexec=full_disk, env={"COVERAGE_PROCESS_START": ""})  # coverage would write a file
     assert ended.status == 1
     assert ended.stderr.endswith("ZeroDivisionError: division by zero\n")
     assert ended.stderr.count("Traceback") == 1
@@ -823,7 +823,7 @@ OTHER_TENSORFLOW = {
     "data.ops.iterator_ops": "class OwnedIterator:\n    def get_next(self, name): pass",
     "eager.context": "class Context:\n    def configure_coordination_service(self, timeout): pass",
 }
-"""Modules of a TensorFlow that has other names than those that are patched."""
+"""Modules of a TensorFlow that lacks the names that are patched."""
 
 
 def test_a_tensorflow_that_is_not_like_those_that_are_known_is_left_as_it_is(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_one_that_cannot_start_is_told_and_the_tasks_go_on(distlaunch: Distlaunc
 
 
 def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch: Distlaunch, tmp_path: Path) -> None:
-    """TensorFlow's own way recorded operations of all workers, of which those that follow died at times."""
+    """TensorFlow's own method recorded operations of all workers, and those that follow sometimes died."""
     with running(tmp_path, "-n", "2", "--evaluator", *PACED, "2000") as run:  # the evaluator has no server
         run.wait_for(b"Epoch 3/2000", 0)
         captures, trained = 0, False
@@ -94,7 +94,7 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
         assert operations(leader)
         for _ in range(3):
             done = distlaunch("profile", "run", "--duration", "1", run_dir=False)
-            assert done.status == 0 or "no task recorded anything" in done.stderr  # they have only waited
+            assert done.status == 0 or "no task recorded anything" in done.stderr  # the tasks have only waited
         said = len(run.log(1))
         wait_until(lambda: len(run.log(1)) > said, "it goes on", 60)
 
@@ -102,14 +102,14 @@ def test_a_profile_has_all_workers_of_a_cluster_and_ends_none_of_them(distlaunch
 def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_of_their_own(
     distlaunch: Distlaunch, tmp_path: Path
 ) -> None:
-    """From outside, only TensorBoard is reached; distlaunch shows of the tasks what it always shows."""
+    """From outside, only TensorBoard is reachable; distlaunch shows the tasks as always."""
     options = ("--isolate", "--tensorboard", "--strategy", "parameter_server", "-n", "2", "--ps", "1")
     with running(tmp_path, *options, *PACED, "2000") as run:
         captures, log = 1, run.directory / "attempt-1" / "chief-0.log"
         wait_until(lambda: log.exists() and b"Epoch 2/2000" in log.read_bytes(), "it trains", 90)
         names = ("chief-0", "worker-0", "worker-1", "ps-0")
         seen = [operations(events) for events in events_of(capture(distlaunch, 1, set(names)), *names)]
-        while not all(seen):  # a step goes to the worker that is free: on a busy machine, one may have none in a second
+        while not all(seen):  # a step goes to a free worker: on a busy machine, a worker may have none in a second
             captures += 1
             assert captures < 5
             more = [operations(events) for events in events_of(capture(distlaunch, 1, set(names)), *names)]
@@ -123,7 +123,7 @@ def test_a_profile_of_parameter_servers_has_the_operations_of_all_in_a_network_o
 
 
 def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
-    """Where the files of all of them are."""
+    """Takes a profile; returns the folder with the files of all these tasks."""
     done = distlaunch("profile", "run", "--duration", str(duration_s), run_dir=False)
     assert (done.status, done.stderr) == (0, "")
     files = [Path(line) for line in done.stdout.splitlines()]
@@ -133,7 +133,7 @@ def capture(distlaunch: Distlaunch, duration_s: float, names: set[str]) -> Path:
 
 
 def events_of(folder: Path, *names: str) -> list[set[str]]:
-    """The names of what was captured of each, as TensorFlow itself reads them."""
+    """The names of the events captured of each task, as TensorFlow itself reads them."""
     script = (
         "import json, sys\nfrom tensorflow.tsl.profiler.protobuf import xplane_pb2\n"
         "def read(file):\n"
@@ -148,7 +148,7 @@ def events_of(folder: Path, *names: str) -> list[set[str]]:
 
 
 def operations(events: set[str]) -> set[str]:
-    """Those of TensorFlow's executor, which is what must not be recorded at a worker that follows."""
+    """The events of TensorFlow's executor, which must not be recorded at a worker that follows."""
     return {event for event in events if event.startswith(("ExecutorState::", "ThreadpoolListener::"))}
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_profiled_is_told(distlaunch: Distlaunch, tmp_path: Path)
 
 
 def test_tasks_that_have_only_waited_are_asked_again_and_then_named(tmp_path: Path) -> None:
-    """Of two servers, one has never anything to record."""
+    """One of two servers never has anything to record."""
     grpc: Any = importlib.import_module("grpc")
     response = _make_messages()["Response"]
     asked: list[str] = []

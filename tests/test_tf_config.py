@@ -16,7 +16,7 @@ from tests.generated_specs import clusters, specs
 
 
 def written(addresses: dict[TaskId, str]) -> dict[TaskId, TfConfig]:
-    """The TF_CONFIGs of a cluster, those that are unset left out."""
+    """The TF_CONFIGs of a cluster, without those that are unset."""
     return {task: config for task, config in make_tf_configs(addresses).items() if config is not None}
 
 

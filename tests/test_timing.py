@@ -1,4 +1,4 @@
-"""Real time: what is waited for comes at once, and what is done again and again ends when it is told to."""
+"""Real time: a wait returns as soon as something arrives, and repeated calls end when told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every transport promises, and what becomes of agents that are none, or broken ones."""
+"""What every transport promises, and what happens with broken agents or programs that are no agents."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_what_the_agent_says_to_stderr_is_kept(connect: Connect, tmp_path: Path)
     assert stat.S_IMODE(errors.stat().st_mode) == 0o600
 
 
-# --- agents that are none, and broken ones: a program in the place of the interpreter speaks for them ---
+# --- broken agents, and programs that are no agents: a program in place of the interpreter plays them ---
 
 
 def program(folder: Path, code: str) -> str:

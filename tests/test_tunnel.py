@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.ssh,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None or not Path(SSHD).exists(),
-        reason="network namespaces want root, iproute2 and OpenSSH's server",
+        reason="network namespaces need root, iproute2 and OpenSSH's server",
     ),
 ]
 
@@ -53,7 +53,7 @@ print(found, seen)
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     """Two nodes on which an ordinary user logs in, and a stranger."""
     with running_network(tmp_path_factory.mktemp("network"), count=3, user="trainer") as network:
-        shutil.copy(PROGRAMS / "meet.py", network.folder)  # which all hosts see, and the user as well
+        shutil.copy(PROGRAMS / "meet.py", network.folder)  # all hosts see this folder, and the user may read it
         yield network
 
 
@@ -101,7 +101,7 @@ def test_only_without_a_tunnel_is_anything_to_be_read_on_the_wire(
 def test_who_is_on_a_node_of_the_cluster_but_has_no_certificate_gets_in_nowhere(
     network: Network, tmp_path: Path
 ) -> None:
-    """From an address that may reach the port; and a stranger, from one that may not."""
+    """The node's address may reach the port; the stranger's may not."""
     settings = f"isolation: tunnel\nports: 23720-23729\nprogram: {{script: {network.folder}/meet.py, args: [x, '6']}}"
     node, target = network.hosts["gpu-a"], network.hosts["gpu-b"].address
     heard: dict[str, object] = {}
@@ -159,7 +159,7 @@ def test_both_sides_want_the_certificate_of_the_attempt(same: bool) -> None:
 
 
 def wait_for_forming(directory: Path) -> None:
-    """Until all tasks of the run listen."""
+    """Waits until all tasks of the run listen."""
 
     def listening() -> None:
         journal = directory / "events.jsonl"

@@ -31,7 +31,7 @@ WAYS = {
 
 
 ALONE = [("one by one", "worker:1", how) for how in ("kill", "raise", "raise-early", "exit-text")]
-"""Where a task that is plain Python, and not forked, could end in another way."""
+"""Failures in which a task of plain Python could end differently from a forked one."""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def memory_limit(size: int) -> Iterator[list[str]]:
-    """The words before a command that runs in a control group of its own with so many bytes."""
+    """The words before a command that run it in a control group of its own with so many bytes."""
     for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         group = Path(root) / f"distlaunch-test-{os.getpid()}"
         try:

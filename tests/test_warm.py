@@ -1,6 +1,6 @@
 """Agents that stay between two runs with TensorFlow imported.
 
-Their interpreter is one of this module's own, so that no other test meets them.
+Their interpreter belongs to this module alone, so that no other test meets them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_the_next_run_finds_tensorflow_imported_and_nothing_else(bench: Bench) -
     said, second = bench.look("-e", "SHOWN=2", "--no-progress")
     assert "imports TensorFlow again" not in said
     assert second[:4] == [first[0], "True", "new", "2"]
-    # A run that fails keeps it, too, and one that does not ask for it leaves it as it was.
+    # A run that fails keeps it as well, and a run that does not ask for it leaves it unchanged.
     said, third = bench.look("-e", "STATUS=3", status=1)
     assert "kept warm for" in said
     said, fourth = bench.look(keep="")

@@ -96,7 +96,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
 
 @contextlib.contextmanager
 def running_container(shared: Path) -> Iterator[str]:
-    """A container without sshd or network, which sees this folder at its own place."""
+    """A container without sshd or network, which sees this folder at the same path."""
     skip_without_docker()
     name = f"distlaunch-way-{secrets.token_hex(4)}"
     wait = "trap 'exit 0' TERM; while :; do sleep 1; done"
@@ -167,7 +167,7 @@ def break_way(place: Place, controller: int) -> None:
         return
     children = psutil.Process(controller).children()
     [way] = [child for child in children if place.client in " ".join(child.cmdline())]
-    if place.way == "slurm":  # a second process of srun cancels the step when the first has died, but not both
+    if place.way == "slurm":  # both processes of srun: if only the first dies, the second cancels the step
         os.killpg(way.pid, signal.SIGKILL)
     else:
         way.send_signal(signal.SIGKILL)

@@ -33,9 +33,9 @@ def _find(value: str) -> Iterator[psutil.Process]:
 
 
 def open_descriptors() -> set[str]:
-    """This process's, without what an earlier test has left to the collector.
+    """This process's open descriptors, without those that an earlier test has left to the garbage collector.
 
-    A thread of an earlier test may still close some: compare by `<=`, which sees all that are new.
+    A thread of an earlier test may still close some, so compare by `<=`, which finds all new ones.
     """
     gc.collect()
     return set(os.listdir("/dev/fd"))

@@ -100,9 +100,7 @@ class Cost:
 def measure(runs: int) -> None:
     with tempfile.TemporaryDirectory() as folder, _running_nodes(Path(folder)) as hosts:
         clients = list(_clients(hosts, _make_python(Path(folder))))
-        print(
-            "connect to N nodes at once: wall, its ratio to the fastest rival's, CPU per node of the client and the node,"
-        )
+        print("connect to N nodes at once: wall, its ratio to the fastest rival's, CPU per node of client and node,")
         print("and times within the client: ssh configuration read, all agents up, end")
         for count in COUNTS:
             addresses = list(hosts.addresses.values())[:count]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.fault_matrix import Cell, Played, all_cells, play
 
 AT_ONCE = int(os.environ.get("DISTLAUNCH_FAULTS_AT_ONCE", "4"))
-"""Runs, which mostly wait."""
+"""How many runs go on at once; they mostly wait."""
 
 
 def measure(runs: int) -> None:

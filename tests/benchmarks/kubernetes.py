@@ -27,7 +27,7 @@ _REQUEST = re.compile(r'(GET|POST|PUT|PATCH|DELETE) https?://\S+ [0-9]{3}|verb="
 def measure(runs: int) -> None:
     """Prints the restart's pair and a line for each number of pods."""
     cluster = find_cluster()
-    print("one of two workers dies, until both have made a first step again; rival: both pods are deleted and created again")
+    print("one of two workers dies, until both step again; rival: both pods are deleted and created again")
     ours, rival = [], []
     for _ in range(runs):
         with _folder() as folder:

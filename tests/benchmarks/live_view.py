@@ -38,7 +38,7 @@ def measure(runs: int) -> None:
         shares, rates, frames = zip(*(_watch(*options) for _ in range(min(runs, 3))), strict=True)
         print(
             f"  {title:<12} controller {statistics.median(shares):.2f} % of a core, "
-            f"{statistics.median(rates) / 1000:.1f} kB/s, {statistics.median(frames):.1f} frames/s",
+            f"{statistics.median(rates) / 1000:.1f} kB/s, {statistics.median(frames):.1f} pictures/s",
             flush=True,
         )
     print("a step of two tasks that compute; rival: the same with --no-live (goal: ratio at most 1.01)")
@@ -47,7 +47,7 @@ def measure(runs: int) -> None:
 
 
 def _watch(*options: str) -> tuple[float, float, float]:
-    """The controller's CPU in per cent of a core, bytes per second, and frames per second."""
+    """The controller's CPU in per cent of a core, bytes per second, and pictures per second."""
     with tempfile.TemporaryDirectory() as folder:
         program = [str(PROGRAMS / "live_steps.py"), f"{folder}/end", "0.1"]
         command = ["local", "-n", "8", "--run-dir", f"{folder}/run", *options, *program]

@@ -51,9 +51,7 @@ def measure(runs: int) -> None:
     with _tasks() as pids:
         ours, rival = _make_sampler(pids), _make_rival(pids)
         mine, theirs = time_pairs(lambda: _cost(ours), lambda: _cost(rival), max(10 * runs, 30))
-    print(
-        f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what psutil lacks; CPU time"
-    )
+    print(f"a sample of {TASKS} tasks of {THREADS} threads; rival: psutil, and open() for what psutil lacks; CPU time")
     print_pair("ms", [1e3 * seconds for seconds in mine], [1e3 * seconds for seconds in theirs], "ms")
     share = statistics.mean(mine) / SAMPLE_S
     print(f"  of a core, every {SAMPLE_S:g} s     {share:.3%} (goal: 0.2 %)")

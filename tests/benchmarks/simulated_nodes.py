@@ -178,7 +178,7 @@ class _Agent:
 
 
 def play(count: int) -> None:
-    """Plays the agents of so many nodes; writes the controller's CPU time at each phase (it is this process's parent)."""
+    """Plays the agents of so many nodes; writes the CPU time of the controller, its parent, at each phase."""
     reader = sys.stdin.buffer
     reader.readline()
     reader.read(len(make_payload("node", "calling").bootstrap))

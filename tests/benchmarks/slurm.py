@@ -28,7 +28,7 @@ os.environ["DISTLAUNCH_TASK"] = f"worker:{rank}"
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 MANY = (64, 128, 256)
-"""Numbers of nodes for the runs of `true`."""
+"""64 nodes get a step each; more get one step for all."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests.benchmarks.peaks import PAUSE_S, peak_rss
 from tests.sshd import QUIET, Hosts, running_hosts, sessions
 
 MEGABYTES = 150
-"""File, log and mirror fit into a virtual machine's memory; otherwise its host's disk would be measured."""
+"""File, log and mirror fit into the memory that a virtual machine has at hand; otherwise its host would be measured."""
 GIGABIT = 'ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 50ms && exec "$@"'
 """Runs a command in its own network, whose loopback is as slow as Ethernet."""
 LINE = b"x" * 99 + b"\n"

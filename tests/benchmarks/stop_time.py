@@ -1,4 +1,4 @@
-"""From the death of one worker until nothing is left, on this machine and over SSH, for plain processes and training."""
+"""From the death of one worker until nothing is left, on this machine and over SSH, plain processes and training."""
 
 from __future__ import annotations
 

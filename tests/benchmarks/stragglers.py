@@ -1,4 +1,4 @@
-"""Which task is named as a straggler, and why: clusters of two real workers, with nothing wrong or with one slowed on purpose.
+"""Which worker is named as a straggler, and why: clusters of two, with nothing wrong or with one slowed on purpose.
 
 `quota` needs control groups of version 1 and the right to make one.
 """
@@ -55,7 +55,7 @@ GROUPS = Path("/sys/fs/cgroup/cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """`argv`: the program; `slow`: the task to be named, empty if none; `disturb`: called with worker:1's process id."""
+    """`argv`: the program; `slow`: the task to be named, empty if none; `disturb`: gets worker:1's process id."""
 
     title: str
     argv: tuple[str, ...]

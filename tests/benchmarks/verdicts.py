@@ -15,7 +15,7 @@ RACY = ("kill", "segfault", "os-exit", "raise", "raise-in-map", "raise-in-thread
 
 
 def measure(runs: int) -> None:
-    print("3 workers train, one fails: verdicts that name it and its class; time from its failure until nothing is left")
+    print("3 workers train, one fails: verdicts that name it and its class; from its failure until nothing is left")
     right = 0
     for how in RACY:
         seconds = []

@@ -1,4 +1,4 @@
-"""A worker that prints a large file as fast as it can, over ways that are programs, against `cat` over the same ways."""
+"""A worker that prints a large file as fast as it can, over ways that are programs, against `cat` over the same."""
 
 from __future__ import annotations
 
