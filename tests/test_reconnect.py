@@ -434,7 +434,7 @@ def test_a_reattachment_that_is_not_taken_ends_with_its_connection(visit: Visit)
     reattachment.leave()
 
 
-def test_a_reattachment_whose_connection_ended_before_it_called_does_not_take_the_place_of_another(visit: Visit) -> None:
+def test_a_reattachment_whose_connection_ended_before_it_called_takes_no_place_of_another(visit: Visit) -> None:
     visit.accept().leave()
     reading, writing = os.pipe()
     os.write(writing, encode(Attach(VERSION, visit.place.path, 0, 0, {})))

@@ -203,7 +203,7 @@ def test_a_run_that_saves_nothing_any_more_ends_whatever_restarts_are_left(tmp_p
     assert [attempt.verdict.reference for attempt in report.attempts] == ["task-killed"] * 5
     assert (report.outcome, report.exit_status, report.verdict.reference) == ("failed", 93, "no-progress")
     assert report.verdict.message.startswith("3 attempts in a row saved no checkpoint; the last one: worker:1 on gpu-b")
-    assert "not started again: the last 3 attempts have saved no checkpoint and come no further" in run.said
+    assert "not started again: the last 3 attempts saved no checkpoint and got no further" in run.said
 
 
 def test_preemptions_cost_no_restart(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_what_differs_is_told_and_imported_again(bench: Bench) -> None:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     said, [other, *_] = bench.look(env=env, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard)))
-    assert "imports TensorFlow again: another set of limits (`ulimit`) than that of the last run" in said
+    assert "imports TensorFlow again: different set of limits (`ulimit`) than in the last run" in said
     assert other != agent
 
 

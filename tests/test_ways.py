@@ -195,7 +195,7 @@ def test_ctrl_c_leaves_nothing(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        ("{command: [no-such-program]}", "node: no no-such-program on PATH, the program of its way"),
+        ("{command: [no-such-program]}", "node: no-such-program, the program of its way, is not on PATH"),
         ("{command: ['false']}", "false ended with status 1"),
         ("{command: [sh, -c, 'echo no such machine >&2; exit 255']}", "sh ended with status 255: no such machine"),
         ("{command: [sh, -c, 'echo Welcome; exit 3']}", "Welcome"),

@@ -3,7 +3,7 @@
 An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one. A
 `warm-agent` or `warm-node` may stay for the next run.
 A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
-`pod` runs a task in a pod of Kubernetes, where there is no agent.
+`pod` runs a task in a Kubernetes pod, where there is no agent.
 `profile` captures a profile of a cluster's workers; `speed` measures this node. `gpus` prints what the GPUs do.
 `outside` and `tunnel` serve an agent in a network of its own.
 """
@@ -15,12 +15,12 @@ import sys
 
 def main() -> None:
     if not __package__:
-        # Started as a path, Python has put the package itself first on sys.path; the imports need its parent.
+        # Started with a path, Python puts the package itself first on sys.path; the imports need its parent.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     may_stay, kind = verb.startswith("warm-"), verb.removeprefix("warm-")
     if kind in ("agent", "node"):
-        gc.set_threshold(10_000)  # imports make objects that stay: looking through them is a twentieth of a start
+        gc.set_threshold(10_000)  # imported objects stay: scanning them again would take a twentieth of a start
         from worker_entry.agent import guardian
 
         status = guardian.main(outlives_connection=kind == "node", may_stay=may_stay)
@@ -70,7 +70,7 @@ def main() -> None:
 
     if verb == "forkserver":
         from worker_entry.task import forkserver
-    if not (__package__ and getattr(sys.flags, "safe_path", False)):  # with -P and -m, Python has added no entry
+    if not (__package__ and getattr(sys.flags, "safe_path", False)):  # with -P and -m, Python adds no entry
         del sys.path[0]
     if verb == "task":
         runner.main(rest)

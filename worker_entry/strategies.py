@@ -21,7 +21,7 @@ DEFAULT = "multi_worker_mirrored"
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
-    """Builds the strategy. Call it before the program uses anything else of TensorFlow.
+    """Builds the strategy. Call it before the program uses any other part of TensorFlow.
 
     In a chief of `parameter_server`, pass the strategy to `tf.distribute.coordinator.ClusterCoordinator`.
 
@@ -76,7 +76,7 @@ def _cross_device(tf: Any, name: Optional[str]) -> Any:
 
 
 def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
-    """The strategy for the TPU that TPU_NAME names, else for this TPU VM."""
+    """The strategy for the TPU that TPU_NAME names, or for this TPU VM if it is not set."""
     name = environ.get("TPU_NAME", "local")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)

@@ -1,7 +1,7 @@
 """Which tasks are at work although no steps are reported: they are named, and not stopped.
 
-A task waits if it uses no processor time, reads and writes nothing, and sleeps in a call of TensorFlow's, in a lock or
-in a connection. Any other task is at work.
+A task waits if it uses no processor time, reads and writes nothing, and sleeps in a call of TensorFlow's, on a lock or
+on a connection. Any other task is at work.
 """
 
 from __future__ import annotations

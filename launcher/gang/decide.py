@@ -45,7 +45,7 @@ FAILURE_GRACE_S = 1.0
 SAVED_STATUS = 42
 """The exit status of PreemptionCheckpointHandler when it is asked to save: all workers save, and exit with it."""
 SIGNALLED_GRACE_S = 600.0
-"""The same after a SIGTERM from Slurm, until Slurm has said how long the tasks have."""
+"""From SIGTERM to SIGKILL after a SIGTERM from Slurm, until Slurm has said how long the tasks have."""
 STOP_MARGIN_S = 30.0
 """How long after the last SIGKILL a node may take to report that no process is left."""
 STACKS_S = 10.0
@@ -95,7 +95,7 @@ def decide(state: AttemptState, event: Event, now: float) -> Decision:
 
 def _before_start(state: AttemptState, event: Event, now: float) -> Decision:
     if state.phase is Phase.CONNECTING and state.has_met_all:
-        # Every node has answered, so that the user sees all obstacles at once.
+        # All nodes have answered by now, so the user sees all obstacles at once.
         if state.lost and not state.policy.only_checks:
             return _stop(state, Reason.NODE_LOST, FAILURE_GRACE_S, now)
         if not state.awaited:
@@ -130,7 +130,7 @@ def _while_running(state: AttemptState, event: Event, now: float) -> Decision:
         if is_out_of_step(event) and ended != trainers:
             return _suspect(replace(state, suspicion=None), Reason.TASK_FAILED, event, now)
         if event.exit.code != SAVED_STATUS or not trainer_ended:
-            certain = event.exit.signal == signal.SIGKILL  # whatever the others still say, it is not their doing
+            certain = event.exit.signal == signal.SIGKILL  # whatever the others still report, they did not cause it
             return _stop(state, Reason.TASK_FAILED, FAILURE_GRACE_S, now, for_handlers=certain)
         # The others are still saving.
         state = replace(state, deadline=now + state.policy.drain_s if state.policy.drain_s else None)
@@ -213,7 +213,7 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
                 deadline=deadline,
                 is_looked_at_again=False,
             ), ()
-        # Who has been at work may have ended it this moment, and gets time for a step.
+        # A task that was at work may have just finished, and gets time for a step.
         if is_excused(state, reason, state.busy) and reason is Reason.STALLED and not state.is_looked_at_again:
             return replace(state, suspicion=None, excused=now + RECHECK_S, deadline=None, is_looked_at_again=True), ()
     if isinstance(event, StacksReceived) or _is_due(state, now):
@@ -222,15 +222,15 @@ def _suspect(state: AttemptState, reason: Reason, event: Event, now: float) -> D
 
 
 def _while_stopping(state: AttemptState, event: Event, now: float) -> Decision:
-    # Ctrl-C while stopping means: at once. TERM and HUP do not, because they may come twice by themselves (`timeout`, a
-    # closed window), nor does PIPE, which follows when Ctrl-C has ended the reader of our output as well.
+    # Ctrl-C while stopping means: at once. TERM and HUP do not, because they may come twice on their own (`timeout`, a
+    # closed window); nor does PIPE, which follows when Ctrl-C has also ended the reader of our output.
     if isinstance(event, Interrupted) and event.signal == signal.SIGINT:
         assert state.deadline is not None
         return replace(state, deadline=min(state.deadline, now + STOP_MARGIN_S)), (StopNodes(0.0),)
     if isinstance(event, EndAnnounced):
         grace_s = event.grace_s if state.is_taken_away else FAILURE_GRACE_S
         deadline = now + grace_s + STOP_MARGIN_S
-        if state.deadline is not None and deadline < state.deadline:  # it was not known before
+        if state.deadline is not None and deadline < state.deadline:  # this limit was not known before
             return replace(state, deadline=deadline), (StopNodes(grace_s),)
     # Nothing was started on a node whose agent has not answered; its link looks after itself.
     silent = state.ready - state.empty.keys() - state.lost.keys()

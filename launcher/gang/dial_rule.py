@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALL_PAIRS = 64
-"""Up to so many nodes, each dials all."""
+"""Up to this many nodes, each dials all."""
 
 
 def choose_dials(nodes: Sequence[str], leader: str | None) -> dict[str, list[str]]:
-    """The nodes that each node dials; of few nodes, also itself.
+    """The nodes that each node dials; with few nodes, also itself.
 
     Among more than ALL_PAIRS nodes, the leader and all others dial each other, because all of TensorFlow's tasks
     connect to the leader's; and each node dials those that are 1, 2, 4, 8, … places behind it, and is dialled by as
@@ -32,7 +32,7 @@ def choose_dials(nodes: Sequence[str], leader: str | None) -> dict[str, list[str
 
 
 def count_partners(nodes: int) -> int:
-    """How many others dial a node, beside the leader, if not all do."""
+    """How many nodes other than the leader dial a node, if not all do."""
     return len(_steps(nodes))
 
 

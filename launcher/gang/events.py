@@ -178,11 +178,11 @@ class NodeSignalled:
 
 @dataclass(frozen=True)
 class EndAnnounced:
-    """What the engine that gave us the nodes says of a signal, or of the end of their time.
+    """What the engine that gave us the nodes says about a signal, or about the end of their time.
 
     `reference`: the class of the failure, `interrupted`, or nothing if there is nothing to say. `grace_s`: how long
     the tasks may still run. `stays`: whether the nodes stay ours, and the engine has only ended what ran there.
-    `replaced`: whether it gives others at once in place of those that it takes. `node`: which one it takes, if not all.
+    `replaced`: whether it gives other nodes at once for those that it takes. `node`: the one that it takes, if not all.
     """
 
     reference: str
@@ -261,7 +261,7 @@ class PrepareNodes:
 
 @dataclass(frozen=True)
 class CheckNodes:
-    """Make every node dial all others on the ports that they hold."""
+    """Make the nodes dial each other on the ports that they hold."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class StopNodes:
-    """SIGTERM now, SIGKILL after the grace; a later one can only shorten it. `for_handlers`: as in the order Stop."""
+    """SIGTERM now, SIGKILL after the grace; a later order can only shorten it. `for_handlers`: as in the order Stop."""
 
     grace_s: float
     for_handlers: bool = False

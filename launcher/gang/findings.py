@@ -66,7 +66,7 @@ class LinkSpeed(Result):
 
 
 class SpeedReport(Result):
-    """What the speed check has measured: of each figure the best of all rounds."""
+    """What the speed check has measured: the best of all rounds for each figure."""
 
     nodes: list[NodeSpeed]
     """The nodes that could be measured, in the order of the spec."""

@@ -1,4 +1,4 @@
-"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet different ones of its peers.
+"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet others of its peers.
 
 TensorFlow notices when two collectives that meet differ, and reports it to one worker or to some. The place of each
 worker is in its crash record, or in its stack, which it sends before it is stopped.
@@ -14,7 +14,7 @@ from worker_entry.protocol.collateral import OUT_OF_STEP
 from worker_entry.protocol.values import Place
 
 PHRASES = ("Collective instance ", "Shape mismatch in the collective instance", "is joining a group ")
-"""Parts of its sentence."""
+"""Parts of TensorFlow's sentence."""
 
 
 def is_out_of_step(event: TaskExited) -> bool:

@@ -57,7 +57,7 @@ class Preflight:
         self._complete: set[str] = set()
         """The nodes that have answered everything."""
         self.speed: SpeedCheck | None = None
-        """What follows the checks, if that is wanted and they have found no error."""
+        """The speed check, which follows the other checks if it is wanted and they have found no error."""
         self._spec = spec
         self._marks = {node.host: f"{nonce}-{number}" for number, node in enumerate(spec.nodes)}
         self._owners = {str(task): node for node, task in spec.placements()}
@@ -65,7 +65,7 @@ class Preflight:
 
     @property
     def answers(self) -> dict[str, Answers]:
-        """Of the nodes that have answered, in the order of the spec."""
+        """The answers of the nodes that have answered, in the order of the spec."""
         return {node.host: self._answers[node.host] for node in self._spec.nodes if node.host in self._answers}
 
     def make_inspect(self, node: str) -> Inspect:
@@ -75,7 +75,7 @@ class Preflight:
     def make_dials(self, nodes: Collection[str], ports: Mapping[TaskId, int]) -> dict[str, Dial]:
         """What each of these nodes dials: every candidate address of the tasks that it has to reach.
 
-        A cluster of one task has none, which no other task dials.
+        In a cluster of one task, no node dials anything.
         """
         placements = list(self._spec.placements())
         leader = find_leader(task for _, task in placements)
@@ -166,7 +166,7 @@ class Preflight:
     def _results(self) -> Iterator[tuple[str, DialResult]]:
         for node, answers in self.answers.items():
             for result in answers.dialled.results if answers.dialled is not None else ():
-                if result.target.task in self._owners:  # else the agent is broken
+                if result.target.task in self._owners:  # otherwise the agent is broken
                     yield node, result
 
     def _dial_findings(self) -> Iterator[Finding]:
@@ -199,7 +199,7 @@ class Preflight:
         folder = self._spec.checkpoint_directory
         if folder is None:
             return
-        seen: dict[str, set[str]] = {}  # only of nodes that left a mark, and were not lost since
+        seen: dict[str, set[str]] = {}  # only of nodes that left a mark and have not been lost since
         for node, answers in self.answers.items():
             problem = answers.inspected.problem if answers.inspected is not None else ""
             if problem:

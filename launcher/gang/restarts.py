@@ -18,7 +18,7 @@ LONG_S = 600.0
 """An attempt this long was not part of a crash loop: after it, pauses start from zero again."""
 
 FRUITLESS = 3
-"""A run ends after so many attempts in a row whose last checkpoint did not advance, whatever restarts are left."""
+"""A run ends after this many attempts in a row whose last checkpoint did not advance, even if restarts are left."""
 REMEMBERED = 64
 """Attempts that are remembered; more than this in quick succession do not make the pause longer."""
 
@@ -27,8 +27,8 @@ REMEMBERED = 64
 class Ending:
     """How an attempt ended: its verdict's reference, its times in seconds, and whether training had begun.
 
-    As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which one it reached, counted on from a
-    restored one.
+    As far as is known: `saved`, whether a checkpoint was saved in it; `step`, which step it reached, counted on
+    from a restored one.
     """
 
     reference: str
@@ -56,7 +56,7 @@ class Restart:
 class GiveUp:
     """Do not restart; `reason` is for the user, and empty if no restart was to be expected.
 
-    `fruitless`: whether the run has stopped to make progress, so that nobody should start it again as it is.
+    `fruitless`: whether the run has stopped making progress, and should not be started again as it is.
     """
 
     reason: str = ""
@@ -78,7 +78,7 @@ def decide_restart(spec: RestartSpec, endings: Sequence[Ending]) -> Restart | Gi
     if last.reference == "task-failed" and not last.trained:
         return GiveUp("not started again: the program failed before its first training step, and would fail again")
     if _is_fruitless(endings):
-        reason = f"not started again: the last {FRUITLESS} attempts have saved no checkpoint and come no further"
+        reason = f"not started again: the last {FRUITLESS} attempts saved no checkpoint and got no further"
         return GiveUp(reason, fruitless=True)
     since = last.ended - spec.period_s if spec.period_s else float("-inf")
     spent = sum(not ending.is_free and ending.ended > since for ending in endings[:-1])

@@ -12,7 +12,7 @@ from worker_entry.protocol.frozen import dataclass
 EXPLAINED = 0.5
 """The share of the additional time that a reason has to explain."""
 SWAP_SHARE = 0.1
-"""The share of its memory that a task has to have in swap, more than the others, to be slow because of it."""
+"""By how much the share of a task's memory in swap has to exceed that of the others to explain its slowness."""
 
 
 class Use(Protocol):
@@ -77,7 +77,7 @@ def median_pace(paces: Sequence[Pace]) -> Pace:
 
 
 def find_reason(slow: Pace, usual: Pace) -> Reason:
-    """What explains half of the time that a task needs in addition.
+    """What explains half of the additional time that a task needs.
 
     A cause comes before its effect: a task without a core, whether other programs use it or a quota is used up, gets
     its input late, too. What nothing else explains is the task's own computation.
@@ -101,7 +101,7 @@ def _is_starved(slow: Pace, usual: Pace, excess: float) -> bool:
     """Whether it would be faster by `excess` seconds if its threads had cores as often as those of the others."""
     if slow.stretch is None or usual.stretch is None or slow.starved is None or usual.starved is None:
         return False
-    # Threads that wait while others of the task run may cost it nothing: both have to explain it.
+    # Threads that wait while others of the task run may cost it nothing: both measures have to explain the time.
     by_stretch = slow.own_s * (1 - usual.stretch / slow.stretch)
     by_threads = (slow.starved - usual.starved) * slow.step_s
     return min(by_stretch, by_threads) >= excess

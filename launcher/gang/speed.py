@@ -109,12 +109,12 @@ class Tally(Generic[_Key, Figures]):
         self.best[key] = type(new)(*map(max, astuple(before), astuple(new)))
 
     def settled(self, times: int) -> set[_Key]:
-        """Whose best figures were all reached so often: then they are no chance, and better ones are unlikely."""
+        """The keys whose best figures were all reached this often: no accident, and better ones are unlikely."""
         return {key for key, counts in self.times.items() if min(counts) >= times}
 
 
 def find_slow_nodes(nodes: Mapping[str, NodeFigures], methods: Mapping[str, str]) -> list[Slow]:
-    """The nodes that compute or copy slowly; `methods`: by what each computes, and on which kind of device."""
+    """The nodes that compute or copy slowly; `methods`: with what each computes, and on which kind of device."""
     found = []
     for quantity, figure_of in _NODE_QUANTITIES.items():
         for method in dict.fromkeys(methods[node] for node in nodes):
@@ -128,7 +128,7 @@ def find_slow_links(links: Mapping[Pair, LinkFigures], slow_nodes: Collection[st
 
     Args:
         links: what was measured.
-        slow_nodes: what is known to be slow for another reason; their links are, too, and say nothing.
+        slow_nodes: nodes known to be slow for another reason; their links are slow, too, and show nothing.
     """
     found: list[Slow] = []
     for quantity, figure_of in _LINK_QUANTITIES.items():
@@ -153,7 +153,7 @@ def _make_slow(subject: str | Pair, quantity: str, value: float, median: float) 
 
 
 def _find_networks(values: Mapping[Pair, float]) -> dict[str, float]:
-    """Each node's best link, if it has several: of one link it cannot be said which of its ends is slow."""
+    """Each node's best link, if it has several: a single link does not show which of its ends is slow."""
     links: dict[str, list[float]] = {}
     for pair, value in values.items():
         for node in pair:

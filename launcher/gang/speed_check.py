@@ -1,13 +1,13 @@
 """The speed check: who measures what and when, and what follows. Pure: orders come out, answers go in.
 
 First each node computes and copies, then each link of a ring of all nodes is measured: every node has two links, to
-different partners, and the ring is the one in which tasks are numbered, as that of a ring all-reduce. What shares a
-machine is measured one after the other, so that no measurement disturbs another; apart from that, all at once.
+different partners, and the ring follows the numbers of the tasks, as a ring all-reduce does. Nodes that share a machine
+are measured one after another, so that no measurement disturbs another; all others are measured at the same time.
 
-All is measured in rounds, and the best counts. A node or link takes part until its best figures were reached twice:
-where other programs run as well, it takes more rounds to see what a node can do. If something seems slow, each
-figure has to be reached three times; one that was not, after eight rounds, may be a chance and names nobody, unless
-it is below half of the median.
+Everything is measured in rounds, and the best counts. A node or link takes part until its best figures were reached
+twice: where other programs run as well, it takes more rounds to see what a node can do. If something seems slow, each
+figure has to be reached three times; a figure that was not, after eight rounds, may be an accident and names no node,
+unless it is below half of the median.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SpeedCheck:
         self._methods: dict[str, str] = {}
         self._links = Tally[Pair, LinkFigures]()
         self._problems: dict[tuple[str, str], str] = {}
-        """By node, and the node that it dialled: why that was not measured."""
+        """Why something was not measured, by node and the node that it dialled."""
         self._lost: set[str] = set()
         self._stages = self._make_stages()
         self.is_over = False
@@ -93,7 +93,7 @@ class SpeedCheck:
         """The orders that can be sent now; `awaited`: the nodes that are still there."""
         self._lost |= self._subjects.keys() - awaited
         self._queue = [step for step in self._queue if not {step.node, step.to} & self._lost]
-        # A node whose partner is lost answers that: it is at work until then.
+        # A node whose partner is lost reports that, and counts as at work until then.
         self._running = {node: step for node, step in self._running.items() if node not in self._lost}
         while not self.is_over and not self._queue and not self._running:
             steps = next(self._stages, None)
@@ -108,7 +108,7 @@ class SpeedCheck:
                 yield step.node, step.order
 
     def note(self, node: str, message: NodeMeasured | LinkMeasured) -> None:
-        """Notes an answer; one that nobody has asked for is ignored."""
+        """Notes an answer; ignores one that nobody has asked for."""
         step = self._running.get(node)
         if step is None or isinstance(message, NodeMeasured) != isinstance(step.order, MeasureNode):
             return
@@ -146,7 +146,7 @@ class SpeedCheck:
     # --- what is measured ---
 
     def _make_stages(self) -> Iterator[list[_Step]]:
-        """Steps that may be done in any order, until nothing seems slow any more, or is known to be."""
+        """Groups of steps, each in any order, until nothing seems slow, or what seems slow is known to be slow."""
         yield [self._step(node, only_starts=True) for node in self._subjects]
         for _ in range(MOST_ROUNDS):
             yield [*self._make_node_steps(self._nodes.settled(SLOW_TIMES if self._slow_nodes() else TIMES))]
@@ -162,7 +162,7 @@ class SpeedCheck:
         return _Step(node, order, machines=frozenset() if only_starts else frozenset({subject.machine}))
 
     def _make_link_steps(self, settled: Collection[Pair]) -> Iterator[_Step]:
-        for pair in (*self._pairs[::2], *self._pairs[1::2]):  # those that have no node in common come first
+        for pair in (*self._pairs[::2], *self._pairs[1::2]):  # first links that share no node with each other
             here, there = (self._subjects[node] for node in pair)
             if pair not in self._problems and pair not in settled and there.target is not None:
                 machines = frozenset({here.machine, there.machine})
@@ -181,7 +181,7 @@ class SpeedCheck:
         return {pair: self._links.best[pair] for pair in self._pairs if pair in self._links.best}
 
     def _is_sure(self, slow: Slow) -> bool:
-        """Whether it is no chance: its figures were reached often, or are far from those of others."""
+        """Whether the slowness is no accident: its figures were reached often, or are far from those of others."""
         if slow.share < CLEAR_SHARE:
             return True
         if slow.quantity in _OF_NODES:
@@ -215,8 +215,8 @@ class SpeedCheck:
             what = f"the link between {node} and {to}" if to else f"the speed of {node}"
             yield _warn("speed-unknown", node, f"{what} was not measured: {problem}")
         if len(set(self._methods.values())) > 1:
-            shown = ", ".join(f"{node} by {method}" for node, method in self._methods.items())
-            message = f"the nodes have computed by different methods, and were compared only with their like: {shown}"
+            shown = ", ".join(f"{node} with {method}" for node, method in self._methods.items())
+            message = f"the nodes computed with different methods; only those with the same one were compared: {shown}"
             yield _warn("speed-unknown", next(iter(self._methods)), message)
 
 
@@ -225,7 +225,7 @@ def _make_ring(nodes: Sequence[str]) -> list[Pair]:
 
 
 def _choose_method(subjects: Sequence[Subject], *, prefers_torch: bool) -> str:
-    """The first that is there on all nodes: figures of different libraries cannot be compared."""
+    """The first method that all nodes have: figures of different libraries cannot be compared."""
     left_out = "tensorflow" if prefers_torch else "torch"
     return next(
         method

@@ -1,4 +1,4 @@
-"""Whether a running cluster makes no more progress.
+"""Whether a running cluster has stopped making progress.
 
 If the program reports steps, a step of any task counts as progress; otherwise a line of output does. A cluster that
 reports steps is watched by default, because the usual time of a step is known.

@@ -1,4 +1,4 @@
-"""What is known of one attempt: a frozen value, which `decide` replaces at every event."""
+"""What is known about one attempt: a frozen value, which `decide` replaces at every event."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class AttemptPolicy:
     checks: bool = False
     """Whether the nodes are checked before the start."""
     only_checks: bool = False
-    """Whether there are only checks: nothing is started, and an unusable node does not keep the others from theirs."""
+    """Whether there are only checks: nothing is started, and an unusable node does not stop the others' checks."""
 
     def __post_init__(self) -> None:
         # "All trainers have succeeded" is true of no trainers: such an attempt would succeed at once.
@@ -132,7 +132,7 @@ class AttemptState:
     """The tasks that have not joined the leader yet, as it reports; None if its log is not read."""
     status: Mapping[TaskId, TaskReported] = field(default_factory=dict)
     halted: Mapping[TaskId, TaskHalted] = field(default_factory=dict)
-    """The tasks that a signal has stopped, and that have not continued before we stopped the attempt."""
+    """The tasks that a signal has stopped and that had not continued when we stopped the attempt."""
     last_progress: float | None = None
     """When the cluster last made progress, on the controller's monotonic clock."""
     suspicion: Reason | None = None
@@ -148,7 +148,7 @@ class AttemptState:
     excused: float | None = None
     """Until when the busy tasks excuse the attempt from suspicion, on the controller's monotonic clock."""
     is_looked_at_again: bool = False
-    """Whether tasks were at work at the last look but one, and nobody was at the last."""
+    """Whether tasks were at work at the last look but one, and none were at the last."""
     exits: Mapping[TaskId, TaskExited] = field(default_factory=dict)
     restarted: Mapping[TaskId, tuple[IndividualRestart, ...]] = field(default_factory=dict)
     """The tasks that restarted individually."""
@@ -157,7 +157,7 @@ class AttemptState:
     empty: Mapping[str, NodeEmpty] = field(default_factory=dict)
     reason: Reason | None = None
     signalled: Mapping[str, NodeSignalled] = field(default_factory=dict)
-    """The nodes whose processes have got SIGTERM from Slurm, if it has not said yet what that means."""
+    """The nodes whose processes got SIGTERM from Slurm, as long as Slurm has not said why."""
     announced: EndAnnounced | None = None
     """Why the nodes will be taken from us."""
     signal: int | None = None
@@ -187,14 +187,14 @@ class AttemptState:
     @property
     def has_met_all(self) -> bool:
         """Whether each node has answered, is lost or has refused."""
-        # Each of a thousand nodes asks: they are counted before any set is made.
+        # Each of a thousand nodes asks this: we count before we make any set.
         if len(self.ready) + len(self.lost) + len(self.refusals) < len(self.policy.nodes):
             return False
         return self.policy.hosts <= self.ready | self.lost.keys() | {refusal.node for refusal in self.refusals}
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all nodes on which the start depends have answered the question that they were asked last."""
+        """Whether all nodes on which the start depends have answered the last question that they were asked."""
         answered = len(self.prepared) + len(self.lost) + len(self.refusals)
         return answered >= len(self.policy.nodes) and not self.silent
 
@@ -220,7 +220,7 @@ class AttemptState:
 
     @property
     def separate(self) -> frozenset[TaskId]:
-        """All training tasks, if each trains by itself: they do steps, and none has ever opened its port."""
+        """All training tasks, if each trains on its own: they do steps, and none has ever opened its port."""
         return (
             self.policy.trainers
             if self._is_apart and all(map(self._trains_alone, self.policy.trainers))
@@ -250,13 +250,13 @@ class AttemptState:
 
     @property
     def is_over(self) -> bool:
-        """Whether all tasks that end by themselves have ended, and well."""
+        """Whether all tasks that end on their own have ended successfully."""
         rest = self.policy.tasks - self.policy.servers - self.policy.auxiliary
         return self.phase is Phase.RUNNING and rest <= self.exits.keys() and not self.broken
 
     @property
     def broken(self) -> bool:
-        """Whether a task has ended without which the cluster cannot continue."""
+        """Whether a task without which the cluster cannot continue has ended."""
         return any(self.fails(event) for event in self.exits.values())
 
     def fails(self, event: TaskExited) -> bool:

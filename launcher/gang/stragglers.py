@@ -18,11 +18,11 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass, replace
 
 WINDOW_S = 3.0
-"""A window is at least so long; a task measures a second or more."""
+"""A window is at least this long; a task measures over a second or more."""
 WINDOWS = 4
-"""So many windows in a row show that a task is slow, or no longer slow: a bad second shows nothing."""
+"""This many windows in a row show that a task is slow, or no longer slow: a bad second shows nothing."""
 ENOUGH, MOST = 2, 20
-"""So many measurements of each task a window has at least, and so many of the last count."""
+"""How many measurements of each task a window has at least, and how many of the last ones count."""
 SLOW_SCORE = 0.75
 SLOW_SHARE = 0.1
 """The share of a step's time by which a task has to be slower than the others to matter."""
@@ -40,7 +40,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class News:
-    """A task has become slow for this reason, or, without one, is no longer slow."""
+    """A task has become slow for this reason; without a reason, it is no longer slow."""
 
     task: TaskId
     message: str
@@ -60,9 +60,9 @@ class StragglerWatch:
         self._began = 0.0
         """When the current window began."""
         self._window: dict[TaskId, deque[Pace]] = {}
-        """The measurements in it, of all tasks that were ever measured."""
+        """The measurements in the current window, of all tasks that were ever measured."""
         self._missing: set[TaskId] = set()
-        """Those with too few."""
+        """The tasks with too few of them."""
         self._paces: deque[Mapping[TaskId, Pace]] = deque(maxlen=WINDOWS)
         """The last windows."""
         self._streaks: dict[TaskId, int] = {}

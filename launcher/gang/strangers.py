@@ -14,7 +14,7 @@ def render_stranger(repelled: Repelled) -> str:
     """`worker:1's port has refused 3 connections from 10.0.0.99, …`."""
     return (
         f"{repelled.task}'s port has refused {count_of(repelled.count, 'connection')} from {repelled.address}, which "
-        "is not of this cluster; `allow:` in the spec lets a network in"
+        "is not part of this cluster; `allow:` in the spec lets a network in"
     )
 
 
@@ -29,7 +29,7 @@ def render_news_of_guards(event: Event) -> list[str]:
 
 
 def render_unguarded(unguarded: Mapping[TaskId, str]) -> list[str]:
-    """A line for each reason why others than the cluster can reach ports."""
+    """A line for each reason why strangers can reach ports."""
     tasks: dict[str, list[str]] = {}
     for task, why in unguarded.items():
         tasks.setdefault(why, []).append(str(task))

@@ -12,7 +12,7 @@ def render_waiting(state: AttemptState, now: float) -> str:
     """`waiting for worker:2 on gpu-b (port 20001 not open, is importing TensorFlow, 40 s); worker:0 is ready`.
 
     Args:
-        state: an attempt whose cluster not all tasks have joined.
+        state: an attempt whose cluster some tasks have not joined yet.
         now: Unix seconds by the controller's clock.
     """
     missing = state.missing

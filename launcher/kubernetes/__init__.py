@@ -1,5 +1,5 @@
-"""Kubernetes: what is asked of it, and what it says.
+"""Kubernetes: the manifests for it, and what it reports.
 
-In goes a spec, or what the cluster's API shows of a run's pods; out come manifests, why pods do not run yet, and why
-they were taken away. Only one module runs a program.
+In: a spec, or what the cluster's API shows of a run's pods. Out: manifests, why pods do not run yet, and why they were
+taken away. Pure, except that `calls` runs `kubectl`.
 """

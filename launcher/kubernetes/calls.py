@@ -1,4 +1,4 @@
-"""Asks a Kubernetes cluster by `kubectl`, which knows its users' ways to log in."""
+"""Asks a Kubernetes cluster through `kubectl`, which knows how its users log in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.program_calls import call_program
 from worker_entry.protocol.frozen import dataclass
 
 POD_GONE = re.compile(r"\(NotFound\): pods|(?P<ended>completed pod|current phase is (?:Failed|Succeeded))")
-"""What `kubectl exec` says of a pod that is gone. One that was deleted by force may still run on its machine."""
+"""What `kubectl exec` says about a pod that is gone. A pod deleted by force may still run on its machine."""
 ANSWER_S = 30.0
 """How long an answer may take: the API server may be starting."""
 
@@ -60,7 +60,7 @@ class Kubectl:
                 stdin=stdin,
                 limit_s=limit_s,
                 name=f"kubectl {words[0]}",
-                missing="install kubectl, which reaches the cluster by your kubeconfig",
+                missing="install kubectl, which reaches the cluster through your kubeconfig",
             )
         except KubernetesError as error:
             if error.says("(NotFound)"):
@@ -86,7 +86,7 @@ class Kubectl:
         self.call("create", "--filename=-", "--output=name", stdin=json.dumps(manifest))
 
     def watch(self, kind: str, selector: str) -> subprocess.Popen[bytes]:
-        """Prints objects as they are and as they change, until the connection ends: JSON with `type` and `object`."""
+        """A process that prints objects and their changes until the connection ends: JSON with `type` and `object`."""
         options = [f"--selector={selector}", "--watch", "--output-watch-events", "--output=json"]
         return subprocess.Popen(
             [*self.words, "get", kind, *options],

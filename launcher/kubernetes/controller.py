@@ -1,4 +1,4 @@
-"""The job in which distlaunch itself runs, so that it goes on without the machine that has submitted it."""
+"""The job in which distlaunch itself runs, so that it continues without the machine that submitted it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARCHIVE, SPEC, TEMPLATE = "project.zip", "spec.json", "pod.json"
 ENDING_S = 120.0
 """How much longer than its tasks the controller may take to end: it removes the pods."""
 FILES_LIMIT = 900_000
-"""Bytes of all files: the API server takes objects of 1 MiB, and text that is encoded grows by a third."""
+"""Bytes of all files: the API server takes objects of 1 MiB, and base64 adds a third."""
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _START = f"""\
 import os, sys, zipfile
@@ -54,7 +54,7 @@ class ControllerJob:
 
     @property
     def job(self) -> Manifest:
-        """The job, which comes first: the others name it as their owner."""
+        """The job, which comes first: the other objects name it as their owner."""
         bare = PodsSpec(image=self.source.controller_image or self.source.image)
         pod = make_pod_spec(
             bare,
@@ -89,7 +89,7 @@ class ControllerJob:
         return self._make("batch/v1", "Job", {"spec": spec})
 
     def make_rest(self, uid: str | None = None) -> list[Manifest]:
-        """What belongs to the job with this uid; None if it is not made yet."""
+        """The objects that belong to the job; `uid`: the job's, None if the job does not exist yet."""
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": self.name, "uid": uid} if uid is not None else None
         rbac = "rbac.authorization.k8s.io"
         subject = {"kind": "ServiceAccount", "name": self.name}
@@ -114,7 +114,7 @@ class ControllerJob:
 
 
 def _make_account() -> list[Manifest]:
-    """The account's token, as Kubernetes mounts it where that is not turned off."""
+    """The account's token, as Kubernetes mounts it unless that is turned off."""
     namespace = {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}
     return [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},

@@ -25,7 +25,7 @@ with zipfile.ZipFile(archive) as bundle:
 from worker_entry.__main__ import main
 main()
 """
-"""The archive unpacks itself: the Pythons that a program starts find our files by their paths."""
+"""The archive unpacks itself: Python processes that a program starts find our files by their paths."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def check_size(files: Mapping[str, bytes]) -> None:
     """Checks that the files fit into a ConfigMap.
 
     Raises:
-        UsageError: they do not.
+        UsageError: they do not fit.
     """
     size = sum(map(len, files.values()))
     if size > LIMIT:

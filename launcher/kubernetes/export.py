@@ -26,18 +26,18 @@ SHOWN_LIMIT = 20
 _NEEDS = {
     "jobset": "JobSet (jobset.x-k8s.io)",
     "job": "Kubernetes 1.31 or newer",
-    "tfjob": "Kubeflow's training operator, which is at its end: JobSet and Trainer follow it",
+    "tfjob": "Kubeflow's training operator, superseded by JobSet and Trainer",
     "trainjob": "Kubeflow Trainer 2 and JobSet",
 }
 
 
 def choose_pods(spec: ClusterSpec, image: str | None, volumes: Mapping[str, str]) -> PodsSpec:
-    """What each pod has: what the spec says of its pods, or what follows from its nodes.
+    """What each pod has: what the spec says about its pods, or what follows from its nodes.
 
     Args:
         spec: with nodes, or with `from: kubernetes`.
         image: in place of the spec's.
-        volumes: claims and their folders, beside the spec's.
+        volumes: claims and their folders, in addition to the spec's.
 
     Raises:
         UsageError: there is no image.
@@ -76,7 +76,7 @@ def make_export(
         files: what the pods' ConfigMap holds.
 
     Raises:
-        UsageError: the spec says what no manifest can; the error names each field.
+        UsageError: the spec asks for what no manifest can express; the error names each field.
     """
     refused = [f"{field}: {reason}" for field, reason in find_refusals(spec, pods, kind)]
     if refused:
@@ -98,7 +98,7 @@ def make_export(
 
 
 def _make_name(text: str) -> str:
-    """The name of all objects; that of a Service begins with a letter."""
+    """The name of all objects; a Service's name has to begin with a letter."""
     name = make_name(text, NAME_LENGTH)
     return name if name[0].isalpha() else make_name(f"run-{name}", NAME_LENGTH)
 
@@ -139,7 +139,7 @@ def _make_header(export: Export) -> list[str]:
         command = shlex.join([*kubectl, *place, "create", "secret", "generic", export.secret])
         lines += [
             "",
-            "Make its Secret first, in a shell that has these variables:",
+            "Create its Secret first, in a shell that has these variables:",
             "",
             " \\\n      ".join([f"  {command}", *literals]),
         ]

@@ -1,4 +1,4 @@
-"""The job that makes a run's pods, and makes another one for each that Kubernetes takes away."""
+"""The job that makes a run's pods, and replaces each that Kubernetes takes away."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from launcher.spec.pods import PodsSpec
 from worker_entry.pod import keeper
 
 JOB_NAME_LENGTH = 52
-"""Characters of a job's name: those of its pods have a suffix."""
+"""Characters of a job's name: the names of its pods have a suffix."""
 TERMINATION_S = 15.0
-"""How much longer a pod may take to end than its tasks have."""
+"""How much longer than its tasks a pod may take to end."""
 UNMET_S = 86_400.0
-"""After so long without an agent, a pod ends: its controller is gone."""
+"""A pod ends after this long without an agent: its controller is gone."""
 KEPT_S = 3600
 """How long the record of such a job remains."""
 RETRIES = 1_000_000
@@ -38,7 +38,7 @@ def make_job(
         template: see `make_pod_spec`.
         run: the run's name.
         grace_s: how long tasks have to save when a pod is taken away.
-        idle_s: after so long without any process of ours a pod ends.
+        idle_s: a pod ends after this long without any process of ours.
         owner: the reference to the object with which the job is deleted.
     """
     name = make_name(run, JOB_NAME_LENGTH)
@@ -66,7 +66,7 @@ def make_job(
             "completions": source.count,
             "backoffLimit": RETRIES,
             "ttlSecondsAfterFinished": KEPT_S,
-            # Admission by Kueue begins with a suspended job; it resumes it when there is room for all pods.
+            # Kueue resumes the suspended job when there is room for all pods.
             **({"suspend": True} if source.queue else {}),
             "template": {
                 "metadata": {

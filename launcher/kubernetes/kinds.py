@@ -11,7 +11,7 @@ from launcher.kubernetes.yaml_comments import noted
 _UNLIMITED = 2_147_483_647
 _REPLICA_TYPES = {"chief": "Chief", "worker": "Worker", "ps": "PS", "evaluator": "Evaluator"}
 _TRAINER = ("image", "command", "args", "env", "resources")
-"""Fields of a container that a TrainJob has under other names."""
+"""Fields of a container that a TrainJob has in its `trainer`."""
 
 
 def make_manifests(export: Export) -> list[Manifest]:
@@ -43,14 +43,14 @@ def _make_job_set_spec(export: Export) -> Manifest:
     decides = [role.type for role in export.roles if role.type in export.spec.rules.decides]
     success: Manifest = {}
     if len(decides) < len(export.roles):
-        why = "strategy: the others never end by themselves."
+        why = "strategy: the others never end on their own."
         success = {noted("successPolicy", why): {"operator": "All", "targetReplicatedJobs": decides}}
     return {
         noted("failurePolicy", "restart"): make_failure_policy(export),
         **success,
         "replicatedJobs": [
             {
-                noted("name", "nodes: a Job for each type of tasks."): role.type,
+                noted("name", "nodes: a Job for each type of task."): role.type,
                 "replicas": 1,
                 "template": {"spec": _make_job_spec(export, role)},
             }
@@ -74,7 +74,7 @@ def _make_job_spec(export: Export, role: Role, *, subdomain: bool = False) -> Ma
 
 def _make_backoff(export: Export, role: Role) -> Manifest:
     if role.type == "evaluator":
-        return {noted("backoffLimit", "An evaluator that fails is replaced, and fails nothing."): _UNLIMITED}
+        return {noted("backoffLimit", "An evaluator that fails is replaced, and fails nothing else."): _UNLIMITED}
     if is_replaced_alone(export, role):
         limit = noted("backoffLimitPerIndex", "restart.max_worker_restarts")
         return {limit: export.spec.restart.max_worker_restarts, "maxFailedIndexes": 0}
@@ -87,7 +87,7 @@ def _make_service(export: Export) -> Manifest:
         "kind": "Service",
         "metadata": make_metadata(export, export.name),
         "spec": {
-            noted("clusterIP", "Gives each pod a name, also before it is ready."): "None",
+            noted("clusterIP", "Gives each pod a name, even before it is ready."): "None",
             "publishNotReadyAddresses": True,
             "selector": {RUN: export.name},
         },
@@ -100,7 +100,7 @@ def _make_job(export: Export) -> Manifest:
     why = "An Indexed Job cannot restart all pods together"
     if count:
         why += (
-            f", so that restart.max_restarts={count} is left out: a failure of the program ends the Job. Preempted "
+            f", so restart.max_restarts={count} is left out: a failure of the program ends the Job. Preempted "
             "pods and those that fail because of them are replaced one by one, without a limit"
         )
     return {
@@ -115,8 +115,8 @@ def _make_tf_job(export: Export) -> Manifest:
     restarts = bool(export.spec.restart.max_restarts)
     policy = noted(
         "restartPolicy",
-        "restart.max_restarts, of which TFJob knows only whether there are any: it replaces each pod that was "
-        "preempted, or failed because another was gone, one by one and without a limit; other failures end it.",
+        "restart.max_restarts, which TFJob knows only as zero or not: it replaces each pod that was preempted, or "
+        "failed because another was gone, one by one and without a limit; any other failure ends the TFJob.",
     )
     success = "AllWorkers" if "worker" in export.spec.rules.decides else ""
     return {
@@ -144,7 +144,7 @@ def _without_restart_policy(template: Manifest) -> Manifest:
 
 
 def _make_runtime(export: Export) -> Manifest:
-    """What Trainer makes the JobSet of; the rest is in the TrainJob."""
+    """The template from which Trainer makes the JobSet; the rest is in the TrainJob."""
     [role] = export.roles
     job = _make_job_spec(export, role)
     first, *others = job["template"]["spec"]["containers"]
@@ -165,7 +165,7 @@ def _make_runtime(export: Export) -> Manifest:
         "kind": "TrainingRuntime",
         "metadata": make_metadata(export, export.name),
         "spec": {
-            noted("mlPolicy", "Trainer knows no TensorFlow: TF_CONFIG is in the TrainJob."): {"numNodes": role.count},
+            noted("mlPolicy", "Trainer sets no TF_CONFIG: it is in the TrainJob."): {"numNodes": role.count},
             "template": {"spec": {**_make_job_set_spec(export), "replicatedJobs": [node]}},
         },
     }

@@ -1,4 +1,4 @@
-"""The pods of a cluster as manifests, but for what runs in them."""
+"""The pods of a cluster as manifests, apart from what runs in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a file system's place, not a file's
 CLAIM = "claim-"
-"""How the names of volumes begin that are persistent."""
+"""The prefix of the names of persistent volumes."""
 _LABEL_LENGTH = 63
 
 
@@ -27,7 +27,7 @@ def make_name(text: str, length: int = _LABEL_LENGTH) -> str:
 
     Args:
         text: what it is called elsewhere.
-        length: characters that it may have; the names of pods have more than those of their owner.
+        length: the most characters that it may have; a pod's name is longer than its owner's.
     """
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return name[:length].strip("-") or "run"
@@ -57,8 +57,8 @@ def make_pod_spec(
         command: what the container runs.
         grace_s: from SIGTERM to SIGKILL.
         env: variables of the container.
-        container: more fields of the container; `template` goes before them.
-        pod: more fields of the pod; `template` goes before them.
+        container: more fields of the container; `template` overrides them.
+        pod: more fields of the pod; `template` overrides them.
         mounts: more volumes, each with how the container mounts it.
     """
     given: Manifest = copy.deepcopy(dict(template.get("spec") or {}))
@@ -72,7 +72,7 @@ def make_pod_spec(
         for claim in source.volumes
     ]
     volumes += [volume for volume, _ in mounts]
-    ours = {each["name"] for each in env}  # the last one of a name counts, and server-side apply refuses two
+    ours = {each["name"] for each in env}  # of equal names the last counts, and server-side apply refuses them
     made = {
         "name": "node",
         **(container or {}),
@@ -105,7 +105,7 @@ def make_resources(source: PodsSpec) -> Manifest:
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Manifest:
-    """Both; where both say something, `over` does."""
+    """Both mappings, merged; `over` overrides `under`."""
     merged = {**under, **over}
     for name in under.keys() & over.keys():
         if isinstance(under[name], Mapping) and isinstance(over[name], Mapping):

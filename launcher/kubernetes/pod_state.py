@@ -14,7 +14,7 @@ HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError
 """Reasons for which a container waits until somebody changes its manifest."""
 PULL_ERRORS = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable")
 ENDS = ("Evict", "ExceededGracePeriod", "Killing", "NodeNotReady", "OOM", "Preempt", "SystemOOM", "TaintManager")
-"""How the reasons of events begin that explain why a pod is taken away."""
+"""Prefixes of the reasons of events that explain why a pod is taken away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class PodState:
     """A pod at one moment.
 
     `machine`: the Kubernetes node that it is on. `waits`: why its container does not run, as reason and message.
-    `ended`: how it has ended, as reason and exit status. `grace_s`: from the request to delete it to SIGKILL; None
-    unless it is being deleted.
+    `ended`: how its container has ended, as reason and exit status. `grace_s`: from the request to delete the pod to
+    SIGKILL; None unless it is being deleted.
     """
 
     name: str
@@ -69,7 +69,7 @@ class PodState:
         return self.waits[0] in HOPELESS
 
     def find(self, kind: str) -> Condition | None:
-        """The condition of this kind, if it holds or not."""
+        """The condition of this kind, whether it holds or not."""
         return next((condition for condition in self.conditions if condition.kind == kind), None)
 
 
@@ -111,7 +111,7 @@ def explain_wait(pod: PodState, events: Sequence[str] = ()) -> str:
 
     Args:
         pod: the pod.
-        events: what the cluster has reported of it, the latest last.
+        events: what the cluster has reported about it, the latest last.
     """
     if pod.grace_s is not None:
         return "the pod is being deleted"
@@ -143,7 +143,7 @@ def explain_end(pod: PodState, events: Sequence[str], *, is_there: bool, grace_s
 
     Args:
         pod: the pod as it was last seen.
-        events: what the cluster has reported of it, the latest last, each as `Reason: message`.
+        events: what the cluster has reported about it, the latest last, each as `Reason: message`.
         is_there: whether the pod still exists.
         grace_s: how long the tasks may still run.
     """

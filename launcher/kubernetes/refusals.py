@@ -1,4 +1,4 @@
-"""What a spec says that no manifest can: the field of each, and why."""
+"""What a spec asks for that no manifest can express: each field, and why."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
     Args:
         spec: what is exported.
         pods: what each pod has.
-        kind: as what.
+        kind: what it is exported as.
     """
     yield from _refuse_nodes(spec)
     yield from _refuse_roles(spec, kind)
     given = spec.model_fields_set
     for field in _OF_MACHINES:
         if field in given:
-            yield field, "says how machines are reached, and Kubernetes starts pods by itself; remove it"
+            yield field, "says how machines are reached, and Kubernetes starts pods itself; remove it"
     if spec.isolation != "none":
         yield "isolation", "a pod has a network of its own, and the NetworkPolicy closes it; remove it"
     if spec.guard == "required":
@@ -54,7 +54,7 @@ def find_refusals(spec: ClusterSpec, pods: PodsSpec, kind: Kind) -> Iterator[tup
     words = spec.program.command or spec.program.args
     if hide_words(words) != list(words):
         field = "program.args" if spec.program.command is None else "program.command"
-        yield field, "has what looks like a secret, and a manifest is not secret; pass it by `env_from`"
+        yield field, "has what looks like a secret, and a manifest is not secret; pass it through `env_from`"
     yield from _refuse_paths(spec, pods)
 
 
@@ -63,7 +63,7 @@ def _refuse_nodes(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     if isinstance(source, PodsSpec):
         if source.workers_per_pod > 1:
             pods = source.count * source.workers_per_pod
-            why = "Kubernetes judges and restarts whole pods, so that each has one worker"
+            why = "Kubernetes judges and restarts whole pods, so each has one worker"
             yield "nodes.workers_per_pod", f"{why}; write `count: {pods}`, and what each of these gets"
         return
     if source is not None:
@@ -73,7 +73,7 @@ def _refuse_nodes(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     for index, node in enumerate(spec.nodes):
         path = f"nodes[{index}]"
         if node.spare:
-            yield f"{path}.spare", "Kubernetes replaces lost pods by itself; remove the node"
+            yield f"{path}.spare", "Kubernetes replaces lost pods itself; remove the node"
         for field in ("address", "addresses"):
             if getattr(node, field) is not None:
                 yield f"{path}.{field}", "pods get their names from the Service; remove it"
@@ -124,7 +124,7 @@ def _refuse_timeouts(timeouts: TimeoutsSpec) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_paths(spec: ClusterSpec, pods: PodsSpec) -> Iterator[tuple[str, str]]:
-    """Folders that a pod does not have, or loses with its end."""
+    """Folders that a pod does not have, or loses when it ends."""
     for field in ("checkpoint_directory", "log_directory"):
         path = getattr(spec, field)
         if path is not None and not _is_within(path, pods):

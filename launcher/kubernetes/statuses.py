@@ -1,7 +1,7 @@
 """What follows from the exit status of a pod, as rules of a Job and of a JobSet.
 
 The first process of a pod gives each end a status of its own, so that a preemption costs no restart, a task that fails
-only because a peer is gone decides nothing, and what no restart can help is not repeated.
+only because a peer is gone decides nothing, and a failure that no restart can fix is not repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def make_pod_failure_policy(export: Export, role: Role) -> dict[str, Any]:
-    """The rules of a role's Job; a pod that fails otherwise fails the Job, which has no backoff."""
+    """The rules of a role's Job; a pod that fails in any other way fails the Job, which has no backoff."""
     if is_replaced_alone(export, role):
         free = _rule("Ignore", export, *statuses.PREEMPTED, statuses.COLLATERAL)
         return {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}, free]}
@@ -28,7 +28,7 @@ def make_pod_failure_policy(export: Export, role: Role) -> dict[str, Any]:
             "onPodConditions": _DISRUPTED,
         },
         {
-            noted("action", "Failed only because another task was gone, whose own end decides."): "Ignore",
+            noted("action", "Failed only because another task was gone; that task's end decides."): "Ignore",
             "onExitCodes": _exit_codes(export, statuses.COLLATERAL),
         },
         _rule("FailJob", export, *final),

@@ -16,7 +16,7 @@ def read_template(text: str, path: str) -> Mapping[str, Any]:
         path: its file, for errors.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not such a manifest.
     """
     import yaml  # only pods that have a manifest need it
 
@@ -26,6 +26,6 @@ def read_template(text: str, path: str) -> Mapping[str, Any]:
         raise UsageError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     is_pod = isinstance(template, dict) and isinstance(template.get("spec"), dict)
     if not is_pod or not isinstance(template["spec"].get("containers", []), list):
-        raise UsageError(f"{path} is no manifest of a pod", hint="write one with `spec:`, like a Pod's")
+        raise UsageError(f"{path} is not the manifest of a pod", hint="write one with `spec:`, like a Pod's")
     found: Mapping[str, Any] = template
     return found

@@ -23,11 +23,11 @@ _VALUE_LIMIT = 128 << 10
 """Bytes of a variable; Linux starts no process with a longer one."""
 
 _HOME = {"HOME": "/tmp", "USER": "distlaunch"}  # noqa: S108 - a container's own
-"""The user of the pod has no entry in the image, so that programs would not find these."""
+"""The pod's user has no entry in the image, where programs would look for these."""
 
 
 def literal(text: str) -> str:
-    """The text, of which Kubernetes expands nothing."""
+    """The text, escaped: Kubernetes expands nothing in it."""
     return text.replace("$", "$$")
 
 
@@ -47,7 +47,7 @@ def make_variables(export: Export, role: Role) -> list[dict[str, Any]]:
 
 
 def _places(export: Export) -> Iterator[dict[str, Any]]:
-    """What only the pod knows."""
+    """The variables whose values only the pod knows."""
     label = "metadata.labels['training.kubeflow.org/replica-index']"
     annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     where = label if export.kind == "tfjob" else annotation
@@ -66,7 +66,7 @@ def _own(export: Export, role: Role) -> Iterator[dict[str, Any]]:
     if spec.framework == "tensorflow" and export.kind != "tfjob":
         config = make_tf_configs(export.addresses())[task]
     env = {**_HOME, environment.RUN_ID: export.name, **own_env(spec, task, config)}
-    env.pop("TF_GRPC_REUSE_PORT", None)  # nothing holds the port ahead: it is the pod's own
+    env.pop("TF_GRPC_REUSE_PORT", None)  # nothing holds the port in advance: it is the pod's own
     env[environment.TASK] = f"{role.type}:{_REFERENCE}"
     if spec.logs is not None:
         env[environment.LOG_DIR] = f"{spec.logs}/{role.type}-{_REFERENCE}"

@@ -15,7 +15,7 @@ from worker_entry.protocol.values import Program
 USER = 1000
 TEMPORARY = "/tmp"  # noqa: S108 - a container's own
 GRACE_S = 5.0
-"""Seconds that the first process of a pod has beside the grace of its program, to report how it ended."""
+"""Seconds that the first process of a pod has, after the grace of its program, to report how it ended."""
 
 _SECURE_POD = {
     "runAsNonRoot": True,
@@ -32,9 +32,9 @@ _SECURE_CONTAINER = {
 }
 _POD_COMMENTS = {
     "automountServiceAccountToken": "The program has no business with the API server.",
-    "securityContext": "Images that run as root by default run as this user too, who may write to the volumes; "
-    "`nodes.template` goes before this.",
-    "restartPolicy": "Only then does Kubernetes look at exit statuses.",
+    "securityContext": "Even images that run as root by default run as this user, who may write to the volumes; "
+    "`nodes.template` overrides this.",
+    "restartPolicy": "Kubernetes looks at exit statuses only with this policy.",
     "terminationGracePeriodSeconds": "timeouts.stop_grace_s, and 5 s to report the end.",
     "priorityClassName": "nodes.priority_class",
     "subdomain": "Gives the pods their names.",
@@ -45,7 +45,7 @@ _CONTAINER_COMMENTS = {
     "workingDir": "working_directory",
     "resources": "nodes: cpus, memory, gpus",
     "securityContext": f"Only {TEMPORARY}, {SHARED_MEMORY} and the volumes can be written to.",
-    "terminationMessagePolicy": "Where the first process could not report, the log's end stands for its message.",
+    "terminationMessagePolicy": "If the first process could not report, the end of the log is its message.",
 }
 
 
@@ -82,7 +82,7 @@ def make_pod_template(export: Export, role: Role, *, subdomain: bool = False) ->
     mounts = [_note_claim(mount) for mount in first["volumeMounts"]]
     comments = {**_CONTAINER_COMMENTS, "args": _name_fields(export)}
     first = note({**first, "name": export.container, "volumeMounts": mounts}, comments)
-    # TFJob's pods would get a proxy that never ends, where Istio is installed.
+    # Where Istio is installed, TFJob's pods would get a proxy that never ends.
     annotations = {"sidecar.istio.io/inject": "false", **(given.get("annotations") or {})}
     labels = {**(given.get("labels") or {}), RUN: export.name, MANAGED_BY: "distlaunch"}
     return {
@@ -190,7 +190,7 @@ def make_config_map(export: Export) -> Manifest:
 
 
 def make_network_policy(export: Export) -> Manifest:
-    """Lets only the pods of the same run reach its tasks, and the networks that the spec names."""
+    """Lets only pods of the same run, and the networks that the spec names, reach its tasks."""
     selector = {"matchLabels": {RUN: export.name}}
     own: Manifest = {noted("from", "Only the pods of the same run."): [{"podSelector": selector}]}
     port = {"port": export.port, "protocol": "TCP"}
@@ -209,6 +209,6 @@ def make_network_policy(export: Export) -> Manifest:
 
 
 def _opens_other_ports(export: Export) -> bool:
-    """NCCL and PyTorch choose more ports by themselves."""
+    """Whether the tasks open ports of their own choice, as NCCL and PyTorch do."""
     spec = export.spec
     return spec.framework == "torch" or (bool(export.pods.gpus) and spec.communication != "ring")

@@ -1,4 +1,4 @@
-"""YAML with comments, which PyYAML does not write: a key may carry one, and it stands in the lines before the key."""
+"""YAML with comments, which PyYAML does not write: a key may have a comment, on the lines above it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def noted(key: str, comment: str) -> Key:
 
 
 def note(values: Mapping[str, Any], comments: Mapping[str, str]) -> dict[str, Any]:
-    """The same mapping, with comments at these keys; a key that is not there needs none."""
+    """The same mapping, with comments on these keys; ignores comments on keys that are missing."""
     return {noted(key, comments[key]) if key in comments else key: value for key, value in values.items()}
 
 
@@ -37,7 +37,7 @@ def render_documents(documents: Iterable[Mapping[str, Any]], header: str) -> str
     """The documents in one file.
 
     Args:
-        documents: of texts, numbers, bytes, lists and mappings, in this order.
+        documents: made of texts, numbers, bytes, lists and mappings; written in this order.
         header: lines for its beginning; they become a comment.
     """
     top = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
@@ -54,11 +54,11 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)  # items of a list stand further right than its key
+        super().increase_indent(flow, False)  # items of a list are indented further than its key
 
     def write_plain(self, text: str, split: bool = True) -> None:
         if isinstance(text, Key):
-            inner, self.indent = self.indent, self.indents[-1]  # a key's own indentation is that around it
+            inner, self.indent = self.indent, self.indents[-1]  # a key is indented like the lines around it
             for line in textwrap.wrap(text.comment, _COMMENT_WIDTH):
                 self.write_indicator(f"# {line}", need_whitespace=False)
                 self.write_indent()
@@ -73,6 +73,6 @@ _Dumper.add_representer(
 
 
 def _encode(data: bytes) -> str:
-    """Bytes as Kubernetes has them: as text in base64, whose line breaks it ignores; YAML has another tag for them."""
+    """Bytes as Kubernetes wants them: base64 text, in which it ignores line breaks; YAML itself would tag them."""
     text = base64.b64encode(data).decode()
     return "".join(f"{text[start : start + _COMMENT_WIDTH]}\n" for start in range(0, len(text), _COMMENT_WIDTH))

@@ -1,4 +1,4 @@
-"""The job within which a run starts: its nodes, as the environment of a job has them."""
+"""The job in which a run starts: its nodes, from the environment of the job."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def find_job(environ: Mapping[str, str]) -> str:
     job = environ.get(JOB_ID, "")
     if not job.isdigit():
         raise UsageError(
-            "this is no Slurm job, which would name the nodes",
-            hint="use it within `salloc` or `sbatch`, or queue a job with `distlaunch submit`",
+            "this process is not in a Slurm job, which would name the nodes",
+            hint="run distlaunch within `salloc` or `sbatch`, or queue a job with `distlaunch submit`",
         )
     return job
 
@@ -52,7 +52,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             own = parse_host_list(_listed(environ, suffix) or show_job(job).get("NodeList", ""))
             counts = parse_counts(environ.get(f"SLURM_TASKS_PER_NODE{suffix}") or f"1(x{len(own)})")
             hosts += own
-            # Within a step, the variable is that of the step.
+            # Within a step, the variable describes the step.
             tasks += counts if len(counts) == len(own) else [1] * len(own)
     except ValueError as error:
         raise UsageError(f"cannot read the nodes of job {job}: {error}") from None
@@ -76,7 +76,7 @@ def find_group(environ: Mapping[str, str], host: str) -> int | None:
 
 
 def _suffixes(environ: Mapping[str, str]) -> list[str]:
-    """How the names of the variables of each component of a heterogeneous job end; empty for any other job."""
+    """The suffix of each component's variables in a heterogeneous job; empty for any other job."""
     size = environ.get("SLURM_HET_SIZE", "")
     return [f"_HET_GROUP_{group}" for group in range(int(size))] if size.isdigit() else []
 
@@ -86,7 +86,7 @@ def _listed(environ: Mapping[str, str], suffix: str) -> str:
 
 
 def make_nodes(allocation: Allocation, spec: ClusterSpec) -> list[dict[str, Any]]:
-    """The fields of the nodes: a worker for each task of the job, and what the strategy needs beside workers."""
+    """The fields of the nodes: a worker for each task of the job, and what the strategy needs besides workers."""
     spares = spec.slurm.spares
     if spares >= len(allocation.hosts):
         raise UsageError(

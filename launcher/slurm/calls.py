@@ -1,4 +1,4 @@
-"""Asks Slurm by its own programs."""
+"""Asks Slurm through its own programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(
     """What the program prints; `environ`: its environment, if it is not ours.
 
     Raises:
-        SlurmError: it cannot be run, failed, or was too slow.
+        SlurmError: the program cannot be run, failed, or was too slow.
     """
     return call_program(
         words,
@@ -58,7 +58,7 @@ def show_configuration() -> Fields:
     """Slurm's configuration.
 
     Raises:
-        SlurmError: it does not answer.
+        SlurmError: Slurm does not answer.
     """
     lines = call(["scontrol", "show", "config"]).splitlines()
     pairs = (line.partition("=") for line in lines if "=" in line)
@@ -78,7 +78,7 @@ def find_addresses(hosts: Sequence[str]) -> dict[str, str]:
     """The address of each node, as Slurm's own daemons reach it.
 
     Raises:
-        SlurmError: it does not answer.
+        SlurmError: Slurm does not answer.
     """
     lines = call(["scontrol", "show", "node", "-o", ",".join(hosts)]).splitlines()
     nodes = map(parse_fields, lines)
@@ -97,7 +97,7 @@ def version() -> tuple[int, int]:
     """Slurm's version, such as (22, 5).
 
     Raises:
-        SlurmError: srun is missing, or does not say.
+        SlurmError: srun is missing, or prints no version.
     """
     text = call(["srun", "--version"])
     found = re.search(r"([0-9]+)\.([0-9]+)", text)

@@ -1,4 +1,4 @@
-"""Why and when Slurm takes a job's nodes away: from the job's fields, and from what Slurm has said of its steps."""
+"""Why and when Slurm takes a job's nodes away: from the job's fields, and from what Slurm has said about its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker_entry.protocol.frozen import dataclass
 KILL_WAIT_S = 30.0
 """Slurm's own default."""
 WARNED_S = 180.0
-"""A signal so short before the end of a job's time is a warning of it: `--signal` may come a minute early."""
+"""A signal this shortly before a job's time limit is a warning of it: `--signal` may come a minute early."""
 _CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?)(?:, [^*]*)?)? \*\*\*")
 _MEMORY = re.compile(r"exceeded .*memory limit|oom.kill|Out Of Memory|Exceeded job memory", re.IGNORECASE)
 _NODE = re.compile(r"node failure", re.IGNORECASE)
@@ -37,14 +37,14 @@ _STATES = {
     "CANCELLED": "CANCELLED",
     "COMPLETING": "CANCELLED",
 }
-"""Reasons by the state of the job; a job that is completing, for none of the other reasons, was cancelled."""
+"""Reasons by the state of the job; a job that is completing for no other reason was cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm reports about a job. Times are Unix seconds; None for what is not set.
+    """What Slurm reports about a job. Times are Unix seconds; None if not set.
 
-    `restarts`: how often it was requeued. `can_requeue`: whether it is a batch job that may be.
+    `restarts`: how often it was requeued. `can_requeue`: whether it is a batch job that may be requeued.
     """
 
     id: str
@@ -88,9 +88,9 @@ def explain_end(
     Args:
         job: the job now; None if Slurm does not answer.
         name: the job's id.
-        said: what Slurm has said of our steps.
+        said: what Slurm has said about our steps.
         restarts: how often the job had been requeued when it began.
-        since: when the run began, in Unix seconds: what is older belongs to an earlier start of the job.
+        since: when the run began, in Unix seconds: an older preemption belongs to an earlier start of the job.
         now: Unix seconds.
     """
     found = _find_reason(job, said, restarts, since, now)
@@ -101,7 +101,7 @@ def explain_end(
     evidence = [*dict.fromkeys(words)][-3:]
     if job is not None:
         evidence.append(f"scontrol: JobState={job.state} Reason={job.reason}")
-    # What Slurm does to steps alone leaves the job its nodes.
+    # If Slurm ends only steps, the job keeps its nodes.
     stays = found in ("MEMORY", "NODE FAILURE") and job is not None and job.state == "RUNNING"
     return EndAnnounced(reference, message.format(job=name), tuple(evidence), stays=stays)
 

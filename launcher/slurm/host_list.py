@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 LIMIT = 100_000
-"""Hosts of a list; more is a mistake."""
+"""Hosts in a list; more is a mistake."""
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
@@ -17,7 +17,7 @@ def parse_host_list(text: str) -> list[str]:
     """The hosts in Slurm's order; leading zeros of their numbers stay.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -65,7 +65,7 @@ def parse_counts(text: str) -> list[int]:
     """`2(x3),1` → [2, 2, 2, 1]: a number for each node.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     counts: list[int] = []
     for part in text.split(","):

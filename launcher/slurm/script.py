@@ -19,10 +19,10 @@ def render_script(spec: ClusterSpec, directory: Path, command: Sequence[str], cw
         spec: with `nodes: slurm`.
         directory: the run's folder.
         command: what the job runs.
-        cwd: where.
+        cwd: the folder in which it runs.
     """
     lines = [f"#SBATCH {_quote(option)}" for option in _options(spec, directory, cwd)]
-    # `exec`: a signal to the job's shell reaches distlaunch.
+    # With `exec`, a signal to the job's shell reaches distlaunch.
     return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
 
 
@@ -47,7 +47,7 @@ def _options(spec: ClusterSpec, directory: Path, cwd: str) -> list[str]:
 
 
 def _quote(option: str) -> str:
-    """The option as sbatch reads it in a script: it knows quotes and backslashes, and ends it at a space."""
+    """The option as written in a script: sbatch knows quotes and backslashes, and ends an option at a space."""
     return option if option.isascii() and not set(option) & set(" \t\"'\\#") else _escape(option)
 
 

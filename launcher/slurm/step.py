@@ -19,7 +19,7 @@ _OF_REQUEST = re.compile(
 
 
 def make_step(job: str, *hosts: str, group: int | None = None) -> list[str]:
-    """The words of a command that runs the words after it on each of the nodes.
+    """The words of a command that runs the words that follow on each of the nodes.
 
     Args:
         job: its id.
@@ -45,10 +45,10 @@ def make_step(job: str, *hosts: str, group: int | None = None) -> list[str]:
 
 
 def make_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for such a command, without what the job's own request has left in it.
+    """The environment for a step, without the variables that the job's own request has left in it.
 
     Those variables stand for options: a step of one task would contradict them, or take a share of the job's memory.
-    A variable keeps the step from being bound to one core.
+    SLURM_CPU_BIND keeps the step from being bound to one core.
     """
     kept = {name: value for name, value in environ.items() if not _OF_REQUEST.fullmatch(name)}
     return {**kept, "SLURM_CPU_BIND": "none"}

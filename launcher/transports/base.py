@@ -25,7 +25,7 @@ OPEN_LOGS = 128
 class LinkClosed:
     """The agent is gone, or its state is unknown.
 
-    `taken_over`: it goes on, but obeys another controller of the run; this one has to leave it alone.
+    `taken_over`: the agent continues, but obeys another controller of the run; this controller leaves it alone.
     """
 
     reason: str
@@ -48,9 +48,9 @@ class LinkResumed:
 
 @dataclass(frozen=True)
 class LinkTakenOver:
-    """The link has taken over the agent of an earlier controller; `received`: how many of that one's orders arrived.
+    """The link has taken over an earlier controller's agent; `received`: how many orders of that controller arrived.
 
-    Those are its counted frames (`resend_buffer`), Hello included. What the agent reports from here on is new to us.
+    Only counted frames (`resend_buffer`) count, Hello included. What the agent reports from here on is new to us.
     """
 
     received: int
@@ -68,12 +68,12 @@ LinkNews = LinkClosed | LinkDropped | LinkResumed | LinkTakenOver | LinkNote
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """What a controller knows of an agent that an earlier controller of its run has started.
+    """What a controller knows about an agent that an earlier controller of its run started.
 
     Attributes:
         reattach_folder: from the agent's Ready.
         run_id: the run that the agent must belong to.
-        generation: the controller's; above that of every earlier one.
+        generation: this controller's; above that of every earlier controller.
         handled: the number of the agent's last frame that is known to have been handled.
         attempt: the current one; 0 before the first.
         offsets: how many bytes of each of its logs are in the run's files, by the task's name.
@@ -92,11 +92,11 @@ class Resumption:
 
 
 class LinkError(Exception):
-    """The node cannot be reached, or no longer; the text tells the user why."""
+    """The node is or has become unreachable; the text tells the user why."""
 
 
 class GoneError(LinkError):
-    """The machine itself is gone; `proven`: and with it, certainly, all that ran there."""
+    """The machine itself is gone; `proven`: everything that ran there is certainly gone, too."""
 
     def __init__(self, message: str, *, proven: bool) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class Deliver(Protocol):
     """Takes a message from a node; called from the link's own thread."""
 
     def __call__(self, node: str, message: Message | LinkNews, frame: int = 0, /) -> None:
-        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for what is not counted."""
+        """`frame`: the number of the agent's frame, for `Link.confirm`; 0 for a message that is not counted."""
 
 
 class Link(Protocol):
@@ -127,26 +127,26 @@ class Link(Protocol):
 
     @property
     def kept(self) -> Kept | None:
-        """What stays for the next run; after `close`, and only if Goodbye has asked for it."""
+        """What stays for the next run; known after `close`, and only if Goodbye asked for it."""
 
     def send(self, message: Message, body: bytes = b"") -> None:
         """Sends a frame; never blocks and never fails: a broken link is reported as LinkClosed."""
 
     def confirm(self, frame: int) -> None:
-        """Notes that the agent's frames up to this number were handled; it does not keep them any longer."""
+        """Notes that the agent's frames up to this number were handled; the agent then drops them."""
 
     def drop_if_silent(self, limit_s: float) -> None:
         """Closes the link if no data came for `limit_s`, although the agent may still answer."""
 
     def abandon(self) -> None:
-        """Closes the link without a word to the agent, which goes on if it can."""
+        """Closes the link without telling the agent, which continues if it can."""
 
     def close(self) -> int | None:
         """Stops the agent, by force if necessary; returns how many processes are left, None if that is unknown."""
 
 
 class Transport(Protocol):
-    """How a node is reached. `shares_files`: the agent writes logs where we read them, so that it sends none."""
+    """How a node is reached. `shares_files`: the agent writes logs where we read them, and sends none."""
 
     shares_files: bool
 
@@ -239,7 +239,7 @@ class _MirroredFile:
         self._descriptor: int | None = None
         self._index: LogIndex | None = None
         self._indexed = -math.inf
-        """The node's time of the last mark; a piece that is sent again has its marks again."""
+        """The node's time of the last mark; a piece that is sent again repeats its marks."""
         self._size = path.stat().st_size if path.exists() else 0  # what an earlier controller of the run has written
         self._ended = False
 

@@ -1,7 +1,7 @@
 """One step of a Slurm job for the agents of all its nodes, which call the controller back.
 
-A step for each node costs slurmctld a request, and this machine a process; from some number of nodes on, one step is
-started with the same stdin for all.
+A step for each node costs slurmctld a request, and this machine a process; above some number of nodes, one step starts
+all agents, with the same stdin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worker_entry.agent.calling import AGENT, CALL_S, CONTROLLER, FAILED, prove,
 from worker_entry.system.interfaces import own_addresses
 
 NODE_S = 0.5
-"""How much longer each further node may make the start of all."""
+"""How much each node adds to the time limit of the start."""
 WAITING = 4096
 """Agents that may wait for their handshake."""
 
@@ -58,10 +58,10 @@ class Gathering:
         self._ended = ""
         """Why the step has ended, once it has."""
         self._failed: dict[str, str] = {}
-        """What agents have said that gave up."""
+        """What the agents that gave up have said."""
 
     def wants(self, host: str) -> bool:
-        """Whether nobody has taken the node's first connection yet; says so once."""
+        """Whether nobody has taken the node's first connection yet; returns True once."""
         with self._lock:
             is_first = host in self._awaited
             self._awaited.discard(host)
@@ -158,7 +158,7 @@ class Gathering:
             threading.Thread(target=self._meet, args=(connection,), name="gathering-call", daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
-        """Lets an agent in that knows the secret; closes all other connections without a word."""
+        """Admits an agent that knows the secret; closes all other connections silently."""
         connection.settimeout(CALL_S)
         try:
             node = self._identify(connection)
@@ -199,7 +199,7 @@ class SocketStream:
                 raise LinkBroken(f"no data for {timeout_s:.0f} s")
             return self._connection.recv(size)
         except (OSError, ValueError) as error:
-            raise LinkBroken(f"the connection has broken: {error}") from None
+            raise LinkBroken(f"the connection broke: {error}") from None
 
     def write(self, data: bytes) -> None:
         self._connection.sendall(data)

@@ -51,7 +51,7 @@ class Placement:
 class Arrived:
     """A message from a node, and the placement that it was checked against.
 
-    To be released to its inbox once it is read, and settled there once it is handled. `frame`: see `Deliver`.
+    It is released to its inbox once it is read, and settled there once it is handled. `frame`: see `Deliver`.
     """
 
     inbox: Inbox
@@ -62,7 +62,7 @@ class Arrived:
 
     @property
     def is_late(self) -> bool:
-        """Whether it is about tasks of an attempt that has ended."""
+        """Whether the message is about tasks of an attempt that has ended."""
         is_old = self.placement is not self.inbox.placement()
         return is_old and any(True for _ in marked(type(self.message), self.message, OfSender))
 
@@ -91,7 +91,7 @@ class Inbox:
         """Lines for the user, by attempt."""
         self._closed = False
         self.confirm: Callable[[int], None] = lambda _: None
-        """The link's."""
+        """The link's `confirm`."""
         self._last = self._settled = self._dropped = 0
         """The numbers of the last frame that was put, settled, and dropped here."""
 
@@ -115,7 +115,7 @@ class Inbox:
                     message = Noted("further messages are not shown")
             weight = weigh(message)
             with self._changed:
-                if not self._has_room(weight):  # then wait for half, or both threads would alternate message by message
+                if not self._has_room(weight):  # wait for half, or both threads would alternate message by message
                     self._changed.wait_for(lambda: self._has_room(weight, 2))
                 is_closed = self._closed
                 if not is_closed:

@@ -1,4 +1,4 @@
-"""Stops leftover processes on one node, of runs whose controller is gone."""
+"""Stops the processes on one node that are left of runs whose controller is gone."""
 
 from __future__ import annotations
 

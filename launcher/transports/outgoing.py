@@ -68,7 +68,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def attach(self, stream: Stream, *, received: int | None = None) -> None:
-        """Sends frames to this stream from now on; after a break, from the first that was not received."""
+        """Sends frames to this stream from now on; after a break, starts with the first that was not received."""
         with self._changed:
             if received is not None:
                 self._outbox.confirm(received)
@@ -77,7 +77,7 @@ class Outgoing:
             self._renews = True
 
     def follow(self, received: int, handled: int) -> None:
-        """Counts on from an earlier controller, after `received` of its frames and the `handled` first ones for it."""
+        """Continues an earlier controller's counts: the agent got `received` frames of it; it handled `handled`."""
         with self._changed:
             self._outbox.follow(received, handled)
             self._handled = handled
@@ -105,7 +105,7 @@ class Outgoing:
             self._outbox.confirm(beat.received)
             if beat.stamp is not None:
                 self._stamp = beat.stamp
-                # The lease runs on until the stamp is back; it may be about to expire.
+                # Only the returned stamp renews the lease, which may be about to expire.
                 self._beat_at_once, self._renews = self._beat_at_once or self._renews, False
                 self._changed.notify_all()
 
@@ -116,7 +116,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def write_to(self, stream: Stream) -> None:
-        """Writes to the stream while it is the link's; runs in its own thread."""
+        """Writes to the stream while it is the link's current one; runs in its own thread."""
         with contextlib.suppress(OSError):  # the reader sees the break too, and reports it
             while (data := self._next(stream)) is not None:
                 stream.write(data)
@@ -124,7 +124,7 @@ class Outgoing:
 
     def _next(self, stream: Stream) -> bytes | None:
         with self._changed:
-            # By the clock, not after silence: without beats, a busy link would keep all of its frames.
+            # A beat is due by the clock, not after silence: without beats, a busy link would keep all of its frames.
             self._changed.wait_for(lambda: self._has_news(stream), max(self._beat_due - time.monotonic(), 0.0))
             if self._stream is not stream:
                 return None

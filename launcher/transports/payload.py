@@ -23,7 +23,7 @@ PACKAGE = Path(worker_entry.__file__).parent
 
 @dataclass(frozen=True)
 class Payload:
-    """`words` is a command for a node, which runs `verb`; `opening` follows on stdin, and `archive` if asked for."""
+    """`words` is a command for a node, which runs `verb`; `opening` follows on stdin, and `archive` on request."""
 
     verb: str
     words: tuple[str, ...]
@@ -33,7 +33,7 @@ class Payload:
     @property
     def command(self) -> str:
         """The command as a line for the user's login shell on the node, whatever that shell is."""
-        # It can be any, fish and csh included: it gets single-quoted words and nothing to expand.
+        # Any shell will do, fish and csh included: it gets single-quoted words and nothing to expand.
         return f"exec {shlex.join(self.words)}"
 
     def opening(self, python: str) -> bytes:
@@ -57,7 +57,7 @@ _making = threading.Lock()
 def _make_payload(verb: str, first: str) -> Payload:
     bootstrap, archive = PACKAGE.joinpath("agent", f"{first}.py").read_bytes(), _make_archive()
     digest = hashlib.sha256(archive).hexdigest()
-    # First of all, in syntax that even Python 2 parses.
+    # Runs first, in syntax that even Python 2 parses.
     too_old = (
         "v<(3,9)and sys.exit('distlaunch: %s is Python %d.%d; a node needs 3.9 or newer'%(sys.executable,v[0],v[1]))"
     )
@@ -81,7 +81,7 @@ def _make_payload(verb: str, first: str) -> Payload:
 def _make_archive() -> bytes:
     """The archive that `worker_entry.agent.bootstrap` unpacks.
 
-    It is plain text: a control character would make a terminal, which should not be there, swallow what shows it.
+    It is plain text: in a terminal, which the command should not have, a control character could hide `streams.ECHO`.
     """
     paths = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".npz"))
     contents = [path.read_bytes() for path in paths]

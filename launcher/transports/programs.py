@@ -1,4 +1,4 @@
-"""Ways by a program of this machine: it runs a command on the node and connects its stdin and stdout to ours."""
+"""Ways through a program of this machine: it runs a command on the node and connects its stdin and stdout to ours."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from worker_entry.protocol.frozen import dataclass
 
 HOST, COMMAND = "{host}", "{command}"
 PIPE = 256 << 10
-"""Bytes that the pipe of a program's stdout should hold, and a read takes: with Linux's own 64 KiB, `ssh` and we wait
-for each other four times as often, and logs come at 0.8 × the speed."""
+"""Bytes that the pipe of a program's stdout should hold, and that one read takes: with Linux's default of 64 KiB, `ssh`
+and we wait for each other four times as often, and logs arrive at 0.8 × the speed."""
 STATUS_S = 15.0
-"""How long a program may take to end once its stdout has."""
+"""How long a program may take to end once its stdout has ended."""
 SAID_LINES = 20
-"""Lines of a program's stderr that are told; of an error, the last one is."""
+"""Lines of a program's stderr that are kept to show; an error shows only the last one."""
 
 
 @dataclass(frozen=True)
 class ProgramWay:
     """`words` is the program with its arguments, before `expand`; `address`: see Way. `note`: what the user is told.
 
-    `environ`: the program's environment, if it is not ours. `heard` gets each line that it says on stderr, and returns
-    whether the user may see it. `gone` is what it says of a machine that is not there any more; its
-    group `ended`, of one on which nothing runs. `hides_breaks`: it ends with status 0 when its connection breaks, too.
+    `environ`: the program's environment, if it is not ours. `heard` gets each line that the program says on stderr, and
+    returns whether the user may see it. `gone` matches what it says about a machine that no longer exists; the group
+    `ended`, about one on which nothing runs. `hides_breaks`: it ends with status 0 even when its connection breaks.
     """
 
     words: tuple[str, ...]
@@ -58,7 +58,7 @@ class ProgramWay:
                 stderr=subprocess.PIPE,
                 env=self.environ,
                 bufsize=0,
-                start_new_session=True,  # the terminal's Ctrl-C is ours to handle; nothing can be asked there
+                start_new_session=True,  # the terminal's Ctrl-C is ours to handle; the program cannot prompt
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -134,7 +134,7 @@ class ProgramStream:
         return data
 
     def begin(self, first: bytes) -> None:
-        """Writes while others read: a program that does not take it all shows why by its output, or is given up."""
+        """Writes while others read: a program that does not take it all shows why in its output, or is given up."""
 
         def write() -> None:
             with contextlib.suppress(OSError):  # the program has ended, and has said why
@@ -189,5 +189,5 @@ class ProgramStream:
 
 def _render_status(status: int | None) -> str:
     if status is None:
-        return "goes on without its stdout"
+        return "is still running, but has closed its stdout"
     return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"

@@ -23,7 +23,7 @@ SILENT = "the agent does not answer"
 
 
 class Reconnector:
-    """`reopen` starts a reattachment on the node, within so many seconds; without it, a broken stream is final."""
+    """`reopen` starts a reattachment on the node, within the given seconds; without it, a broken stream is final."""
 
     def __init__(self, reopen: Callable[[float], Stream] | None) -> None:
         self._reopen = reopen
@@ -84,7 +84,7 @@ class Reconnector:
             if self.given_up:  # while `reopen` ran, when there was nothing to abandon
                 stream.abandon()
             bring_archive(stream, within_s, SILENT)
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+            with contextlib.suppress(BrokenPipeError):  # the reattachment has ended, and says why
                 stream.write(encode(attach))
             left_s = max(until - time.monotonic(), SHORTEST_TRY_S)
             return stream, skip_noise(stream, left_s, SILENT)

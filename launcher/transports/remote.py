@@ -1,4 +1,4 @@
-"""Starts another machine's agent: one command there, and frames over its stdin and stdout, by whatever way."""
+"""Starts an agent on another machine, by any way: one command there, and frames over its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END_WAIT_S = 15.0
 LAST_TRY_S = 5.0
 """How long one more connection may take when a node's agent is silent."""
 END_BY_GUARDIAN_S = 25.0
-"""How long that connection may take to clean the node."""
+"""How long the guardian may then take to clean the node."""
 
 
 class RemoteTransport:
@@ -112,7 +112,7 @@ class RemoteLink:
             if not self._began:
                 return 0  # nothing was started on the node
         if not self._frames.began:
-            self._frames.give_up()  # an agent that still starts finds its stdin closed, and ends
+            self._frames.give_up()  # an agent that is still starting finds its stdin closed, and ends
             return 0
         self._frames.finish()
         if not self._frames.join(END_WAIT_S):

@@ -1,4 +1,4 @@
-"""Frames over a byte stream that may break and be replaced; no frame is lost or doubled."""
+"""Frames over a byte stream that may break and be replaced; no frame is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResumableLink:
     Args:
         node: the node's name, for `deliver`.
         open_stream: starts the agent; may be slow; raises LinkError if the node cannot be reached.
-        reopen: reconnects to the running agent, within so many seconds; without it, a broken stream ends the link.
+        reopen: reconnects to the running agent, within the given seconds; without it, a broken stream ends the link.
         deliver: gets everything except log bytes.
         mirror: gets log bytes.
         lease_s: how long the agent waits for its controller.
@@ -64,13 +64,13 @@ class ResumableLink:
         self.ended = self.taken_over = False
         """Whether the agent is known to have ended, or to obey another controller."""
         self.kept: Kept | None = None
-        """What it has said of staying for the next run."""
+        """What the agent has said about staying for the next run."""
         self.reattach_folder = resumption.reattach_folder if resumption is not None else None
         """Where a reattachment finds the agent, once the agent has reported it."""
         self.generation = resumption.generation if resumption is not None else 0
         """The controller's."""
         self._resumption = resumption
-        """Until the agent is taken over."""
+        """Set until the agent is taken over."""
         self._node = node
         self._open_stream = open_stream
         self._reconnector = Reconnector(reopen)
@@ -167,7 +167,7 @@ class ResumableLink:
                 stream.abandon()
                 stream, data = self._reconnect(broken)
             except BaseException:
-                if self._dropped is not None:  # the agent has refused this stream, which no writer has
+                if self._dropped is not None:  # the agent has refused this stream, which has no writer yet
                     stream.abandon()
                 raise
             else:
@@ -285,7 +285,7 @@ class ResumableLink:
     def _resume(self, stream: Stream, attached: Attached) -> None:
         resumption = self._resumption
         handled = resumption.handled if resumption is not None else self._outgoing.received
-        # An agent does not keep what was handled and not written down; it keeps everything after that.
+        # An agent drops frames that were handled, even if no record says so; it keeps all later ones.
         if attached.first <= handled or (resumption is None and attached.first > handled + 1):
             raise ProtocolError(f"Attached with frame {attached.first} after {handled}")
         self._dropped = self._resumption = None

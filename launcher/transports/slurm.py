@@ -17,7 +17,7 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass, field, replace
 
 STEPS = int(os.environ.get(environment.SLURM_STEPS) or 64)
-"""Up to so many nodes have a step each."""
+"""Up to this many nodes have a step each."""
 _UNBOUND = "lacks support for cpu binding"
 """What srun says on clusters that bind no task anyway."""
 
@@ -26,7 +26,7 @@ _UNBOUND = "lacks support for cpu binding"
 class SlurmWay:
     """`job`: its id. `group`: the component of a heterogeneous job that the node belongs to.
 
-    `said`: all that srun and Slurm's daemons have said of our steps. `gathering`: the step that starts the first agents
+    `said`: what srun and Slurm's daemons have said about our steps. `gathering`: the step that starts the first agents
     of many nodes; None if each has its own.
     """
 
@@ -50,7 +50,7 @@ class SlurmWay:
 
 
 def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
-    """The same ways; more than `limit` of them begin with one step together.
+    """The same ways; more than `limit` of them share one step at first.
 
     Raises:
         SlurmError: srun is missing.
@@ -64,7 +64,7 @@ def gather(ways: Sequence[SlurmWay], limit: int = STEPS) -> list[SlurmWay]:
 
 
 def listen(said: list[str]) -> Callable[[str], bool]:
-    """Keeps what srun says there; returns whether the user may see a line."""
+    """A function that adds srun's lines to `said`, and returns whether the user may see them."""
 
     def hear(line: str) -> bool:
         said.append(line)

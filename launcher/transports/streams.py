@@ -21,14 +21,14 @@ NOISE_LIMIT = 64 << 10
 
 
 def await_readable(file: IO[bytes] | socket, timeout_s: float) -> bool:
-    """Whether there is something to read, or the end, in time; also beyond the descriptors that `select` knows."""
+    """Whether there is data or the end to read in time; also for descriptors too large for `select`."""
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 ECHO = b"worker_entry on a node"
-"""A part of what a node is sent first, which only a terminal sends back."""
+"""A part of the first bytes to a node; only a terminal sends it back."""
 
 
 class Stream(Protocol):
@@ -36,7 +36,7 @@ class Stream(Protocol):
 
     @property
     def archive(self) -> bytes:
-        """worker_entry, for a node that may lack it; empty if the agent was started where it is."""
+        """worker_entry, for a node that may lack it; empty if the agent was started from a copy there."""
 
     def read(self, size: int, timeout_s: float) -> bytes:
         """Up to `size` bytes; empty at the agent's end, which `how_ended` then describes.
@@ -83,7 +83,7 @@ def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> Non
 
 
 def _is_there(stream: Stream, within_s: float, silent: str) -> bool:
-    """What the node answers; skips a shell's output before it, and reads no byte after it."""
+    """Whether the node says that it has worker_entry; skips a shell's output before that, reads no byte after it."""
     noise = b""
     deadline = time.monotonic() + within_s
     while not noise.endswith((HERE, MISSING)):
@@ -101,9 +101,9 @@ def skip_noise(stream: Stream, within_s: float, silent: str = _SILENT) -> bytes:
         silent: the error if the marker does not come in time.
 
     Raises:
-        LinkError: nothing more has come in time.
-        NoAgentError: the process has ended.
-        ProtocolError: something else has come all the time.
+        LinkError: no more data came in time.
+        NoAgentError: the process ended.
+        ProtocolError: other data kept coming until then.
     """
     noise = b""
     deadline = time.monotonic() + within_s
@@ -113,7 +113,7 @@ def skip_noise(stream: Stream, within_s: float, silent: str = _SILENT) -> bytes:
 
 
 def _read_noise(stream: Stream, noise: bytes, size: int, deadline: float, silent: str) -> bytes:
-    """The noise with up to `size` bytes more."""
+    """The noise and up to `size` more bytes."""
     try:
         data = stream.read(size, max(deadline - time.monotonic(), 0.01))
     except LinkBroken as broken:

@@ -29,10 +29,10 @@ from worker_entry.protocol.frozen import replace
 
 ASKING_AT_ONCE = 8
 OPENSSH = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={FIRST_S:.0f}", "-o", "RemoteCommand=none")
-"""Options of `ssh` for a command whose stdin and stdout are not a terminal's, and that asks nothing."""
+"""Options of `ssh` for a command that has no terminal and never prompts."""
 
 Targets = Mapping[str, "str | Way"]
-"""How each node is reached: by its Python on this machine, or by a way to another one."""
+"""How each node is reached: a Python on this machine, or a way to another machine."""
 
 
 def find_targets(spec: ClusterSpec) -> Targets:
@@ -50,14 +50,14 @@ def find_targets(spec: ClusterSpec) -> Targets:
         return targets
     try:
         addresses = find_slurm_addresses([*steps])
-    except SlurmError:  # as in a container with srun alone: the names have to do
+    except SlurmError:  # as in a container that has only srun: the names have to do
         addresses = {}
     ways = gather([replace(way, address=addresses.get(way.host)) for way in steps.values()])
     return {**targets, **{way.host: way for way in ways}}
 
 
 def find_addresses(spec: ClusterSpec, targets: Targets) -> dict[str, str]:
-    """The addresses at which their ways reach the nodes without an address in the spec, by host.
+    """For each node without an address in the spec, the address at which its way reaches it, by host.
 
     They are not merged into the spec, where one address for two hosts is a mistake; for SSH it is not.
     """
@@ -118,7 +118,7 @@ def _by_program(
 ) -> ProgramWay:
     if shutil.which(words[0]) is None:
         raise UsageError(
-            f"{node.host}: no {words[0]} on PATH, the program of its way", hint=f"the way is {shlex.join(words)}"
+            f"{node.host}: {words[0]}, the program of its way, is not on PATH", hint=f"the way is {shlex.join(words)}"
         )
     way = ProgramWay(tuple(words), node.host, address, note)
     return replace(way, gone=POD_GONE, hides_breaks=True) if kubectl else way

@@ -1,4 +1,4 @@
-"""Ways to nodes: whatever runs one command on a machine and connects its stdin and stdout is one."""
+"""Ways to nodes: a way is anything that runs one command on a machine and connects its stdin and stdout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Opening:
         within_s: the time limit of each step.
         attempts: how often a busy machine is tried.
         cancelled: set when the stream is no longer needed.
-        begin: called before anything is started on the machine, as late as the way knows; may raise LinkError.
+        begin: called before anything is started on the machine, as late as the way can; may raise LinkError.
         note: gets messages for the user.
     """
 
@@ -40,7 +40,7 @@ class Way(Protocol):
 
     @property
     def address(self) -> str | None:
-        """At which address other machines may reach this one, if the way knows one."""
+        """The address at which other machines may reach this one, if the way knows it."""
 
     def open(self, payload: Payload, python: str, opening: Opening) -> Stream:
         """Starts the payload on the machine, with this interpreter.

@@ -20,7 +20,7 @@ SAMPLE_S = 5.0
 BUSY_SHARE = 0.1
 """Share of one core; a task that uses more is at work. A worker that waits in a collective uses a fiftieth."""
 BUSY_BYTES_S = 16 << 10
-"""Bytes per second read and written; a task that moves more is at work. Heartbeats are a few hundred."""
+"""Bytes per second read and written; a task that moves more is at work. Heartbeats take a few hundred."""
 SHORTEST_S = 0.25
 """CPU time is counted in hundredths of a second: over a shorter interval it means nothing."""
 

@@ -77,7 +77,7 @@ class Attempts:
         self._pending: Optional[orders.Start] = None
         """A Start that waits until TensorFlow is imported."""
         self._signalled = False
-        """Whether the tasks have got SIGTERM from elsewhere: a second one could disturb them while they save."""
+        """Whether the tasks have received SIGTERM from elsewhere: a second one could disturb them while they save."""
 
     def close(self) -> None:
         """Releases everything in reverse order, even if a step fails."""
@@ -131,7 +131,7 @@ class Attempts:
         self._tunnel_key = order.tunnel
         outer = None if order.tunnel is None else self._outer
         self._ports.network, self._guards.outer, self.checks.outer = outer or HERE, outer, outer
-        self._ports.shown_network = self._outer or HERE  # so that it is free where it is brought out
+        self._ports.shown_network = self._outer or HERE  # TensorBoard's port has to be free there too
         self.forkserver.revive()
         problems = find_problems(order.tasks, hello.cwd)
         problems += self._ports.hold(order.tasks, order.first_port, order.last_port, guard=order.guard != "off")
@@ -177,7 +177,7 @@ class Attempts:
         self._stacks.begin(self._tasks.by_name, self._tree.living())
 
     def profile(self, order: Profile) -> None:
-        """Has tasks of this cluster profiled, from where they reach each other."""
+        """Has tasks of this cluster profiled, from the network in which they reach each other."""
         self._profile.begin(order)
 
     def stop(self, grace_s: float, *, for_handlers: bool = False, ordered: bool = False) -> None:
@@ -194,7 +194,7 @@ class Attempts:
         self._tree.stop(grace_s, asks=not self._signalled, at_once=at_once)
 
     def note_signal(self) -> bool:
-        """Notes that all processes on this node have got SIGTERM; returns False: that is handled."""
+        """Notes that all processes on this node have received SIGTERM; returns False: the signal is handled."""
         self._signalled = True
         self._send(Signalled(clock.now()))
         return False
@@ -245,7 +245,7 @@ class Attempts:
         """Called before all but the first `received` frames are sent again over a new connection.
 
         Raises:
-            ProtocolError: so many frames were never sent.
+            ProtocolError: fewer frames were sent.
         """
         if outbox.after(received) and self._finished is not None:
             # Empty did not arrive, so the logs before it may be missing as well; send it again after them.
@@ -257,7 +257,7 @@ class Attempts:
         self._tasks.rewind(attach, self._number)
 
     def report_again(self) -> None:
-        """Sends the latest status of every running task, which another controller does not know."""
+        """Sends the latest status of every running task, because a new controller does not know it."""
         for task in self._tasks.by_name.values():
             if task.running:
                 for status in task.status_again():

@@ -1,8 +1,8 @@
 """Installs worker_entry on a node: the node's Python reads this module from stdin, and the archive if it is needed.
 
 The interpreter's arguments are the length of this module's text, a digest that names this version of worker_entry, the
-length of the archive, and the verb to run. The first word on stdout is one of two answers: `HERE`, and what follows on
-stdin is for the verb; or `MISSING`, which asks for the archive, and `HERE` once it is installed.
+length of the archive, and the verb to run. The answer on stdout is `HERE`; if this version is not installed, it is
+`MISSING`, which asks for the archive, and then `HERE`. After `HERE`, what follows on stdin is for the verb.
 
 Nothing of distlaunch may be on the node yet, so this module imports no other module of ours. It prints errors to
 stdout, before the start marker: the controller quotes them.
@@ -19,7 +19,7 @@ from typing import NoReturn, Optional
 HERE, MISSING = b"\x1eworker_entry: here\x1e\n", b"\x1eworker_entry: none\x1e\n"
 """Answers of the same length, so that the controller can read one without a byte of what follows."""
 FILES = "files"
-"""Lists what is installed beside it: a line of JSON for each file."""
+"""Lists what is installed beside it, in JSON."""
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def find(digest: str) -> Optional[str]:
-    """Where this version is installed, unless a file of it is not as it was written."""
+    """Where this version is installed; None if it is not, or if one of its files has changed since."""
     for folder in folders():
         with contextlib.suppress(OSError, ValueError, TypeError):
             place = os.path.join(private(folder), digest)
@@ -68,12 +68,12 @@ def install(packed: bytes, digest: str) -> str:
 
 
 def answer(word: bytes) -> None:
-    with contextlib.suppress(OSError):  # the controller is gone, as its end of stdin shows
+    with contextlib.suppress(OSError):  # the controller is gone; the end of stdin will show it
         os.write(1, word)
 
 
 def write_errors_to(place: str) -> None:
-    """Turns stderr into a file: until then it may be stdout, which carries frames from now on."""
+    """Redirects stderr to a file: until now it may be stdout, which carries frames from now on."""
     errors = os.open(os.path.join(place, "agent.stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(errors, 2)
     os.close(errors)
@@ -86,7 +86,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def receive(length: int) -> bytes:
-    """Reads exactly so many bytes: what follows is for the agent."""
+    """Reads exactly `length` bytes: what follows is for the agent."""
     data = b""
     while len(data) < length:
         piece = os.read(0, length - len(data))
@@ -131,7 +131,7 @@ def unpack(archive: bytes, folder: str, digest: str) -> str:
 
 
 def describe(place: str, name: str) -> list[object]:
-    """What changes when a file is written again, or is cut by a crash: its size and its time."""
+    """The file's size and time, which change when it is written again or cut short by a crash."""
     facts = os.stat(os.path.join(place, name))
     return [name, facts.st_size, facts.st_mtime_ns]
 

@@ -1,7 +1,7 @@
-"""Counts what tasks take from XLA's compile cache and add to it: TensorFlow tells nobody, but the kernel does.
+"""Counts what tasks take from XLA's compile cache and add to it: TensorFlow does not report it, but the kernel does.
 
-The entries of a folder are files. One that is opened for reading and closed was loaded; one that was moved to its name
-was compiled. An entry counts once, however many tasks load it: the kernel may report several readings as one. What
+The entries of a folder are files. An entry that is opened for reading and closed was loaded; an entry that is moved to
+its name was compiled. It counts once, however many tasks load it: the kernel may report several reads as one. What
 another run does in the same folder on this machine counts as well.
 """
 
@@ -29,7 +29,7 @@ class CacheWatch:
 
     @contextlib.contextmanager
     def starting(self, starts: Sequence[TaskStart]) -> Iterator[None]:
-        """Counts on once the tasks are started: until then it is the agent that looks at the entries."""
+        """Continues to count once the tasks are started: until then, the agent itself reads the entries."""
         self._count()
         yield
         if kernel.LINUX:

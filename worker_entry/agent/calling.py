@@ -1,10 +1,10 @@
-"""Connects an agent to its controller, where one step of a Slurm job has started the agents of all nodes.
+"""Connects an agent to its controller when one step of a Slurm job has started the agents of all nodes.
 
-All of them get the same bytes on stdin: this module's text, where the controller listens, and a secret. Each calls it,
-both sides prove that they know the secret, and the connection takes the place of stdin and stdout. What other nodes get
-on stdin, `bootstrap` and the archive, comes over it: srun would need a minute to bring that to hundreds of nodes.
+All agents get the same bytes on stdin: this module's text, the controller's addresses, and a secret. Each calls the
+controller, both sides prove that they know the secret, and the connection replaces stdin and stdout. It also brings
+`bootstrap` and the archive, which other agents get on stdin: srun would need a minute to bring them to many nodes.
 
-The node's Python reads this module from stdin, and there is nothing of distlaunch yet: it imports no module of ours.
+The node's Python reads this module from stdin when nothing of distlaunch is there yet, so it imports no module of ours.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 CALL_S = 20.0
 """How long an answer may take."""
 PAUSE_S = 2.0
-"""Between two tries, at most."""
-FAILED = "the agent does not reach its controller"
+"""The longest pause between two tries."""
+FAILED = "the agent cannot reach its controller"
 """What an agent says, after its node's name, before it ends."""
 CONNECT_S = 5.0
 """How long a connection to one address may take."""
@@ -36,7 +36,7 @@ CONTROLLER, AGENT = "controller", "agent"
 
 
 def main() -> None:
-    # The bootstrap installs what follows it, as if it had been the first on stdin.
+    # The bootstrap installs what follows it, as if it had come first on stdin.
     exec(compile(call_back(), "bootstrap", "exec"), {"__name__": "__main__"})  # noqa: S102 - it is ours
 
 
@@ -44,7 +44,7 @@ def call_back() -> bytes:
     """Reads where to call, and makes the connection this process's stdin and stdout; returns the bootstrap's text."""
     try:
         order = json.loads(read_line(lambda: os.read(0, 1)))
-        # srun is on the controller's machine, and listens at an address that the nodes reach.
+        # srun is on the controller's machine, and listens at an address that the nodes can reach.
         known = os.environ.get("SLURM_SRUN_COMM_HOST", "")
         addresses = [*([known] if known else []), *order["addresses"]]
         with contextlib.closing(_call(addresses, order["port"], order["secret"], order["within_s"])) as connection:
@@ -58,7 +58,7 @@ def call_back() -> bytes:
 
 
 def _call(addresses: list[str], port: int, secret: str, within_s: float) -> socket.socket:
-    """The connection to the controller, which is busy while hundreds call at once: tries again until it answers."""
+    """Connects to the controller; tries again until it answers, because it is busy while hundreds of nodes call."""
     until = time.monotonic() + within_s
     while True:
         try:
@@ -96,7 +96,7 @@ def _introduce(connection: socket.socket, secret: str) -> None:
     answer = receive_line(connection)
     other = str(answer["nonce"])
     if not hmac.compare_digest(str(answer["proof"]), prove(secret, CONTROLLER, name, own, other)):
-        raise ValueError("who answers there is not the controller")
+        raise ValueError("the answer does not come from the controller")
     send_line(connection, {"proof": prove(secret, AGENT, name, own, other)})
 
 
@@ -115,7 +115,7 @@ def receive_line(connection: socket.socket) -> dict[str, Any]:
 
     Raises:
         OSError: the connection has ended, or no answer came.
-        ValueError: this is no JSON.
+        ValueError: the line is not JSON.
     """
     message = json.loads(read_line(lambda: _receive(connection, 1)))
     return message if isinstance(message, dict) else {}
@@ -133,7 +133,7 @@ def read_line(read: Callable[[], bytes]) -> bytes:
 
 
 def _receive(connection: socket.socket, length: int) -> bytes:
-    """So many bytes, and not one more; raises OSError if the connection ends before them."""
+    """Exactly `length` bytes; raises OSError if the connection ends before that."""
     data = b""
     while len(data) < length:
         piece = connection.recv(length - len(data))

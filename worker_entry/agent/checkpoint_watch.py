@@ -16,7 +16,7 @@ _Entry = tuple[int, str]
 
 
 class CheckpointWatch:
-    """Reports the newest entry of the directory once it has stayed the same between two looks: then it is written."""
+    """Reports the newest entry of the directory once two looks find it unchanged: it is then complete."""
 
     def __init__(self) -> None:
         self._directory = ""
@@ -25,7 +25,7 @@ class CheckpointWatch:
         self._reported: Optional[_Entry] = None
 
     def begin(self, directory: str) -> None:
-        """Watches this directory from now on, for what is new in it; none if it is empty."""
+        """Watches this directory for new entries from now on; an empty path means none."""
         self._directory = directory
         self._last = self._reported = _find_newest(directory)
 
@@ -40,7 +40,7 @@ class CheckpointWatch:
         return self._report(self._last)
 
     def end(self) -> Optional[Saved]:
-        """What was saved since; nothing writes there any more, and it is no longer watched."""
+        """What was saved since the last call; stops watching, because no task writes there any more."""
         directory, self._directory = self._directory, ""
         newest = _find_newest(directory)
         return self._report(newest) if newest is not None and newest != self._reported else None

@@ -1,4 +1,4 @@
-"""Work that may block (on a name server, on a network file system) in child processes: the agent must not.
+"""Work that may block (on a name server, on a network file system): child processes do it, the agent must not block.
 
 The children belong to the agent's process tree and are stopped with it.
 """
@@ -30,7 +30,7 @@ class ChildWork:
 
         Args:
             work: its name.
-            data: what it gets; see `checks.works`.
+            data: its input; see `checks.works`.
             done: called with the answer, unless the work is cancelled.
             outer: where it is done, if not in this process's network.
         """
@@ -38,7 +38,7 @@ class ChildWork:
         if outer is None:
             fork_work(lambda: perform(work, data), writer)
         else:
-            with contextlib.suppress(OSError):  # its process is gone: there is no answer
+            with contextlib.suppress(OSError):  # the outer process is gone: there is no answer
                 outer.begin_work(work, data, writer)
         os.close(writer)
         answer = bytearray()

@@ -34,7 +34,7 @@ SET_PIPE_SIZE = 1031
 class Opening:
     """A run's first connection.
 
-    `call`: the socket to the process that waits for the run's end in place of the agent; None: nobody does.
+    `call`: the socket to the process that waits for the run's end in place of the agent; None: no process waits.
     `outlives`: whether the agent waits for its controller to come back when the connection breaks.
     """
 
@@ -46,7 +46,7 @@ class Opening:
     def accept(self, reattach_folder: str) -> None:
         """Tells the waiting process that the agent serves the run."""
         if self.call is not None:
-            with contextlib.suppress(OSError):  # it is gone, and so is the connection
+            with contextlib.suppress(OSError):  # the process is gone, and so is the connection
                 self.call.sendall(TAKEN + reattach_folder.encode(errors="surrogateescape") + b"\n")
 
     def refuse(self, reason: str) -> None:
@@ -103,7 +103,7 @@ class Connection:
     def replace(self, reattachment: Reattachment, received: int) -> None:
         """Switches to a new connection and sends again all but the first `received` frames.
 
-        What is received is still kept: a controller that is killed before it has handled a frame needs it again.
+        Received frames are still kept: a controller that is killed before it has handled a frame needs it again.
 
         Raises:
             ProtocolError: some of these frames are gone; the old connection stays in use.

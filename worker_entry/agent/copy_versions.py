@@ -29,7 +29,7 @@ from worker_entry.protocol.values import FileEntry
 NEW = ".new-"
 """Prefix of the name of a version that is being built."""
 ABANDONED_S = 86_400.0
-"""An unfinished version that is older was abandoned: its agent was killed."""
+"""An unfinished version older than this was abandoned: its agent was killed."""
 
 Fingerprint = Union[str, list[int], None]
 """A link's target, or a regular file's size, times and inode: any change to the file changes one of them."""

@@ -1,4 +1,4 @@
-"""Finds this machine's agents by their reattach folders, and ends them; called by other processes than theirs."""
+"""Finds this machine's agents by their reattach folders, and ends them; called by processes other than theirs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
 def end_agents(reattach_folders: Collection[str], within_s: float) -> bool:
     """Asks the agents of these folders to end and waits for them; returns whether all are gone.
 
-    It asks their guardians as well, which kill an agent that does not react, and finally kills what is left.
+    It also asks their guardians, which kill an agent that does not react, and finally kills what is left.
     """
     for path in reattach_folders:
         _say_goodbye(path)

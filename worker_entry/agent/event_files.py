@@ -1,6 +1,6 @@
 """Writes scalars into TensorBoard's event files, which are TFRecords of protocol buffers, without TensorFlow.
 
-A file begins with an event that names its version. It is only appended to: TensorBoard reads it from where it stopped.
+A file begins with an event that names its version. It is only appended to: TensorBoard reads on from where it stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventFiles:
 
 
 class _EventFile:
-    """One file, made with its first point. It is open only while it is written: there may be a thousand of them.
+    """One file, made with its first point. It is open only while it is written: there may be a thousand files.
 
     Raises:
         OSError: the folder cannot be made.
@@ -72,7 +72,7 @@ class _EventFile:
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         except OSError as error:
-            # TensorBoard would never read on behind a torn record.
+            # TensorBoard would never read past a torn record.
             os.ftruncate(descriptor, self._size)
             if not self._size:
                 os.unlink(self._path)
@@ -133,7 +133,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC of Castagnoli; zlib has another one."""
+    """The Castagnoli CRC; zlib has a different one."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRCS[(crc ^ byte) & 0xFF] ^ crc >> 8

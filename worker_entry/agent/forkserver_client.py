@@ -31,7 +31,7 @@ IMPORT_S = 120.0
 FORK_S = 5.0
 """A forkserver that takes longer to fork is given up: the agent does nothing else while it waits."""
 KEEP_S = 5.0
-"""A forkserver that takes longer to say whether it can be kept is not."""
+"""A forkserver that takes longer to say whether it can be kept is not kept."""
 TENSORFLOW_PACKAGES = ("tensorflow", "keras", "tf_keras")
 """A program that contains none of these words does not need a forkserver."""
 
@@ -55,13 +55,13 @@ class ForkserverClient:
         self._unanswered = 0
         """Imports that were requested and have not finished."""
         self._modules: list[str] = []
-        """Modules to import when the program's folder is there."""
+        """Modules to import once the program is in its folder."""
         self._kept = kept
         """A forkserver of an earlier run, until this one uses or ends it."""
         self._reads: Optional[frozenset[str]] = None
         """The variables that its imports have read, if that is known; None: they may have read any."""
         self._renews = False
-        """Whether the earlier run's forkserver has not answered yet that it can be used."""
+        """Whether the earlier run's forkserver has yet to answer whether it can be used."""
         self.news = news
         """Why an earlier run's forkserver is not used."""
         self._deadline = 0.0
@@ -84,7 +84,7 @@ class ForkserverClient:
         Args:
             order: what it imports.
             cwd: where the program will run.
-            directory: of the forkserver's log.
+            directory: the folder of the forkserver's log.
         """
         if not may_import(order.program, cwd, TENSORFLOW_PACKAGES):
             return
@@ -95,7 +95,7 @@ class ForkserverClient:
         env = {name: value for name, value in os.environ.items() if name not in order.unset} | order.env
         with contextlib.suppress(OSError):  # the tasks' start reports it
             add_compile_cache(env)
-        from worker_entry.program.environment import find_program_env  # with Python's parser: not at an agent's start
+        from worker_entry.program.environment import find_program_env  # slow: it imports Python's parser
 
         self._program_env = find_program_env(order.program, cwd, env, TENSORFLOW_PACKAGES)
         self.problem = _explain(self._program_env)
@@ -128,7 +128,7 @@ class ForkserverClient:
         self._ask_for([TENSORFLOW])
 
     def _renew(self, kept: KeptForkserver, order: Preload, log: str) -> bool:
-        """Uses the forkserver of an earlier run, if it can serve this one as far as can be seen from here."""
+        """Uses the forkserver of an earlier run, unless it is known here that it cannot serve this one."""
         self.news = kept.explain_difference(self._env, list(order.modules))
         if self.news:
             return False
@@ -143,7 +143,7 @@ class ForkserverClient:
         self._selector.register(control, selectors.EVENT_READ, self._read_answer)
 
     def keep(self) -> tuple[Optional[KeptForkserver], str]:
-        """Detaches the forkserver for a later run; else the reason, if the user should know it."""
+        """Detaches the forkserver for a later run; otherwise returns the reason, if the user should know it."""
         order, control = self._order, self._control
         if order is None or control is None or self._unanswered or self._modules:
             return None, self.problem
@@ -163,7 +163,7 @@ class ForkserverClient:
         return KeptForkserver(pid, control, self._env, list(order.modules), frozenset(answer["reads"])), ""
 
     def expect(self, program: Program, cwd: str) -> None:
-        """Called when the program is there and is about to be started: imports the modules that may be its own."""
+        """Called when the program is in place and about to be started: imports the modules that may be its own."""
         if not may_import(program, cwd, TENSORFLOW_PACKAGES):
             self.dismiss()
         if self._control is None:
@@ -179,13 +179,13 @@ class ForkserverClient:
             self._ask_for(modules, folder_of(program, cwd))
 
     def fork(self, order: TaskOrder, env: Mapping[str, str], cwd: str, log: str, order_file: str) -> int:
-        """Forks the task; returns its pid, which is a child of this process.
+        """Forks the task; returns the pid of its process, a child of this one.
 
         Args:
             order: what it runs.
             env: its environment.
             cwd: its working directory.
-            log: the file of its output.
+            log: the file for its output.
             order_file: where the order is written if the task has to start again as plain Python.
 
         Raises:
@@ -225,7 +225,7 @@ class ForkserverClient:
             yield news
 
     def is_refused(self, status: TaskStatus) -> bool:
-        """Whether a task reports for the first time that it cannot use an early import; ends the forkserver then."""
+        """Whether a task reports for the first time that it cannot use an early import; then ends the forkserver."""
         is_news = bool(status.not_forked) and self.wanted
         if is_news:
             self.dismiss(status.not_forked)

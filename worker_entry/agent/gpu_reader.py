@@ -19,9 +19,9 @@ from worker_entry.system.nvml import GpuReading, Nvml
 SHARE = 0.001
 """Share of a core that NVML may cost."""
 PROGRAM_SHARE = 0.01
-"""The same for nvidia-smi, which starts anew each time."""
+"""The same for nvidia-smi, which is started for each reading."""
 PROGRAM_S = 10.0
-"""How often nvidia-smi is started at most."""
+"""The shortest interval between two starts of nvidia-smi."""
 LONGEST_S = 60.0
 
 
@@ -67,8 +67,8 @@ def _name_in(reading: GpuReading, visible: Optional[Sequence[str]]) -> Optional[
     if visible is None:
         return str(reading.index)
     for name in visible:
-        # CUDA takes the beginning of a UUID as well.
+        # CUDA also accepts the beginning of a UUID.
         if name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name)):
             return name
-    # The name of a part of a GPU does not say whose part it is.
+    # The name of a part of a GPU does not say which GPU it belongs to.
     return str(reading.index) if any(name.startswith("MIG-") for name in visible) else None

@@ -19,16 +19,16 @@ from worker_entry.system import hardware, processes
 from worker_entry.system.nvml import LIBRARY
 
 FIRST_PAUSE_S = 60.0
-"""A reader that has ended is started again after this time, and then after twice as long."""
+"""A reader that has ended is started again after this time, which doubles with every start."""
 LINE_LIMIT = 1 << 18
 LATE_S = 5.0
-"""A reading is out of date when the next one is late by more than itself was expected to take, and this."""
+"""A reading expires when the next one is later than expected by the interval between them plus this time."""
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""Where there are GPUs: the driver's device, and that of Windows' Linux."""
+"""Devices that show that there are GPUs: the driver's, and that of the Windows Subsystem for Linux."""
 
 
 class GpuWatch:
-    """Has the last reading. `pids` contains the reader's process, so that others can exempt it from a stop."""
+    """Holds the last reading. `pids` contains the reader's process, so that others can exempt it from a stop."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.pids: set[int] = set()
@@ -49,7 +49,7 @@ class GpuWatch:
         return self._gpus if now < self._expires else []
 
     def end(self) -> None:
-        """Kills the reader. It is not waited for, since a driver that hangs may keep it."""
+        """Kills the reader, and does not wait for it: a driver that hangs may keep it alive."""
         for pid in self.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ class GpuWatch:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """Takes a reading; what libraries print beside them is ignored."""
+        """Takes a reading; ignores what libraries print between readings."""
         with contextlib.suppress(ValueError, KeyError, TypeError, ProtocolError):
             fields = json.loads(line)
             gpus = parse(Annotated[list[GpuSample], Items(256)], fields["gpus"], "gpus")

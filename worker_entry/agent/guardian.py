@@ -42,12 +42,12 @@ ENDING_LIMIT_S = 3.0
 def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
     """Runs the guardian and, below it, the agent; returns the exit status: the agent's, or 128 + signal if it died.
 
-    If an agent of an earlier run waits here, that one serves this run, and this process only waits for the run's end.
+    If an agent of an earlier run waits here, it serves this run, and this process only waits for the run's end.
 
     Args:
         outlives_connection: whether the agent waits for its controller to come back when stdin ends.
-        may_stay: whether the agent may wait for another run after this one. Then guardian and agent are not this
-            process, which ends with the run.
+        may_stay: whether the agent may wait for another run after this one. Then guardian and agent are other
+            processes, because this one ends with the run.
     """
     clock.share()
     news = ""
@@ -71,7 +71,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
             return attend(here, receive_answer(here).reattach_folder)
         here.close()
         os.setsid()
-        overwrite(environment.RUN_ID)  # the run finds its processes by this; those that stay are not among them
+        overwrite(environment.RUN_ID)  # the run finds its processes by this variable, and must not find those that stay
         opening = Opening(0, 1, call, outlives_connection)
     kernel.become_subreaper()
     guardian = os.getpid()
@@ -94,7 +94,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
             sys.stderr.flush()
             _continue_parent(guardian)
             os._exit(status)
-    if opening.call is not None:  # its end means the agent's
+    if opening.call is not None:  # held by the agent alone: the socket's end then means the agent's
         opening.call.close()
     status = _guard(child, loop_counter)
     if reattach_folder is not None:
@@ -103,7 +103,7 @@ def main(*, outlives_connection: bool, may_stay: bool = False) -> int:
 
 
 def _fork(reattach_folder: Optional[ReattachFolder] = None) -> int:
-    """The pid of a new child, 0 in the child; ends this process, and the folder, if there can be none."""
+    """Forks; returns the child's pid, or 0 in the child. If that fails, removes the folder and ends this process."""
     try:
         return os.fork()
     except BlockingIOError:
@@ -113,7 +113,7 @@ def _fork(reattach_folder: Optional[ReattachFolder] = None) -> int:
 
 
 def _continue_parent(guardian: int) -> None:
-    """Continues a guardian that a signal has stopped: it would not notice that the agent ends."""
+    """Continues a guardian that a signal has stopped: otherwise it would not notice that the agent ends."""
     with contextlib.suppress(OSError):
         if os.getppid() == guardian:
             os.kill(guardian, signal.SIGCONT)

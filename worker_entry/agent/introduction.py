@@ -1,4 +1,4 @@
-"""What an agent says of itself first."""
+"""What an agent first says about itself."""
 
 from __future__ import annotations
 

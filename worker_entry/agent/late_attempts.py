@@ -1,4 +1,4 @@
-"""Attempts that are made when an order first needs them: most of an agent's modules are for running tasks."""
+"""Makes an agent's attempts only when an order needs them: most of the agent's modules are for running tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LateAttempts:
     Args:
         selector: the agent's.
         send: sends a message to the controller.
-        forkserver: of an earlier run.
+        forkserver: an earlier run's.
         news: why there is none although one was kept.
     """
 
@@ -40,7 +40,7 @@ class LateAttempts:
 
     @property
     def exist(self) -> bool:
-        """Whether there are any, or there has to be an answer about an earlier run's forkserver."""
+        """Whether there are any, or have to be because of an earlier run's forkserver."""
         return self._made is not None or self._kept is not None or bool(self._news)
 
     @property
@@ -56,7 +56,7 @@ class LateAttempts:
         return self._made is not None and self._made.has_tasks
 
     def get(self) -> Attempts:
-        """The attempts; makes them."""
+        """The attempts; makes them at the first call."""
         if self._made is None:
             from worker_entry.agent.attempts import Attempts
             from worker_entry.agent.forkserver_client import ForkserverClient

@@ -1,6 +1,6 @@
 """How long an agent goes on without proof that its messages reach the controller.
 
-The controller gives up a node that has sent nothing for the lease, and may then start the same tasks elsewhere. The
+The controller gives up a node that has sent nothing during the lease, and may then start the same tasks elsewhere. The
 agent therefore cannot rely on what it receives: the link may be broken in the other direction only. It stamps its
 answer to each beat, and the controller returns the last stamp it received with its next beat. The lease runs from
 the time of that stamp, which is earlier than the moment when the controller last received something.

@@ -1,4 +1,4 @@
-"""The agent counts the turns of its loop in memory that it shares with its guardian, which so notices a hang.
+"""The agent counts the turns of its loop in memory that it shares with its guardian; so the guardian notices a hang.
 
 Memory rather than a pipe: counting costs the agent no system call, never blocks it, and never wakes the guardian.
 """

@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from worker_entry.agent.warm.kept_forkserver import KeptForkserver
 
 TICK_S, IDLE_TICK_S = 0.05, 0.5
-"""How often logs, ports and ongoing stops are polled, and the same while tasks only train and logs are not streamed."""
+"""How often logs, ports and ongoing stops are polled: usually, and while tasks only train and no logs are streamed."""
 FIRST_LEASE_S = 60.0
 
 
 class Agent:
-    """Owns the tasks of one node during a run. `run` returns when no process is left below it, but for what is kept.
+    """Owns the tasks of one node during a run. `run` returns when no process is left below it, except for what is kept.
 
     Args:
         opening: the connection to the controller, and whether the controller may come back after it has broken.
         reattach_folder: where it comes back.
         loop_counter: shared with the guardian.
-        forkserver: of an earlier run, for this one if it can be used.
+        forkserver: an earlier run's, for this run if it can be used.
         news: why there is none although one was kept.
         stay: whether this process stays after the run.
     """
@@ -160,7 +160,7 @@ class Agent:
     def _read(self) -> None:
         try:
             messages = self._connection.read()
-            if messages is None and self._stay.is_wanted:  # its last order has arrived; it still waits for the answer
+            if messages is None and self._stay.is_wanted:  # the controller has sent its last order and waits for Kept
                 self._connection.stop_reading()
             elif messages is None:
                 self._lose_connection()

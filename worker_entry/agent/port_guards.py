@@ -1,9 +1,9 @@
 """Keeps strangers from the tasks' ports: TensorFlow's server would run whatever anybody asks it to.
 
-TensorFlow listens on all interfaces, without authentication, and no option of it changes that. But the agent holds each
+TensorFlow listens on all interfaces, without authentication, and no option changes that. But the agent holds each
 port with a socket that listens as well, in the same reuseport group, before TensorFlow does. A filter in the kernel
-gives each new connection to TensorFlow if its source address may reach the port, and else to the agent's socket, the
-guard, which resets it. So the port is never open to others, and nothing is in the way of the data.
+gives each new connection to TensorFlow if its source address may reach the port, and otherwise to the agent's socket,
+the guard, which resets it. So the port is never open to others, and the tasks' data need no detour.
 
 While TensorFlow does not listen, the guard gets all connections. It then answers the other nodes' checks.
 """
@@ -35,20 +35,20 @@ LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.
 ALL: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 ACCEPTED_AT_ONCE = 64
 CALLERS = 256
-"""Callers whose answer is awaited at once."""
+"""Callers that may wait to be answered at the same time."""
 ADDRESSES = 100
-"""Strangers that are told apart for each port."""
+"""Strangers that are counted separately for each port."""
 SETTLE_S = 1.0
 """How long the connections of a stranger are counted before they are reported."""
 RESOLVE_S = 5.0
-"""How long the start of the tasks waits for a name server; who is resolved later may reach the ports then."""
+"""How long the start of the tasks waits for a name server; a node resolved later may reach the ports from then on."""
 _RESET = struct.pack("ii", 1, 0)
 
 
 class PortGuards:
     """The guards of one node's ports. `send` gets reports of refused connections.
 
-    `serve` takes over a connection whose caller measures the link, and the mode in which the caller does that.
+    `serve` takes over the connection of a caller that measures the link, in the mode that the caller asks for.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class PortGuards:
 
         Args:
             ports: just held.
-            allowed: networks whose addresses may reach the ports, beside this node's own.
-            nonce: proves that a caller is of the cluster; empty if nobody will call.
+            allowed: networks whose addresses may reach the ports, besides this node's own.
+            nonce: proves that a caller belongs to the cluster; empty if nobody will call.
             required: whether the node refuses to go on if a guard has to be given up.
         """
         self.end()
@@ -89,11 +89,11 @@ class PortGuards:
             self._guards[task] = guard = _Guard(task, listener, self._may_reach, call)
             self._selector.register(listener, selectors.EVENT_READ, guard.accept)
         self._attach()
-        if self.outer is None:  # else the tasks listen in another network, where they can be asked
+        if self.outer is None:  # in another network, a plain connection shows whether a task listens
             ports.probe = self.is_joined
 
     def learn(self, hosts: Iterable[str]) -> None:
-        """Lets the cluster's machines, by name or address, reach the ports; answers no call from now on."""
+        """Lets the cluster's machines, by name or address, reach the ports; calls are no longer answered."""
         for guard in self._guards.values():
             guard.end_calls()
         names = set()
@@ -134,7 +134,7 @@ class PortGuards:
                 self._send(Repelled(guard.task, address, count))
 
     def end(self) -> None:
-        """Guards nothing any more; the ports are released by others."""
+        """Removes the guards; the caller releases the ports."""
         self.poll(float("inf"))
         self._work.cancel()
         self._waits_until = 0.0
@@ -169,7 +169,7 @@ class PortGuards:
 
 
 class _Guard:
-    """The guard of one port; `calls`: who answers while the nodes are checked."""
+    """The guard of one port; `calls` answers callers while the nodes are checked."""
 
     def __init__(
         self, task: str, listener: socket.socket, may_reach: Callable[[Address], bool], calls: Optional[_Calls]
@@ -233,7 +233,7 @@ class _Guard:
 
 
 class _Calls:
-    """Answers the callers of one port, and learns from which addresses the other nodes come."""
+    """Answers the callers of one port, and learns the addresses of the other nodes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Has a cluster's tasks profiled by a child process, which has gRPC: it may crash, and it waits for long."""
+"""Has a cluster's tasks profiled by a child process, because gRPC may crash, and a capture takes a long time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_LIMIT = 4 << 20
 
 
 class ProfileChild:
-    """One capture at a time. `pids` contains the child, which is no task's."""
+    """One capture at a time. `pids` contains the child, which belongs to no task."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Profiled], None]) -> None:
         self.pids: set[int] = set()
@@ -47,11 +47,11 @@ class ProfileChild:
         finally:
             os.close(writer)
             os.close(theirs)
-        with contextlib.suppress(OSError), open(ours, "wb") as stream:  # it has ended
+        with contextlib.suppress(OSError), open(ours, "wb") as stream:  # the child has ended
             stream.write(json.dumps(wanted).encode())
 
     def end(self) -> None:
-        """Ends a capture, whose answer says so."""
+        """Ends a capture; its answer says so."""
         if self._pipe is not None:
             self._end(Profiled(problem="the tasks are being stopped"))
 
@@ -72,7 +72,7 @@ class ProfileChild:
 
 
 def _find_answer(said: bytes) -> Profiled:
-    """The answer is the last line; without one, this is what the child has died of."""
+    """The answer, which is the last line; any other last line says why the child died."""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), b"").decode("utf-8", "replace")
     answer = Profiled(problem=last or "it said nothing")
     with contextlib.suppress(ValueError, ProtocolError):

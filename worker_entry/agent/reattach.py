@@ -35,7 +35,7 @@ KEPT = b"="
 """The agent's answer to the process whose run has ended, while the agent stays for the next run."""
 REFUSED = b"-"
 GUARDIAN_FILE = "guardian"
-"""Its pid and start."""
+"""The guardian's pid and start time."""
 RUN_FILE = "run"
 GENERATION_FILE = "generation"
 
@@ -58,7 +58,7 @@ class Reattachment:
         return True
 
     def leave(self) -> None:
-        """Declines the connection without an answer; the attach process then ends by itself."""
+        """Declines the connection without an answer; the attach process then ends on its own."""
         os.close(self.stdin)
         os.close(self.stdout)
         self.call.close()
@@ -96,7 +96,7 @@ class ReattachFolder:
 
     def listen(self) -> None:
         """Opens the socket; called by the agent, because no other process may keep the socket open."""
-        if self._socket is not None:  # of an earlier run
+        if self._socket is not None:  # open since an earlier run
             return
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(os.path.join(self.path, "socket"))
@@ -111,7 +111,7 @@ class ReattachFolder:
         self._note(GENERATION_FILE, str(generation))
 
     def renew(self) -> None:
-        """Gives the folder another name and forgets the run: nobody of an earlier run finds the agent from now on.
+        """Gives the folder another name and forgets the run: no controller of an earlier run finds the agent any more.
 
         Raises:
             OSError: the folder is gone, or cannot be renamed.
@@ -142,7 +142,7 @@ class ReattachFolder:
             while not words.endswith(b"\n"):
                 more = call.recv(1 << 16)
                 words += more or b"\n"  # the caller has closed the socket: the frame is incomplete
-        except OSError:  # it is gone or late, and may come again
+        except OSError:  # the caller is gone or late, and may come again
             words = b""
         message = _parse(words)
         if isinstance(message, Goodbye):
@@ -174,7 +174,7 @@ class ReattachFolder:
 
 
 def _parse(words: bytes) -> Optional[Message]:
-    """The one message that these bytes are; None if they are something else."""
+    """The message in these bytes; None if they are not exactly one."""
     try:
         [(message, _)] = Decoder().feed(words)
     except (ValueError, ProtocolError):
@@ -191,7 +191,7 @@ def _reject(call: socket.socket, stdin: int, stdout: int, problem: Problem) -> N
 
 
 def release(call: socket.socket, word: bytes = b"") -> None:
-    """Ends the wait of an attach process; continues it first if a signal has stopped it, or it would stay for ever."""
+    """Ends the wait of an attach process; continues it if a signal has stopped it, or it would stay forever."""
     with contextlib.suppress(OSError):
         if word:
             call.send(word)
@@ -224,13 +224,13 @@ def _remove(path: str) -> None:
 
 
 def is_alive(path: str) -> bool:
-    """Whether somebody still holds the folder's lock: an agent or its guardian."""
+    """Whether an agent or its guardian still holds the folder's lock."""
     try:
         lock = os.open(lock_file(path), os.O_RDWR)
     except OSError:
         return False
     try:
-        # Shared, so that two that look at the same time do not take each other for the agent.
+        # Shared, so that two processes that check at the same time do not take each other for the agent.
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -262,5 +262,5 @@ def read_note(path: str, name: str) -> str:
 
 
 def lock_file(path: str) -> str:
-    """Locked while agent or guardian live; afterwards it contains their exit status."""
+    """Locked while agent or guardian lives; afterwards it contains their exit status."""
     return os.path.join(path, "lock")

@@ -1,4 +1,4 @@
-"""How an agent takes the new connection of a controller whose old one broke, or of one that follows a controller."""
+"""How an agent takes a new connection, from its controller after the old one broke, or from a new controller."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reattaching:
             return None
         try:
             self._check(attach, run_id)
-            # Not every frame is written down where it is handled; one that is confirmed was handled as well.
+            # A controller does not record every frame that it handles, but it has handled all that it confirmed.
             received = max(attach.received, outbox.confirmed) if attach.takeover else attach.received
             attempts = self._find_attempts()
             attempts.resume(received, outbox)
@@ -64,6 +64,6 @@ class Reattaching:
         """Raises ProtocolError if the sender is not the controller of this agent, or its successor."""
         if run_id is None or attach.run_id not in ("", run_id):
             raise ProtocolError("an Attach to another run")
-        # A takeover of the same generation comes again: its answer was lost.
+        # A takeover of the same generation comes again if its answer was lost.
         if attach.generation == 0 if attach.takeover else attach.generation != self._generation:
             raise ProtocolError(f"an Attach of generation {attach.generation} after {self._generation}")

@@ -15,11 +15,11 @@ from worker_entry.system.node_use import NodeMeter
 from worker_entry.system.process_use import StarvedTime, read_swapped, read_use
 
 SEARCH_S = 20.0
-"""How often processes below the tasks are looked for: that reads the whole process table."""
+"""How often to look for processes below the tasks: a search reads the whole process table."""
 SHARE = 0.002
 """Share of a core that samples may cost; if they cost more, they are taken less often."""
 LONGEST_S = 10.0
-"""Samples are not taken less often than this for their cost."""
+"""The longest interval to which their cost can stretch the time between samples."""
 
 
 class Sampler:
@@ -34,7 +34,7 @@ class Sampler:
         self._node: Optional[NodeMeter] = None
 
     def poll(self, tasks: Mapping[str, StartedTask], now: float, sample_s: float) -> Optional[Sampled]:
-        """The sample that is due; `now` is in monotonic seconds. Nothing is known on other systems than Linux."""
+        """The sample that is due; `now` is in monotonic seconds. There are samples on Linux only."""
         if now < self._due or not sample_s or not kernel.LINUX:
             return None
         self._due = now + sample_s

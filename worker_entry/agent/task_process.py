@@ -108,7 +108,7 @@ class StartedTask:
 
     @property
     def has_handler(self) -> bool:
-        """Whether its program, if it `is_watched`, may do something about SIGTERM."""
+        """Whether the task's program, if it `is_watched`, may do something about SIGTERM."""
         return os.path.exists(self._files.handler(self.name))
 
     def new_status(self) -> Iterator[Status]:

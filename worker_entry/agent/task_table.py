@@ -82,7 +82,7 @@ class RunningTasks:
             if task.pid == pid:
                 task.running = False
                 self._ports.forming.discard(task.name)
-                for last in task.new_status():  # what a killed task has written
+                for last in task.new_status():  # what a killed task wrote last
                     self._send(last)
                 self._send(task.report_end(TaskExit.from_wait_status(status), ended, self._oom))
 

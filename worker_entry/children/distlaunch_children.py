@@ -1,6 +1,6 @@
 """Waits, in a Python that a task has started, for the import of TensorFlow or Keras; then calls `task.child_python`.
 
-A Python that imports neither starts as fast as before: this module only imports what Python imports by itself.
+A Python that imports neither starts as fast as before: this module only imports what Python imports on its own.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def watch_end(order: str) -> None:
 
 
 def is_ours() -> bool:
-    """Whether this process runs worker_entry itself, of a launcher within the task: it needs no help."""
+    """Whether this process runs worker_entry itself, for a launcher within the task: it needs no help."""
     file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     return os.path.dirname(os.path.abspath(file)) == PACKAGE

@@ -1,1 +1,1 @@
-"""The first process of a pod: a task without an agent, whose end it tells to Kubernetes; or a keeper for agents."""
+"""The first process of a pod: runs a task without an agent and reports its end to Kubernetes, or waits for agents."""

@@ -57,7 +57,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Reads the command line; exits with status 2 if it makes no sense."""
+    """Reads the command line; exits with status 2 if it is invalid."""
     rest, flags, values = list(arguments), set(), {}
     while rest and rest[0].startswith("--") and rest[0] != "--":
         name = rest.pop(0)
@@ -140,7 +140,7 @@ def _run(options: Options, task: str, files: AttemptFiles, env: dict[str, str]) 
             asked = True
             kill_at = min(kill_at, time.monotonic() + options.grace_s)
             _signal_group(process.pid, received.si_signo)
-        if time.monotonic() > kill_at:  # TensorFlow ignores SIGTERM; what Kubernetes kills cannot say why it ends
+        if time.monotonic() > kill_at:  # TensorFlow ignores SIGTERM; a pod that Kubernetes kills cannot say why it ends
             kill_at = math.inf
             _signal_group(process.pid, signal.SIGKILL)
         if deadline is not None:
@@ -150,13 +150,13 @@ def _run(options: Options, task: str, files: AttemptFiles, env: dict[str, str]) 
                 late, deadline = True, None
                 _signal_group(process.pid, signal.SIGKILL)
         status = _reap(process.pid)
-    _signal_group(process.pid, signal.SIGKILL)  # what it has left behind, which the container's end would kill as well
+    _signal_group(process.pid, signal.SIGKILL)  # processes left behind, which would end with the container
     output.drain()
     finished = os.path.exists(files.finished(task))
     reader.forget_last()
     last = reader.read_changed()
     crash = reader.load_crash(time.time())
-    process.returncode = 0  # it was waited for here
+    process.returncode = 0  # `_reap` has waited for it
     return End(
         TaskExit.from_wait_status(status),
         crash=crash,

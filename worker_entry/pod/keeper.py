@@ -1,6 +1,6 @@
 """Process 1 of a pod: it keeps the pod for the agents that are started there, and ends it once nothing else runs.
 
-The pod has its text alone: `python3 -c TEXT FIRST_S IDLE_S`. It ends with status 0 if nothing has run for `IDLE_S`
+The pod gets only its text: `python3 -c TEXT FIRST_S IDLE_S`. It ends with status 0 if nothing has run for `IDLE_S`
 seconds, or for `FIRST_S` from the start: the controller is gone then. After SIGTERM it waits for what runs, which may
 be saving, and ends with 143, so that Kubernetes makes another pod.
 """
@@ -32,7 +32,7 @@ def has_others() -> bool:
 
 def keep(first_s: float, idle_s: float) -> int:
     """Waits; returns the exit status."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a first process is not sent what it does not await
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # otherwise the kernel drops it for process 1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
     last, limit_s, asked = time.monotonic(), first_s, False
     while True:

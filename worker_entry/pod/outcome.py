@@ -13,7 +13,7 @@ from worker_entry.protocol.values import CrashRecord, TaskExit
 MESSAGE_LIMIT = 4096
 """Bytes that Kubernetes keeps of a container's last message."""
 _HEAD, _TAIL = 800, 2000
-"""Bytes of an exception's message: its end says most, for TensorFlow puts a traceback before it."""
+"""Bytes of an exception's message: its end says the most, because TensorFlow puts a traceback before it."""
 _TAIL_LINES = 10
 HOPELESS_EXCEPTIONS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
 """The program cannot be started: no restart changes that."""
@@ -25,7 +25,7 @@ _MEANINGS = {
     statuses.INFRASTRUCTURE: "the cluster did not form in time",
     statuses.SAVED: "preempted, after a checkpoint was saved",
     statuses.COLLATERAL: "failed only because another task was gone",
-    statuses.NO_PROGRESS: "a restart would come no further",
+    statuses.NO_PROGRESS: "a restart would get no further",
     statuses.TERMINATED: "preempted: asked to stop",
 }
 

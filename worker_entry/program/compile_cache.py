@@ -1,7 +1,7 @@
 """Persistent caches of compiled code: one private folder for each version and kind of machine.
 
-XLA loads what it has compiled without a look at the version or the processor that it was compiled for, so the folder's
-name has both. What is in a cache is executed: a folder that others can write to is refused.
+XLA loads compiled code without checking the version and the processor that it was compiled for, so the folder's name
+has both. What is in a cache is executed: a folder that others can write to is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker_entry.protocol import environment
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_DIRECTORY = "--tf_xla_persistent_cache_directory"
 ENTRY = ".pb"
-"""How the name of an entry of XLA's cache ends."""
+"""The end of an entry's name in XLA's cache."""
 UNKNOWN = (None, "unknown")
 """Versions that no folder can be named after."""
 _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:")
@@ -29,7 +29,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def add_compile_cache(env: dict[str, str]) -> None:
-    """Adds the variables of libraries that cache, if the environment names a folder for that; a user's own stay.
+    """Adds the variables of caching libraries if the environment names a folder for that; the user's own values stay.
 
     Raises:
         OSError: a folder cannot be made, or is not private.
@@ -57,7 +57,7 @@ def add_compile_cache(env: dict[str, str]) -> None:
 
 
 def find_xla_folders(root: str) -> list[str]:
-    """The folders of this user's entries of XLA, of all versions, below a cache's folder."""
+    """The folders of this user's XLA entries, for all versions, below a cache's folder."""
     below = glob.escape(os.path.expanduser(root))
     return glob.glob(os.path.join(below, f"tensorflow-*-{os.geteuid()}"))
 
@@ -108,7 +108,7 @@ def _is_whole(file: BinaryIO) -> bool:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """The number at this place, and the place behind it."""
+    """The number at this place, and the place after it."""
     value = 0
     for number, byte in enumerate(data[place : place + 10]):
         value |= (byte & 0x7F) << 7 * number

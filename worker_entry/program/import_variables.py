@@ -1,6 +1,6 @@
-"""The variables with which a program imports TensorFlow: which of them matter, and what a program makes of them.
+"""The variables with which a program imports TensorFlow: which of them matter, and how a program changes them.
 
-Apart from `environment`, which finds them in the program's source, because every agent needs these when it starts.
+Separate from `environment`, which finds changes in the program's source: every agent needs this module at its start.
 """
 
 from __future__ import annotations

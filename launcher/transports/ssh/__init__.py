@@ -1,1 +1,1 @@
-"""Connections to other machines over SSH, configured as the user's own `ssh`."""
+"""Connections to other machines over SSH, configured like the user's own `ssh`."""

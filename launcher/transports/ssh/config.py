@@ -48,7 +48,7 @@ class SshTarget:
     """In the order of preference; empty if OpenSSH was not asked."""
 
     def cipher_options(self) -> list[str]:
-        """The same ciphers as an option of `ssh`, the fast ones first: its own first choice takes 1.4 × the CPU."""
+        """The ciphers as an option of `ssh`, the fast ones first: its own first choice takes 1.4 × the CPU time."""
         ciphers = sorted(self.ciphers, key=lambda name: not name.startswith(FAST_CIPHERS))
         return [f"Ciphers={','.join(ciphers)}"] if ciphers else []
 
@@ -84,7 +84,7 @@ class SshOverrides:
         return [f"{name}={value}" for name, value in given.items() if value is not None]
 
     def known_hosts_options(self) -> list[str]:
-        """The same for where host keys are looked up."""
+        """The options for where `ssh` looks up host keys."""
         if self.known_hosts_file is None:
             return []
         return [f'UserKnownHostsFile="{self.known_hosts_file}"', "GlobalKnownHostsFile=none"]

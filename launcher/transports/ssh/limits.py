@@ -1,4 +1,4 @@
-"""What a host's configuration asks for and paramiko cannot do, so that OpenSSH has to."""
+"""What a host's configuration asks for that only OpenSSH can do, not paramiko."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.transports.ssh.config import SshTarget
 from launcher.transports.ssh.known_hosts import load_known_keys
 
 SECURITY_KEY = "sk-"
-"""How the types of keys begin whose private half is on a security key (FIDO)."""
+"""The prefix of the types of keys whose private half is on a security key (FIDO)."""
 
 
 def find_limit(target: SshTarget) -> str:
-    """Why the host is not for paramiko; empty if nothing is known against it."""
+    """Why paramiko cannot connect to the host; empty if no reason is known."""
     known = load_known_keys(target.key_name, target.known_hosts)
     if known.has_authority and not known.trusted:
         return "a certificate authority vouches for its host key"

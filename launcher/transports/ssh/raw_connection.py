@@ -1,4 +1,4 @@
-"""The socket to a host's sshd, or to the proxy before it."""
+"""The socket to a host's sshd, or to the proxy in front of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Banner:
         return data
 
     def settimeout(self, seconds: float) -> None:
-        """Sets how often paramiko polls: ten times a second if it had its way."""
+        """Sets how often paramiko polls; its own choice is ten times a second."""
         self._wrapped.settimeout(max(seconds, POLL_S))
 
     def __getattr__(self, name: str) -> Any:
@@ -46,7 +46,7 @@ class _Banner:
 
 @dataclass(frozen=True)
 class RawConnection:
-    """A socket to sshd, or to the proxy before it."""
+    """A socket to sshd, or to the proxy in front of it."""
 
     socket: _Banner
     proxy: subprocess.Popen[bytes] | None = None
@@ -72,7 +72,7 @@ _proxies: set[subprocess.Popen[bytes]] = set()
 
 
 def _end_proxy(proxy: subprocess.Popen[bytes]) -> None:
-    """Ends a proxy, as OpenSSH does: an unused proxy may not end by itself."""
+    """Ends a proxy, as OpenSSH does: an unused proxy may not end on its own."""
     proxy.terminate()
     try:
         proxy.wait(PROXY_END_S)
@@ -109,7 +109,7 @@ def dial(target: SshTarget, within_s: float) -> RawConnection:
 
 
 def _start_proxy(command: str) -> RawConnection:
-    """Starts the proxy before sshd: a shell command line, as in OpenSSH."""
+    """Starts the proxy in front of sshd: a shell command line, as in OpenSSH."""
     ours, its = socket.socketpair()
     # Read when the proxy fails; unlike a pipe, a file never blocks a proxy that writes a lot.
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the connection

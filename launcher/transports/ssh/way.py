@@ -21,7 +21,7 @@ from launcher.transports.way import Opening
 from worker_entry.protocol.values import TaskExit
 
 STATUS_S = 15.0
-"""How long the exit status of an ended command may take: it comes by itself, before the connection is closed."""
+"""How long the exit status of an ended command may take: sshd sends it unasked, before it closes the connection."""
 
 _connecting = threading.BoundedSemaphore(32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 ECHO, SINK, SOURCE = MODES = "echo", "sink", "source"
-"""What a caller may ask for who measures the link: bytes back, all bytes taken, bytes without end."""
+"""What a caller that measures the link may ask for: its bytes sent back, all bytes taken, bytes without end."""
 
 
 def make_greeting(nonce: str, task: str) -> bytes:
@@ -14,17 +14,17 @@ def make_greeting(nonce: str, task: str) -> bytes:
 
 
 def make_proof(nonce: str, task: str, mode: str = "caller") -> bytes:
-    """What a caller says who knows the nonce; with one of MODES, it goes on in this way."""
+    """The proof of a caller that knows the nonce; with one of MODES, the caller also asks for that mode."""
     return f"distlaunch {_digest(nonce, mode, task)}\n".encode()
 
 
 def find_mode(nonce: str, task: str, proof: bytes) -> Optional[str]:
-    """The one of MODES that this proof asks for."""
+    """The mode that this proof asks for; None if it asks for none of MODES."""
     return next((mode for mode in MODES if is_proof(proof, nonce, task, mode)), None)
 
 
 def is_proof(said: bytes, nonce: str, task: str, mode: str = "caller") -> bool:
-    """Whether these bytes are the proof of a caller who knows the nonce, for this mode."""
+    """Whether these bytes are the proof of a caller that knows the nonce, for this mode."""
     import hmac
 
     return hmac.compare_digest(said, make_proof(nonce, task, mode))

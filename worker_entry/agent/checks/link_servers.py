@@ -1,4 +1,4 @@
-"""The processes that answer other nodes while they measure their links to this one."""
+"""The processes that answer other nodes while those measure their links to this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 from worker_entry.system import processes
 
 AT_ONCE = 4
-"""A node is measured by one other at a time; a process may still be about to end."""
+"""Only one node measures this one at a time, but earlier processes may still be ending."""
 
 
 class LinkServers:
@@ -34,7 +34,7 @@ class LinkServers:
             signal.set_wakeup_fd(-1)
             for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(signum, signal.SIG_DFL)
-            # Of the agent's descriptors nothing may stay open: a port that this process still held would get the task's
+            # None of the agent's descriptors may stay open: a port that this process still held would get the task's
             # connections, and the controller's connection would not end with the agent.
             os.dup2(connection.detach(), 0)
             nowhere = os.open(os.devnull, os.O_RDWR)

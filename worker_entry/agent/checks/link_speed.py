@@ -1,7 +1,7 @@
 """Measures the connection between two nodes: one dials a port that the other holds for a task.
 
-Each measurement has a connection of its own. The dialling side always closes first, and resets what is still under way,
-so that neither the next measurement nor the task meets it.
+Each measurement has a connection of its own. The dialling side always closes first, and discards what is still in
+flight, so that it reaches neither the next measurement nor the task.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WHOLE_S = 20
 PINGS, PINGS_S = 50, 0.25
 """Bytes that are sent there and back, and how long that may take."""
 WARM_UP_S, WINDOW_S, WINDOWS = 0.05, 0.06, 2
-"""Throughput is that of the best window: other programs disturb a short one seldom."""
+"""Throughput is that of the best window: other programs rarely disturb a short one."""
 _PIECE = 1 << 18
 _RESET = struct.pack("ii", 1, 0)
 
 
 def measure_link(order: MeasureLink) -> LinkMeasured:
-    """Measures; for a child process, because it blocks."""
+    """Measures the link; called in a child process, because it blocks."""
     signal.alarm(WHOLE_S)
     try:
         latency_s = _ping(order)
@@ -45,7 +45,7 @@ def measure_link(order: MeasureLink) -> LinkMeasured:
 
 
 def serve_link(connection: socket.socket, mode: str) -> None:
-    """Does the other side's part; for a child process, because it blocks."""
+    """Does the other side's part; called in a child process, because it blocks."""
     signal.alarm(WHOLE_S)
     connection.setblocking(True)
     connection.settimeout(ANSWER_S)

@@ -36,7 +36,7 @@ _FAILURES = {
 class PortResponders:
     """Answers connections to held ports that have no guard, so that other nodes can check that they reach them.
 
-    `serve` takes over a connection whose caller measures the link, and the mode in which the caller does that.
+    `serve` takes over the connection of a caller that measures the link, in the mode that the caller asks for.
     """
 
     def __init__(self, selector: selectors.BaseSelector, serve: Callable[[socket.socket, str], None]) -> None:
@@ -118,7 +118,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
         resolved = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     except (socket.gaierror, UnicodeError):
         return DialResult(target, resolved, "unknown-name")
-    # Like gRPC, tries one address after the other; the first one's failure is the most telling.
+    # Like gRPC, tries one address after another; the failure of the first is the most telling.
     failure = ""
     for entry in found:
         problem, source = _try(target, entry, nonce)
@@ -129,7 +129,7 @@ def _dial(target: Target, nonce: str) -> DialResult:
 
 
 def _try(target: Target, entry: AddressInfo, nonce: str) -> tuple[str, str]:
-    """Why an address of the target does not answer as expected, empty if it does; and from where it was dialled."""
+    """Why an address of the target does not answer as expected, empty if it does; and the address that dialled it."""
     greeting, received = make_greeting(nonce, target.task), b""
     try:
         with socket.socket(entry[0], socket.SOCK_STREAM) as caller:

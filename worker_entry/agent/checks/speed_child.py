@@ -37,11 +37,11 @@ class SpeedChild:
         elif self._pipe is None:
             self._send(NodeMeasured(problem="the measuring process has ended"))
         else:
-            with contextlib.suppress(OSError):  # it has ended, which its pipe says as well
+            with contextlib.suppress(OSError):  # it has ended, as its pipe shows too
                 os.write(self._asking, b"\n")
 
     def end(self) -> None:
-        """Ends the process; no answer is sent any more."""
+        """Ends the process; no more answers are sent."""
         if self._pipe is None:
             return
         processes.end_children(self.pids)
@@ -78,6 +78,6 @@ class SpeedChild:
             return
         *lines, rest = self._said.split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError, ProtocolError):  # what libraries print is no answer
+            with contextlib.suppress(ValueError, ProtocolError):  # what libraries print is not an answer
                 self._send(parse(NodeMeasured, json.loads(line), "answer"))
                 self._said = rest

@@ -1,6 +1,6 @@
-"""What an agent lets children do, because it may block: on a name server, on a network file system, on a peer.
+"""What an agent leaves to child processes, because it may block: on a name server, on a network file system, on a peer.
 
-A work has a name and takes bytes, so that a child of another process can do it as well.
+A piece of work has a name and takes bytes, so that a child of another process can do it as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def perform(work: str, data: bytes) -> bytes:
         data: frames of Hello and Inspect; a frame of Dial or MeasureLink; a list of names in JSON.
 
     Returns:
-        A frame of the answer; for RESOLVE, what is known of each name: its addresses, in JSON.
+        A frame of the answer; for RESOLVE, the known addresses of each name, in JSON.
     """
     if work == RESOLVE:
         return json.dumps({name: _resolve(name) for name in json.loads(data)}).encode()
@@ -49,7 +49,7 @@ def _answer(orders: list[Message]) -> Message:
 
 
 def _resolve(name: str) -> list[str]:
-    """The addresses of this name, as far as they are known here; may take long."""
+    """The addresses of this name, as far as they are known here; may take a long time."""
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))

@@ -56,7 +56,7 @@ class OuterNetwork(Network):
         return ours
 
     def begin_work(self, work: str, data: bytes, writer: int) -> None:
-        """Starts a child there, which writes the answer to `writer`; see `checks.works`."""
+        """Starts a child in that network; it writes the answer to `writer`; see `checks.works`."""
         begin_work(self._asking, work, data, writer)
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ def ask_for_socket(asking: socket.socket, family: int, kind: int, protocol: int 
     """A new socket of the outer network, over a connection to the process there.
 
     Raises:
-        OSError: the system has none of this family, or the process is gone.
+        OSError: the system does not support this family, or the process is gone.
     """
     asking.send(json.dumps({"socket": [family, kind, protocol]}).encode())
     data, descriptors, _, _ = socket.recv_fds(asking, MESSAGE_LIMIT, 1)
@@ -91,7 +91,7 @@ def ask_for_socket(asking: socket.socket, family: int, kind: int, protocol: int 
 
 
 def leave_network(note: Callable[[OuterNetwork], None]) -> Optional[Problem]:
-    """Enters a network of this process's own, after `note` has got the old one; returns the problem if it cannot."""
+    """Passes the current network to `note` and enters a new one of this process's own; returns the problem, if any."""
     from worker_entry.system.isolation import enter_own_network
 
     try:

@@ -1,6 +1,6 @@
 """The process that an agent leaves behind in the machine's network: it makes sockets, and does checks in children.
 
-It ends with the connection that is its stdin. A request is one message of JSON, with descriptors.
+It ends with the connection that is its stdin. A request is one JSON message, with descriptors.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Relay:
                     send(Noted(f"TensorBoard cannot be reached from outside: port {port}: {error.strerror}"))
 
     def open(self, port: int, outer: Network) -> None:
-        """Listens outside on this port, and passes connections on to the same port inside; once.
+        """Listens outside on this port, unless it does already; passes connections on to the same port inside.
 
         Raises:
             OSError: the port is taken outside.
@@ -90,7 +90,7 @@ class _End:
         stream.setblocking(False)
 
     def watch(self) -> None:
-        """Waits for what the ends can do: an end is read only when the other has nothing to write."""
+        """Waits for what this end can do: it is read only when the other end has nothing to write."""
         events = selectors.EVENT_WRITE if self._pending else 0
         events |= 0 if self.peer._pending or self._ended else selectors.EVENT_READ
         selector = self._relay._selector

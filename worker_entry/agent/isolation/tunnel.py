@@ -23,9 +23,9 @@ BEGIN_S = 20.0
 
 
 class Tunnel:
-    """The tunnel of one attempt. `pids` contains its process, which has to last as long as the tasks save.
+    """The tunnel of one attempt. `pids` contains its process, which has to run while the tasks save.
 
-    `note` gets what the tunnel says of nodes that it does not reach.
+    `note` gets what the tunnel says about nodes that it cannot reach.
     """
 
     def __init__(self, selector: selectors.BaseSelector, note: Callable[[str], None]) -> None:
@@ -38,12 +38,12 @@ class Tunnel:
         self._deadline = 0.0
 
     def begin(self, order: Start, ports: Iterable[int], key: TunnelKey, outer: OuterNetwork) -> None:
-        """Starts the tunnel, unless it is there already.
+        """Starts the tunnel, unless it is running already.
 
         Args:
-            order: has the addresses of all tasks, and what they stand for outside.
+            order: has the addresses of all tasks, and the nodes that they stand for outside.
             ports: those of this node's own tasks.
-            key: what the nodes of this attempt know each other by.
+            key: how the nodes of this attempt recognize each other.
             outer: the network in which the nodes reach each other.
         """
         if self.pids:

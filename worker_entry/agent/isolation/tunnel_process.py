@@ -1,8 +1,8 @@
-"""Carries the tasks' connections to the other nodes and from them, encrypted; a process of its own in their network.
+"""Carries the tasks' connections to and from the other nodes, encrypted; a separate process in the tasks' network.
 
-Each node of the cluster has a loopback address there. A connection to a task of another node at that address goes on to
-the same port of the node outside, by TLS. What comes from outside goes on to the task that has the port. Both sides
-show the attempt's certificate, which nobody else has.
+Each node of the cluster has a loopback address in that network. A connection to a task of another node at that address
+is passed on by TLS to the same port of the node outside. A connection from outside is passed on to the task that has
+the port. Both sides show the attempt's certificate, which nobody else has.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Peer:
 
 
 class TunnelServer:
-    """`say` sends a note to the agent."""
+    """Passes connections on, in both directions; `agent` gets notes."""
 
     def __init__(self, outer: OuterSockets, server: ssl.SSLContext, client: ssl.SSLContext, agent: Agent) -> None:
         self._outer = outer
@@ -76,7 +76,7 @@ class TunnelServer:
         """Listens outside for the task that has this port inside.
 
         Raises:
-            OSError: it cannot.
+            OSError: it cannot listen.
         """
         listener = listen(port, self._outer)
         await asyncio.start_server(
@@ -92,7 +92,7 @@ class TunnelServer:
         """Listens inside for connections to a task of another node.
 
         Raises:
-            OSError: it cannot.
+            OSError: it cannot listen.
         """
         listener = socket.socket(socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # a task of this node may have the same port
@@ -128,14 +128,14 @@ class TunnelServer:
         for address in peer.addresses:
             try:
                 return await asyncio.wait_for(self._connect(address, peer.port), CONNECT_S)
-            except ConnectionError:  # it does not listen yet, or any more
+            except ConnectionError:  # the tunnel there does not listen yet, or no longer listens
                 continue
             except (OSError, asyncio.TimeoutError) as error:  # ssl.SSLError is an OSError
                 why = error
         if why is not None and peer.host not in self._noted:
             self._noted.add(peer.host)
             reason = getattr(why, "strerror", None) or str(why) or "no answer"
-            self._agent.say(note=f"the tunnel does not reach {peer.host}: {reason}")
+            self._agent.say(note=f"the tunnel cannot reach {peer.host}: {reason}")
         return None
 
     async def _connect(self, address: str, port: int) -> Streams:
@@ -152,7 +152,7 @@ class TunnelServer:
 
 
 class Agent:
-    """The connection to the agent, which ends with it."""
+    """The connection to the agent; it ends with the agent."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -198,14 +198,14 @@ async def _serve(config: dict[str, Any], outer: OuterSockets, agent: Agent) -> N
 
 
 def make_context(purpose: int, certificate: str, key: str) -> ssl.SSLContext:
-    """Trusts this one certificate and shows it.
+    """A context that trusts only this certificate, and shows it.
 
     Raises:
-        OSError: they are no certificate and its key.
+        OSError: these are not a certificate and its key.
     """
     context = ssl.SSLContext(purpose)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # a node has no name that all others know: it has the certificate, or not
+    context.check_hostname = False  # a node has no name that all others know: the certificate alone counts
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=certificate)
     memory = os.memfd_create("key")  # OpenSSL reads files only; this one is on no disk

@@ -1,5 +1,5 @@
 """Agents that stay between two runs with TensorFlow imported: how they wait, and how the next run finds them.
 
-What goes in is a forkserver that a run no longer needs; what comes out is the connection of the next run, or nothing
-when its time is over.
+An agent keeps a forkserver that its run no longer needs. The wait ends with the connection of the next run, or when the
+agent's time is over.
 """

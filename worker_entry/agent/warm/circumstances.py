@@ -1,4 +1,4 @@
-"""What a process inherits besides its environment, and what would make its children differ from another process's."""
+"""What, besides the environment, makes the children of one process differ from those of another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCOPE = re.compile(r"[^/\n]*\.scope")
 
 
 def find_circumstances() -> dict[str, str]:
-    """This process's, by names for the user; call it before any signal handler is set."""
+    """This process's circumstances, under names for the user; call it before any signal handler is set."""
     found: dict[str, str] = {}
     for line in _read("/proc/self/status").splitlines():
         name, _, value = line.partition(":")
@@ -51,7 +51,7 @@ def find_circumstances() -> dict[str, str]:
 
 
 def make_key() -> str:
-    """Names the agents that a process like this one may use: of its user, interpreter and namespaces."""
+    """A key for the agents that this process may use: those with its user, interpreter and namespaces."""
     import hashlib  # slow, and only for an agent that may stay
 
     parts = [str(os.getuid()), sys.executable, sys.version]
@@ -62,12 +62,12 @@ def make_key() -> str:
 
 
 def find_difference(one: dict[str, str], other: dict[str, str]) -> str:
-    """The name of the first one that differs; empty if none does."""
+    """The name of the first circumstance that differs; empty if none does."""
     return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), "")
 
 
 def _digest_package() -> str:
-    """Of our own source: a newer version must not meet an older one that is still in memory."""
+    """A digest of our own source: a newer version must not meet an older one that is still in memory."""
     import hashlib
 
     top = os.path.dirname(worker_entry.__file__)

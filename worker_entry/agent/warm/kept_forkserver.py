@@ -1,4 +1,4 @@
-"""A forkserver between two runs, and which variables must not differ for the next one."""
+"""A forkserver between two runs, and the variables that must not differ in the next run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class KeptForkserver:
     pid: int
     control: socket.socket
     env: dict[str, str]
-    """With which it was started."""
+    """The environment with which it was started."""
     modules: list[str]
     """What it has imported besides TensorFlow."""
     reads: frozenset[str]
     """The variables that its imports have read."""
 
     def explain_difference(self, env: Mapping[str, str], modules: list[str]) -> str:
-        """Why it cannot serve a run with this environment, for which these modules are imported; else nothing."""
+        """Why it cannot serve a run with this environment and these imported modules; empty if it can."""
         if modules != self.modules:
             return "`preload` differs"
         name = find_difference(self.env, env, self.reads)
@@ -46,7 +46,7 @@ class KeptForkserver:
 def find_difference(
     one: Mapping[str, str], other: Mapping[str, str], reads: Optional[Collection[str]] = None
 ) -> Optional[str]:
-    """The first variable that differs and that an import may read, or has read where that is known; None if none is."""
+    """The first variable that differs and that an import may read, or has read if that is known; None: none does."""
     for name in sorted(one.keys() | other.keys()):
         if one.get(name) == other.get(name) or name in LATE or name.startswith(environment.OWN_PREFIX):
             continue

@@ -25,8 +25,8 @@ NO_ANSWER = "the agent of the last run does not answer"
 class Answer:
     """What a waiting agent has answered.
 
-    `call` is the socket to it if it has taken the connection, and `reattach_folder` its folder; else `problem` says
-    why not.
+    `call` is the socket to it if it has taken the connection, and `reattach_folder` its folder; if not, `problem` says
+    why.
     """
 
     call: Optional[socket.socket] = None
@@ -69,7 +69,7 @@ def _offer(path: str, *, outlives: bool) -> Answer:
 
 
 def receive_answer(call: socket.socket) -> Answer:
-    """What the agent answers, to which the connection was handed over."""
+    """The answer of the agent to which the connection was handed over."""
     try:
         answer = receive_line(call)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The place where a warm agent waits: a private folder with a lock, a socket and a file of facts, one for each key.
 
-The agent that waits there holds the lock, which is free once that process has ended in any way.
+The agent that waits there holds the lock, which is free once that process has ended, however it ends.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class WarmAgent:
     pid: int
     guardian: int
     until: float
-    """When it ends by itself: seconds since 1970."""
+    """When it ends on its own: seconds since 1970."""
     bytes: int
-    """Memory that it and its forkserver have of their own."""
+    """Memory that the agent and its forkserver do not share with others."""
     executable: str
 
 
@@ -81,7 +81,7 @@ class Slot:
         return self._listener.accept()[0]
 
     def close(self) -> None:
-        """Leaves the slot. Its folder and lock stay for the next one: two locks of one name would not exclude."""
+        """Leaves the slot. Its folder and lock stay for the next agent: a new lock would not exclude the old one."""
         self._listener.close()
         for name in ("socket", "facts"):
             with contextlib.suppress(OSError):

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from worker_entry.agent.warm.slot import Slot
 
 SHORTEST_S = 1.0
-"""No run begins within less."""
+"""No run can begin in less time."""
 
 
 class Stay:
-    """One agent's answer to the question whether it stays.
+    """One agent's answer to the question of whether it stays.
 
     Args:
-        until: when its time is over by the order of an earlier run, in seconds since 1970.
+        until: how long an earlier run has asked it to stay, in seconds since 1970.
         allowed: whether this process may outlive its run.
     """
 
@@ -34,9 +34,9 @@ class Stay:
         self.slot: Optional[Slot] = None
         """Where to wait for it; the caller owns it as well."""
         self.is_wanted = False
-        """Whether the controller wants an answer, and reads on for it."""
+        """Whether the controller wants an answer, and keeps reading for it."""
         self.is_asked = False
-        """Whether it has not been answered yet."""
+        """Whether that answer is still due."""
         self._allowed = allowed
 
     @property
@@ -45,7 +45,7 @@ class Stay:
         return self.until > time.time() + SHORTEST_S
 
     def ask(self, seconds: float) -> None:
-        """The run is over, and its controller wants so many seconds."""
+        """Notes that the run is over, and that its controller wants the agent to stay for `seconds`."""
         self.until = max(self.until, time.time() + seconds)
         self.is_wanted = self.is_asked = self.is_expected
 

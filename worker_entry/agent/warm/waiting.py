@@ -1,7 +1,7 @@
 """A warm agent between two runs: it waits for the next run's connection, or for its end.
 
 It ends when its time is over, when it is asked to, when a signal arrives (as at a logout), when memory runs out, and
-when the next run needs something else than what it has.
+when the next run needs something that it does not have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Waiting:
     """One wait.
 
     Args:
-        kept: the forkserver; the caller ends it if nobody comes.
+        kept: the forkserver; the caller ends it if no run comes.
         until: when the wait ends, in seconds since 1970.
         slot: where it waits.
         folder: the agent's reattach folder.
@@ -55,10 +55,10 @@ class Waiting:
         self._ended = False
 
     def wait(self, loop_counter: LoopCounter) -> Optional[Opening]:
-        """The next run's connection, whose environment and working directory this process has then; None: none came."""
+        """The next run's connection, whose environment and working directory this process now has; None: none came."""
         with contextlib.ExitStack() as owned:
             owned.callback(self._slot.close)
-            os.chdir(os.sep)  # the disks of the last run are free to be taken away
+            os.chdir(os.sep)  # the last run's disks can then be unmounted
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
             scores = [(pid, yield_first(pid)) for pid in (os.getpid(), self._kept.pid)]
@@ -68,7 +68,7 @@ class Waiting:
                 opening.refuse("its OOM score cannot be restored")
                 return None
             if opening is not None:
-                # Its answer is sent once the slot is free: the run may end, and be kept, before it is.
+                # Answered only when the slot is free: this agent may need it again as soon as the run has ended.
                 owned.close()
                 opening.accept(self._folder.path)
         return opening
@@ -113,7 +113,7 @@ class Waiting:
             return None
         if difference:
             os.close(stderr)
-            opening.refuse(f"another {difference} than that of the last run")
+            opening.refuse(f"different {difference} than in the last run")
             return None
         os.environ.clear()
         os.environ.update(order["environ"])
