@@ -17,7 +17,7 @@ SAVED = 42
 COLLATERAL = 76
 """The task failed only because a peer was gone, whose own status decides."""
 NO_PROGRESS = 93
-"""The next attempt would come no further."""
+"""The next attempt would get no further."""
 KILLED = 128 + signal.SIGKILL
 TERMINATED = 128 + signal.SIGTERM
 """The task was asked to stop: a restart is free."""
