@@ -100,7 +100,7 @@ def test_parameter_servers_get_a_chief_and_a_server_on_the_first_node() -> None:
 
 
 def test_outside_of_a_job_it_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match="no Slurm job"):
+    with pytest.raises(UsageError, match="not in a Slurm job"):
         find_allocation({})
 
 
