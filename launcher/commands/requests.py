@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import RunDirectoryError, UsageError
 from launcher.run import control
 from launcher.run.control import AskProfile, AskStacks, AskStatus, AskStop, RefusedError, Request
-from launcher.run.controller import ElsewhereError, is_alive
+from launcher.run.controller import Controller, ElsewhereError, is_alive
 from launcher.run.directory import RunDir
 from launcher.run.profile_requests import profile_limit_s
 from launcher.run.queue import cancel, find_queued, look_up
@@ -19,11 +19,13 @@ from launcher.run.record import RunRecord, read_record
 ANSWER_S = 20.0
 END_S = 120.0
 """How long a run may take to end."""
+CLOSING_S = 1.0
+"""How long an ended controller may still be seen: the kernel closes a process's files before the process is gone."""
 POLL_S = 0.05
 
 
 def ask_status(files: RunDir) -> dict[str, Any]:
-    """What the run is doing, as `RunStatus` has it.
+    """The status of the run, in the format of `RunStatus`.
 
     Raises:
         UsageError: the run has ended, or its controller does not answer.
@@ -36,25 +38,25 @@ def ask_stacks(files: RunDir) -> str:
     """The stacks of all tasks of the run, collected by its controller.
 
     Raises:
-        UsageError: the run has ended, or does not answer.
+        UsageError: the run has ended, or its controller does not answer.
     """
     return _ask(files, AskStacks())[0].decode("utf-8")
 
 
 def ask_profile(files: RunDir, duration_s: float) -> str:
-    """A profile of all tasks of the run, captured for its controller; see AskProfile.
+    """The controller's answer to AskProfile: a profile of all tasks of the run.
 
     Raises:
-        UsageError: the run has ended, or does not answer.
+        UsageError: the run has ended, or its controller does not answer.
     """
     return _ask(files, AskProfile(duration_s), profile_limit_s(duration_s) + ANSWER_S)[0].decode("utf-8")
 
 
 def ask_to_stop_now(files: RunDir) -> None:
-    """Asks the run's controller to stop the run without a grace; does not wait.
+    """Asks the run's controller to stop the run without a grace period; does not wait.
 
     Raises:
-        UsageError: the run has ended, or does not answer.
+        UsageError: the run has ended, or its controller does not answer.
     """
     _ask(files, AskStop(now=True))[1].close()
 
@@ -86,10 +88,8 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
         if is_alive(controller):
             raise
         return False
-    has_ended = control.wait_for_end(connection, within_s)
-    while has_ended and is_alive(controller) and time.monotonic() < deadline:
-        time.sleep(POLL_S)  # the kernel closes its files before the process is gone
-    if is_alive(controller):
+    control.wait_for_end(connection, within_s)
+    if not _is_gone(controller, deadline):
         raise RunDirectoryError(
             f"run {run_id} has not ended within {within_s:g} s", hint=f"see `distlaunch logs --distlaunch {files.root}`"
         )
@@ -97,7 +97,7 @@ def ask_to_end(files: RunDir, *, now: bool = False, within_s: float = END_S) -> 
 
 
 def _cancel(record: RunRecord, *, now: bool, within_s: float) -> bool:
-    """Ends a run whose controller is on a node of its job, by cancelling the job."""
+    """Stops a run by cancelling its job, on whose node the controller runs."""
     cancel(record.job, now=now)
     deadline = time.monotonic() + within_s
     while (queued := look_up(record.job)) is not None and not queued.has_ended:
@@ -117,10 +117,19 @@ def _ask(files: RunDir, request: Request, within_s: float = ANSWER_S) -> tuple[b
     except RefusedError as error:
         raise UsageError(f"run {run_id}: {error}") from None
     except OSError as error:
-        if not is_alive(controller):
+        if _is_gone(controller, time.monotonic() + CLOSING_S):
             raise UsageError(f"run {run_id} has ended") from None
         raise UsageError(
             f"the controller of run {run_id} does not answer",
             evidence=[f"{path}: {error.strerror or error}"],
-            hint=f"it is process {controller.pid}; SIGTERM stops the run",
+            hint=f"SIGTERM to the controller, process {controller.pid}, stops the run",
         ) from None
+
+
+def _is_gone(controller: Controller, deadline: float) -> bool:
+    """Whether a controller that has closed its connection, or not answered, has ended by this time.monotonic()."""
+    while is_alive(controller):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

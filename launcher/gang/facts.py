@@ -1,4 +1,4 @@
-"""Which events are news, and what is known after each."""
+"""Filters the events that are news, and records them in the state of an attempt."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from launcher.gang.state import BEFORE_START, AttemptState, Phase
 from worker_entry.protocol.frozen import replace
 
 REFUSALS = 1000
-"""How many refusals of one node, and problems in them, are kept; a broken node may send them without end."""
+"""The most refusals of one node that are kept, including their problems; a broken node may send them without end."""
 
 
 def is_news(state: AttemptState, event: Event) -> bool:
-    """Whether the event can be news: repetitions, and what only a broken agent can send, are ignored."""
+    """Whether the event can be news; False for repetitions, and for events that only a broken agent can send."""
     match event:
         case NodeReady(node):
             return state.phase is Phase.CONNECTING and node in state.policy.nodes and node not in state.ready
         case NodeSynced(node):
             return state.phase is Phase.SYNCING and node in state.policy.syncs
         case NodePrepared(node, ports):
-            asked = state.phase is Phase.PREPARING
-            return asked and ports.keys() == state.policy.nodes.get(node, frozenset()) and node not in state.prepared
+            asked = state.phase is Phase.PREPARING and node in state.policy.nodes
+            return asked and ports.keys() == state.policy.nodes[node] and node not in state.prepared
         case NodeInspected(node):
             return state.phase is Phase.PREPARING and state.policy.checks and node in state.policy.nodes
         case NodeRefused(node):
@@ -79,7 +79,7 @@ def is_news(state: AttemptState, event: Event) -> bool:
 
 
 def record(state: AttemptState, event: Event) -> AttemptState:
-    """The state with what the event reports."""
+    """Returns the state with the facts that the event reports."""
     match event:
         case NodeReady(node):
             return replace(state, ready=state.ready | {node})

@@ -128,11 +128,13 @@ def find_slow_links(links: Mapping[Pair, LinkFigures], slow_nodes: Collection[st
 
     Args:
         links: what was measured.
-        slow_nodes: nodes known to be slow for another reason; their links are slow, too, and show nothing.
+        slow_nodes: nodes known to be slow for another reason. Unless its best link is fast, such a node also slows its
+            links, which then show nothing.
     """
     found: list[Slow] = []
     for quantity, figure_of in _LINK_QUANTITIES.items():
-        values = _without({pair: figure_of(link) for pair, link in links.items()}, slow_nodes)
+        values = {pair: figure_of(link) for pair, link in links.items()}
+        values = _without(values, {*slow_nodes} - _find_fast(_find_networks(values)))
         networks = _find_networks(values)
         nodes = dict(_find_below(networks))
         found += [_make_slow(node, quantity, networks[node], median) for node, median in nodes.items()]
@@ -163,6 +165,10 @@ def _find_networks(values: Mapping[Pair, float]) -> dict[str, float]:
 
 def _without(values: Mapping[Pair, _Value], nodes: Collection[str]) -> dict[Pair, _Value]:
     return {pair: value for pair, value in values.items() if not {*pair} & {*nodes}}
+
+
+def _find_fast(networks: Mapping[str, float]) -> set[str]:
+    return networks.keys() - {node for node, _ in _find_below(networks)}
 
 
 def _find_below(values: Mapping[_Key, float]) -> Iterator[tuple[_Key, float]]:

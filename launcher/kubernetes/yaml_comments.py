@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
+from yaml.emitter import ScalarAnalysis
 
 WIDTH = 120
 _COMMENT_WIDTH = 100
@@ -47,8 +48,17 @@ def render_documents(documents: Iterable[Mapping[str, Any]], header: str) -> str
     return "---\n".join([top, *texts])
 
 
+class _Base64(str):
+    """Lines of base64."""
+
+    __slots__ = ()
+
+
 class _Dumper(yaml.SafeDumper):
-    """Writes a key's comment where the key begins: the line is still empty there, but for its indentation."""
+    """Writes a key's comment where the key begins: the line is still empty there, but for its indentation.
+
+    It writes base64 line by line. PyYAML would look at each character, twice, which takes 0.1 s for an archive of ours.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -65,6 +75,24 @@ class _Dumper(yaml.SafeDumper):
             self.indent = inner
         super().write_plain(text, split)
 
+    def analyze_scalar(self, scalar: str) -> ScalarAnalysis:
+        if not isinstance(scalar, _Base64):
+            return super().analyze_scalar(scalar)
+        analysis = super().analyze_scalar(scalar[:_COMMENT_WIDTH])
+        analysis.scalar, analysis.multiline = scalar, True
+        return analysis
+
+    def write_literal(self, text: str) -> None:
+        if not isinstance(text, _Base64):
+            super().write_literal(text)
+            return
+        self.write_indicator("|", need_whitespace=True)
+        self.write_line_break()
+        for line in text.splitlines():
+            self.write_indent()
+            self.stream.write(line)
+            self.write_line_break()
+
 
 _Dumper.add_representer(Key, lambda dumper, key: dumper.represent_scalar("tag:yaml.org,2002:str", key))
 _Dumper.add_representer(
@@ -72,7 +100,9 @@ _Dumper.add_representer(
 )
 
 
-def _encode(data: bytes) -> str:
+def _encode(data: bytes) -> _Base64:
     """Bytes as Kubernetes wants them: base64 text, in which it ignores line breaks; YAML itself would tag them."""
     text = base64.b64encode(data).decode()
-    return "".join(f"{text[start : start + _COMMENT_WIDTH]}\n" for start in range(0, len(text), _COMMENT_WIDTH))
+    return _Base64(
+        "".join(f"{text[start : start + _COMMENT_WIDTH]}\n" for start in range(0, len(text), _COMMENT_WIDTH))
+    )

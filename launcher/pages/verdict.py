@@ -1,4 +1,4 @@
-"""The first part of a page: how the run ended and why, what it cost, how it was started."""
+"""The first part of a page: the outcome of the run, its cause and its cost, and the tasks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _KINDS = {
 class Cause:
     """Why the run ended.
 
-    `place`: `train.py:88`. `attempt`: the one that it ended with; None if none had begun. `exception`: empty if the
-    evidence has it.
+    `place`: like `train.py:88`. `attempt`: the last attempt; None if no attempt had begun. `exception`: empty if the
+    evidence contains it.
     """
 
     verdict: Verdict
@@ -59,7 +59,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Portion:
-    """Seconds of the run that went into one thing, and their share of the whole."""
+    """Seconds of the run that were spent on one kind of work, and their share of the whole."""
 
     key: str
     label: str
@@ -82,7 +82,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The whole part."""
+    """The first part of a page."""
 
     title: str
     tone: Tone
@@ -98,7 +98,7 @@ class Outcome:
 
 
 def make_outcome(material: Material) -> Outcome:
-    """How the run is, or was."""
+    """The outcome of the run, or its state so far."""
     report, status = material.report, material.status
     goodput = report.goodput if report is not None else status.goodput if status is not None else None
     attempts = list(material.attempts)
@@ -131,7 +131,7 @@ def _tone(material: Material) -> Tone:
 
 
 def _find_cause(material: Material) -> Cause | None:
-    """The verdict with the place that it is about; None for a run that goes on."""
+    """The verdict, with the task and the line of code that caused it; None for a run that is still running."""
     last = material.attempts[-1] if material.attempts else None
     if material.report is not None:
         verdict = material.report.verdict
@@ -193,7 +193,7 @@ def _count_restarts(material: Material) -> int:
 
 
 def _find_step_rate(material: Material) -> float | None:
-    """Steps per second of training, of the task that has done the most; restarts and gaps do not count."""
+    """Steps per second of training, for the task with the most steps; restarts and gaps do not count."""
     best, rate = 0, None
     for task in material.task_names:
         pieces = [each.progress for each in material.tasks if each.task == task]
@@ -212,14 +212,17 @@ def _find_step_rate(material: Material) -> float | None:
 
 
 def _furthest(material: Material) -> int | None:
+    """The last step of the report, which ignores steps of tasks that were being stopped; else, the last known one."""
     steps = [task.progress.step for each in material.attempts for task in each.tasks if task.progress is not None]
+    if material.report is not None and steps:
+        return max(steps)
     steps += [task.step for task in material.status.tasks if task.step is not None] if material.status else []
     steps += [sample.step for each in material.tasks for sample in each.progress[-1:]]
     return max(steps, default=None)
 
 
 def _find_rates(material: Material) -> Iterable[tuple[str, float]]:
-    """`images`, 1240.0: what the program itself reports, its last value of the first task that does."""
+    """Rates that the program itself reports, such as `images`, 1240.0: the last value from the first task with one."""
     found: dict[str, float] = {}
     for task in material.tasks:
         for sample in task.progress[-1:]:
@@ -241,7 +244,7 @@ def _find_portions(goodput: Goodput) -> Iterable[Portion]:
 def _render_left_out(material: Material, hidden: int) -> str:
     report = material.report
     out = report.left_out if report is not None else None
-    parts = [f"{hidden:,} attempts in the middle are not listed"] if hidden else []
+    parts = [f"{hidden:,} attempts in the middle are not shown"] if hidden else []
     if out is not None:
         counts = ", ".join(f"{count:,} {reference}" for reference, count in sorted(out.references.items()))
         parts.append(f"attempts {out.first:,} to {out.last:,} are only counted: {counts}")

@@ -1,4 +1,4 @@
-"""The parts of a run, as its folder, its spec and this process determine them."""
+"""Builds the parts of a run from its folder, its spec and this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def opened_console(
     needed: bool = True,
     live: bool = False,
 ) -> Iterator[Console]:
-    """A console that is closed at the end; a signal then no longer waits for a slow terminal."""
+    """Yields a console and closes it at the end; a signal stops it from waiting for a slow terminal."""
     console = open_console(tasks, verbose=verbose, record=journal.say, needed=needed, live=live)
     try:
         yield console
@@ -55,8 +55,8 @@ def make_folders(spec: ClusterSpec, files: RunDir) -> None:
         files.make_checkpoints()
 
 
-def make_bundle_of(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bundle | None:
-    """The program's folder, if it is sent to other machines."""
+def _make_bundle_of(spec: ClusterSpec, cwd: str, interrupts: Interrupts) -> Bundle | None:
+    """Bundles the program's folder if the spec syncs it to other nodes."""
     if spec.sync is None:
         return None
     with interrupts.raising():  # may take minutes; other libraries may turn an interruption into another error
@@ -72,9 +72,10 @@ def make_context(
     console: Console,
     journal: Journal,
     goodput: GoodputWatch,
-    bundle: Bundle | None,
+    interrupts: Interrupts,
     only_checks: bool = False,
 ) -> RunContext:
+    bundle = _make_bundle_of(spec, start.cwd, interrupts)
     transports = make_transports(spec, targets, files, start.run_id)
     links = NodeLinks(
         transports,

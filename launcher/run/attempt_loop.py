@@ -40,7 +40,7 @@ from launcher.transports.base import LinkClosed
 from worker_entry.protocol.frozen import replace
 
 IDLE_S = 0.5
-"""How often the loop polls what sends no messages: logs, the console, deadlines."""
+"""How often the loop polls the sources that send no messages: logs, the console, deadlines."""
 
 
 class AttemptLoop:
@@ -64,41 +64,41 @@ class AttemptLoop:
 
     @property
     def plan(self) -> LaunchPlan:
-        """What was started; before the start, what is known so far."""
+        """The plan of the started tasks; before the start, as far as it is known."""
         return self._actions.plan
 
     @property
     def uses(self) -> Uses:
-        """What tasks and nodes use, as last reported."""
+        """The resource use of tasks and nodes, as last reported."""
         return self._observer.uses
 
     @property
     def has_saved(self) -> bool:
-        """Whether a checkpoint was saved, as far as is known."""
+        """Whether a checkpoint is known to have been saved."""
         return self._observer.saved is not None
 
     @property
     def compile_cache(self) -> CompileCacheReport | None:
-        """What all nodes have loaded and compiled; None if no node has said so."""
+        """The loaded and compiled cache entries of all nodes; None if no node has reported them."""
         return self._observer.compile_cache
 
     @property
     def standings(self) -> Mapping[TaskId, Standing]:
-        """How fast each task is against the others."""
+        """The speed of each task relative to the others."""
         return self._stragglers.standings
 
     @property
     def unmet(self) -> frozenset[str]:
-        """The nodes of an attempt of an earlier controller that could not be taken over."""
+        """The nodes of an earlier controller's attempt that could not be taken over."""
         if self._setup.taken_over is None:
             return frozenset()
         return frozenset(self.state.policy.nodes) - self._observer.taken_over
 
     def run(self) -> tuple[AttemptState, AttemptSetup]:
-        """Runs the attempt until nothing is left of it; nodes stay connected.
+        """Runs the attempt to its end; nodes stay connected.
 
         Returns:
-            The last state, and the setup for a next attempt, whose nodes need no second check.
+            The final state, and the setup for the next attempt, which does not check the nodes again.
         """
         self._context.journal.begin_attempt(self._number)
         links = self._context.links
@@ -112,7 +112,7 @@ class AttemptLoop:
             for event in self._next_events():
                 self._handle(event)
         for lost in self._lost_late:
-            links.put((lost.node, LinkClosed(lost.reason)))  # the node is lost to the next attempt
+            links.put((lost.node, LinkClosed(lost.reason)))  # so that the next attempt sees the loss
         done = replace(self._setup, preflight=None, addresses=self._actions.addresses, notes=(), taken_over=None)
         return self.state, done
 
@@ -151,7 +151,7 @@ class AttemptLoop:
             self.profiles.ask(self.plan, event.duration_s)
 
     def _ask_engine(self) -> None:
-        """Finds out why nodes got a signal: whether they are taken away, and when."""
+        """Asks the engine whether the signalled nodes will be taken away, and when."""
         links, engine = self._context.links, self._context.engine
         unknown = EndAnnounced("")
         if engine is None:
@@ -168,9 +168,11 @@ class AttemptLoop:
         if isinstance(event, TaskReported) and event.progress is not None:
             self.uses.note_progress(event.task, event.progress)
             self._context.goodput.note_progress(event.task, event.progress)
-            for told in self._stragglers.note(event, now, lambda: self.uses.tasks):
-                console.note(told.message)
-                self._context.journal.write(Straggler(told.task, told.message, told.score, told.reason))
+            for straggler in self._stragglers.note(event, now, lambda: self.uses.tasks):
+                console.note(straggler.message)
+                self._context.journal.write(
+                    Straggler(straggler.task, straggler.message, straggler.score, straggler.reason)
+                )
         if self._number == 1 and self._context.spec.guard != "off":
             for line in render_news_of_guards(event):
                 console.warn(line)

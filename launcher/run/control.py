@@ -1,8 +1,8 @@
-"""The control socket: how other processes of the user ask a run's controller for its status, stacks, profile or end.
+"""The control socket, where other processes of the user ask a controller for status, stacks, a profile or a stop.
 
-It is a Unix socket in a private folder; run.json has its path. Each connection carries one request and its answer, as
-frames. Both sides check who is at the other end. A request that is not understood, and a client that does not read,
-cost only their own connection.
+The socket is a Unix socket in a private folder; run.json has its path. Each connection carries one request and its
+answer, as frames. Both sides check their peer. A malformed request, or a client that does not read, costs only its own
+connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATH_LIMIT = 100
 """Bytes of a socket's path that all systems accept."""
 NEW = ".new"
 CLIENTS = 32
-"""Connections that are served at once; more are closed."""
+"""Connections that are served at once; further connections are closed."""
 CLIENT_S = 10.0
 """How long a client may take to send its request, and to read the answer."""
 
@@ -62,7 +62,7 @@ Request = AskStatus | AskStacks | AskProfile | AskStop
 
 @dataclass(frozen=True)
 class Answer:
-    """`length` bytes follow, which are the answer, or say why there is none."""
+    """The header of `length` bytes: the answer, or the reason why there is none."""
 
     good: bool
     length: int
@@ -73,7 +73,7 @@ class RefusedError(Exception):
 
 
 class ControlServer:
-    """Answers requests in threads of its own.
+    """The server of the control socket, which answers in its own threads.
 
     Connections wait until `serve`.
     """
@@ -84,12 +84,12 @@ class ControlServer:
         self._socket, self.path = _listen()
 
     def serve(self, answer: Callable[[Request], bytes]) -> None:
-        """Begins to answer. `answer` raises RefusedError if there is no answer."""
+        """Starts to answer. `answer` raises RefusedError if there is no answer."""
         if self._socket is not None:
             threading.Thread(target=self._serve, args=(answer,), name="control", daemon=True).start()
 
     def close(self) -> None:
-        """Serves no more; connections of those that wait for the end close with the process."""
+        """Stops serving; the connections that wait for the run's end close when the process exits."""
         if self._socket is not None:
             self._socket.close()
             with contextlib.suppress(OSError):
@@ -132,11 +132,11 @@ class ControlServer:
 
 
 def ask(path: str, pid: int, request: Request, timeout_s: float) -> tuple[bytes, socket.socket]:
-    """The controller's answer, and the connection.
+    """Returns the controller's answer and the connection.
 
     Raises:
         RefusedError: the controller cannot answer.
-        OSError: it does not answer, or another process does.
+        OSError: the controller does not answer, or another process answers.
     """
     with contextlib.ExitStack() as failing:
         connection = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -164,16 +164,11 @@ def _receive_answer(connection: socket.socket, path: str) -> bytes:
     return body
 
 
-def wait_for_end(connection: socket.socket, timeout_s: float) -> bool:
-    """Whether the controller has ended within this time, which closes the connection."""
-    with connection:
+def wait_for_end(connection: socket.socket, timeout_s: float) -> None:
+    """Waits until the controller closes the connection, which its end does, but no longer than this."""
+    with connection, contextlib.suppress(OSError):  # a time-out is one
         connection.settimeout(timeout_s)
-        try:
-            return connection.recv(1) == b""
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
+        connection.recv(1)
 
 
 def _encode(message: Any) -> bytes:
@@ -191,7 +186,7 @@ def _receive(connection: socket.socket, kinds: Any) -> tuple[Any, bytes]:
 
 
 def _is_ours(connection: socket.socket, pid: int | None = None) -> bool:
-    """Whether the other end is this user, and the process if one is named; elsewhere than on Linux the folder is."""
+    """Whether the peer runs as this user or root, and is `pid` if given; outside Linux, the folder must suffice."""
     if not kernel.LINUX:
         return True
     found, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -199,7 +194,7 @@ def _is_ours(connection: socket.socket, pid: int | None = None) -> bool:
 
 
 def _listen() -> tuple[socket.socket | None, str]:
-    """A listening socket and its path; None if no folder of this machine can have one."""
+    """Returns a listening socket and its path; None if no folder of this machine can hold one."""
     name = f"{PREFIX}{os.urandom(6).hex()}"
     for base in bases():
         path = Path(base, name)
@@ -212,7 +207,7 @@ def _listen() -> tuple[socket.socket | None, str]:
             server.bind(str(new))
             new.chmod(0o600)
             server.listen(CLIENTS)
-            new.rename(path)  # nobody takes it for an abandoned one before it listens
+            new.rename(path)  # only now: other controllers remove sockets that do not listen
         except OSError:
             server.close()
             continue

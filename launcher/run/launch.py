@@ -17,7 +17,7 @@ from launcher.plan.rendering import render_spec
 from launcher.report.models import RunReport
 from launcher.report.run_report import end_by_error, make_run_report, make_versions
 from launcher.run.answers import Answers
-from launcher.run.assembly import make_bundle_of, make_context, make_folders, make_planner, opened_console
+from launcher.run.assembly import make_context, make_folders, make_planner, opened_console
 from launcher.run.companions import opened_companions
 from launcher.run.context import AttemptSetup
 from launcher.run.control import ControlServer
@@ -67,8 +67,8 @@ def run(
         run_dir: the folder for the run's files; by default a new one in the user's state directory.
         verbose: whether the console shows TensorFlow's start-up messages.
         checks: whether the nodes are checked before the start.
-        live: whether the console has the live view, on a terminal.
-        faults: what is injected into it.
+        live: whether the console shows the live view if it is a terminal.
+        faults: the faults to inject.
         detachment: leaves the terminal, if the run can.
 
     Raises:
@@ -90,7 +90,7 @@ def run(
 
 
 def new_start(spec: ClusterSpec, *, checks: bool, command: str = "") -> RunStart:
-    """What is known of a new run; fails before anything is written if this machine's tasks cannot run here."""
+    """Returns the facts about a new run; fails before anything is written if the current folder is unusable."""
     cwd = current_directory()
     job = find_job(os.environ) if spec.source == SLURM else ""
     run_id = make_run_id(spec.name)
@@ -115,14 +115,14 @@ def conduct(
 
     Args:
         spec: what to run.
-        start: what is known of the run; its socket is opened here.
+        start: the facts about the run; its socket is opened here.
         open_folder: makes or finds the run's folder.
         verbose: as for `run`.
         live: as for `run`.
         faults: as for `run`.
         detachment: as for `run`.
-        history: what earlier controllers have done.
-        prepare: called before the start; returns the attempt that is under way, if one is to be taken over.
+        history: the history of the run under earlier controllers.
+        prepare: called before the start; returns the running attempt to take over, if any.
     """
     targets = find_targets(spec)
     leaves_at_up = detachment is not None and detachment.at_up
@@ -153,7 +153,6 @@ def conduct(
             console.note(f"{verb} {_render_size(planner)}; logs in {files.root}")
             taken_over = prepare(planner, console)
             make_folders(planner.spec, files)
-            bundle = make_bundle_of(planner.spec, start.cwd, interrupts)
             context = make_context(
                 spec=planner.spec,
                 start=start,
@@ -162,7 +161,7 @@ def conduct(
                 console=console,
                 journal=journal,
                 goodput=goodput,
-                bundle=bundle,
+                interrupts=interrupts,
             )
             if detachment is not None and leaves_at_up:
                 context = replace(context, on_up=functools.partial(detachment.leave, console, files.root))
@@ -204,10 +203,10 @@ def conduct(
 
 @contextlib.contextmanager
 def _rare_turns(nodes: int) -> Iterator[None]:
-    """With many nodes, lets a thread run for longer before another one may take its turn.
+    """With many nodes, lets each thread run longer before another thread may take its turn.
 
-    Each thread that waits for its turn wakes up after that time: with two threads a node, a quarter of the CPU of
-    starting 1,000 nodes went into that.
+    Each waiting thread wakes up after that time: with two threads per node, these wake-ups took a quarter of the CPU
+    time to start 1,000 nodes.
     """
     before = sys.getswitchinterval()
     if nodes > MANY_NODES:
@@ -219,12 +218,12 @@ def _rare_turns(nodes: int) -> Iterator[None]:
 
 
 def _wait_for_nodes(engine: SlurmEngine, console: Console) -> bool:
-    """Whether the run goes on when Slurm has nodes for it again; tells the user."""
+    """Tells the user, and returns, whether the run continues when Slurm has nodes for it again."""
     if not engine.can_requeue:
-        hint = "go on in another one with `distlaunch resume`"
-        console.note(f"Slurm does not queue job {engine.job} again (it has no `--requeue`, or is no batch job); {hint}")
+        hint = "continue in another job with `distlaunch resume`"
+        console.note(f"Slurm does not requeue job {engine.job} (no `--requeue`, or not a batch job); {hint}")
         return False
-    console.note(f"Job {engine.job} is queued again; the run goes on when it starts")
+    console.note(f"Job {engine.job} is requeued; the run continues when the job starts")
     return True
 
 

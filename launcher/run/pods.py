@@ -1,4 +1,4 @@
-"""The pods of a run: made at its start, watched while it goes on, and removed at its end."""
+"""The pods of a run: created at its start, watched while it runs, and removed at its end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from launcher.kubernetes.pod import QUEUE, RUN, Manifest
 from launcher.kubernetes.pod_state import PULL_ERRORS, PodState, explain_wait, parse_pod
 
 TELL_S = 2.0
-"""How long pods may take to start before anybody is told what they wait for."""
+"""How long pods may take to start before a message says why they wait."""
 REMIND_S = 60.0
-"""How often that is told again."""
+"""How often the message is repeated."""
 HOPELESS_S = 10.0
-"""How long a pod may be in a state that only somebody else can change."""
+"""How long a pod may be in a state that only an outside change can end."""
 PULL_S = 60.0
-"""How long pulling an image may fail: registries have bad moments."""
+"""How long pulling an image may fail: registries have short outages."""
 RETRY_S = (0.5, 5.0)
 """The first and the longest pause before the pods are watched again."""
 END_S = 60.0
 """How long the pods may take to end."""
 WAITS = ("BackOff", "Failed", "NetworkNotReady", "Pulling")
-"""How the reasons of events begin that explain why a pod does not run yet."""
+"""Prefixes of the event reasons that explain why a pod does not run yet."""
 _POLL_S = 0.5
 
 Watcher = Callable[[PodState, bool], None]
@@ -38,8 +38,8 @@ class RunPods:
     """The pods of one run.
 
     Args:
-        kubectl: where they are.
-        manifest: the job that makes them.
+        kubectl: calls the cluster of the pods.
+        manifest: the job that creates the pods.
     """
 
     def __init__(self, kubectl: Kubectl, manifest: Manifest) -> None:
@@ -57,17 +57,17 @@ class RunPods:
         self._problem = ""
         """Why the pods cannot be watched."""
         self._waiting_since: dict[str, float] = {}
-        """When each pod began to wait for its image, or for somebody."""
+        """When each pod began to wait for its image, or for an outside change."""
         self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._begun = False
         self.watcher: Watcher = lambda _pod, _is_there: None
 
     def begin(self, order: Sequence[str] = ()) -> None:
-        """Makes the pods unless they are there; `order`: those that an earlier controller of the run has used.
+        """Creates the pods unless they exist; `order`: the pods that an earlier controller of the run has used.
 
         Raises:
-            KubernetesError: the cluster refuses them.
+            KubernetesError: the cluster refuses the job.
         """
         if self._begun:
             return
@@ -90,19 +90,19 @@ class RunPods:
     ) -> list[PodState]:
         """Waits until all pods can be used, and returns them in the order of their tasks; empty if not wanted.
 
-        A pod that was used before keeps its place; new ones take the places of those that are gone.
+        A pod that was used before keeps its place; new pods take the places of pods that are gone.
 
         Args:
             is_wanted: whether to go on.
-            tell: gets what the pods wait for.
-            slots: what runs in the first pod, in the second, …
-            limit_s: how long to wait; 0: as long as it takes.
+            tell: gets the reasons why pods wait.
+            slots: the tasks of the first pod, of the second pod, …
+            limit_s: how long to wait; 0: without limit.
 
         Raises:
-            KubernetesError: they cannot be used in time, or not at all.
+            KubernetesError: the pods cannot be used in time, or not at all.
         """
         began = time.monotonic()
-        told, told_at = "", 0.0
+        reported, reported_at = "", 0.0
         while is_wanted():
             with self._changed:
                 usable = {name for name, pod in self._seen.items() if pod.is_usable}
@@ -118,15 +118,15 @@ class RunPods:
                     message = f"{len(usable)} of {self.count} pods run{within}"
                     raise KubernetesError(message, evidence=reasons, hint=f"see `kubectl describe job {self.name}`")
                 text = "; ".join(reasons)
-                if text != told or now - told_at > REMIND_S:
+                if text != reported or now - reported_at > REMIND_S:
                     tell(f"Waiting for {self.count - len(usable)} of {self.count} pods, {now - began:.0f} s: {text}")
-                    told, told_at = text, now
+                    reported, reported_at = text, now
             with self._changed:
                 self._changed.wait(_POLL_S)
         return []
 
     def explain(self, slots: Sequence[str]) -> list[str]:
-        """What the tasks wait for whose pods do not run, each reason once."""
+        """The reasons why pods do not run yet, each once, with the tasks that wait."""
         with self._changed:
             pods, problem = {**self._seen}, self._problem
         usable = {name for name, pod in pods.items() if pod.is_usable}
@@ -148,7 +148,7 @@ class RunPods:
             return (self._gone[name], False) if name in self._gone else None
 
     def events(self, kind: str, name: str) -> list[str]:
-        """What the cluster has reported of an object, the latest last, each as `Reason: message`."""
+        """The events that the cluster has reported about an object, the latest last, each as `Reason: message`."""
         selector = f"--field-selector=involvedObject.kind={kind},involvedObject.name={name}"
         try:
             items = self.kubectl.show("events", selector).get("items") or []
@@ -158,7 +158,7 @@ class RunPods:
         return [f"{item.get('reason')}: {' '.join(str(item.get('message')).split())}" for item in ordered]
 
     def close(self) -> None:
-        """Watches the pods no longer; they stay."""
+        """Stops watching the pods, but keeps them."""
         self._closed.set()
         if self._process is not None:
             self._process.kill()
@@ -223,7 +223,7 @@ class RunPods:
             pause_s = min(2 * pause_s, RETRY_S[1])
 
     def _replace(self, pods: Sequence[PodState]) -> None:
-        """Takes what there is now, after a time in which changes were not seen."""
+        """Replaces the known pods with the current ones, after a time in which changes were missed."""
         self._problem = ""
         for gone in self._seen.keys() - {pod.name for pod in pods}:
             self._note(self._seen[gone], is_there=False)
@@ -254,14 +254,14 @@ def remove_pods(kubectl: Kubectl, job: str) -> int | None:
     while True:
         try:
             return _remove(kubectl, job, until)
-        except KubernetesError as error:  # one answer that does not come is no reason to leave pods behind
+        except KubernetesError as error:  # one failed call is no reason to leave pods behind
             if _is_refused(error) or time.monotonic() > until:
                 return None
             time.sleep(_POLL_S)
 
 
 def _is_refused(error: KubernetesError) -> bool:
-    """Whether we have no right to it, as when the job of our own pod was deleted with all that belongs to it."""
+    """Whether we lack permission, for example because our own pod's job and its service account were deleted."""
     return error.says("(Forbidden)") or error.says("Unauthorized")
 
 
@@ -272,7 +272,7 @@ def _remove(kubectl: Kubectl, job: str, until: float) -> int:
         if time.monotonic() > until:
             break
         ended = [pod.name for pod in pods if pod.is_over]
-        if ended:  # all in them has ended; a kubelet may take ten more seconds to forget them
+        if ended:  # their processes have ended; a kubelet may take ten more seconds to remove the pods
             force = ("--grace-period=0", "--force", "--wait=false", "--ignore-not-found")
             kubectl.call("delete", "pods", *ended, *force)
         else:
@@ -289,9 +289,9 @@ def read_events(stream: IO[bytes]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The kind and the object of each event that `kubectl get --watch` prints.
 
     Raises:
-        ValueError: this is no JSON.
+        ValueError: a line is not JSON.
     """
-    for line in stream:  # one event each
+    for line in stream:  # one event per line
         event = json.loads(line)
         yield str(event["type"]), event["object"]
 

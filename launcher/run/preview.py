@@ -1,4 +1,4 @@
-"""What is done with a spec before it is run: its nodes are checked, its plan is shown."""
+"""Checks the nodes of a spec, and plans its run, without starting tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.launch_plan import LaunchPlan
 from launcher.plan.resources import NodeFacts
 from launcher.report.check_report import make_check_report
 from launcher.report.models import CheckReport
-from launcher.run.assembly import make_bundle_of, make_context, make_folders, make_planner, opened_console
+from launcher.run.assembly import make_context, make_folders, make_planner, opened_console
 from launcher.run.directory import RunDir, RunStart
 from launcher.run.goodput_watch import watch_goodput
 from launcher.run.interrupts import Interruption, Interrupts
@@ -34,7 +34,7 @@ def check(spec: ClusterSpec) -> CheckReport:
     """Checks the nodes as a run does before its start, and starts nothing.
 
     Raises:
-        DistlaunchError: the check failed or was interrupted; nothing is left running.
+        DistlaunchError: the check failed or was interrupted; no process is left running.
     """
     spec = know_nodes(spec)
     targets = find_targets(spec)
@@ -54,7 +54,6 @@ def check(spec: ClusterSpec) -> CheckReport:
                 opened_console([], interrupts, journal) as console,
                 opened_pods(spec, start.run_id, cwd) as pods,
             ):
-                bundle = make_bundle_of(planner.spec, cwd, interrupts)
                 goodput = watch_goodput(files, journal, start.started, planner.spec)
                 context = make_context(
                     spec=planner.spec,
@@ -64,7 +63,7 @@ def check(spec: ClusterSpec) -> CheckReport:
                     console=console,
                     journal=journal,
                     goodput=goodput,
-                    bundle=bundle,
+                    interrupts=interrupts,
                     only_checks=True,
                 )
                 recovery = Recovery(planner.spec, start.run_id)
@@ -88,12 +87,12 @@ def check(spec: ClusterSpec) -> CheckReport:
 
 
 def plan_ahead(spec: ClusterSpec, run_dir: Path | None = None) -> LaunchPlan:
-    """The plan of a run of the spec, as far as it is known without asking other machines.
+    """The plan of a run of the spec, as far as this machine knows it without asking other nodes.
 
     The run's folder is shown as `<run>`, unless the user names one.
 
     Raises:
-        UsageError: a node has no usable configuration, or lacks what the spec asks for.
+        UsageError: a node has no usable configuration, or lacks a resource that the spec asks for.
     """
     spec = know_nodes(spec)
     files = RunDir(choose_folder(run_dir, "<run>").absolute())

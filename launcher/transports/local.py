@@ -11,11 +11,11 @@ from pathlib import Path
 import worker_entry
 from launcher.errors import as_ours
 from launcher.transports.base import Deliver, LinkBroken, LinkError, LinkNews, LogSink, Resumption
+from launcher.transports.framed_link import FramedLink
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import await_readable
 from worker_entry.agent.ending import end_agents, find_agents
 from worker_entry.protocol import environment
-from worker_entry.protocol.kept import Kept
 from worker_entry.protocol.messages import Message, Ready
 from worker_entry.system import kernel, processes
 
@@ -24,11 +24,11 @@ END_WAIT_S = 5.0
 """How long an agent may take to stop before it is killed; its guardian then kills the tasks."""
 
 _guardians: set[int] = set()
-"""Guardians of links that are open in this process, or whose agents stay; closing one link spares the others."""
+"""Guardians of this process's open links and of agents that stay; closing a link spares the others' guardians."""
 
 
 class LocalTransport:
-    """This machine. `python` runs the agent and the tasks; the agent's stderr goes to `errors`.
+    """The transport to this machine. `python` runs the agent and the tasks; the agent's stderr goes to `errors`.
 
     `may_stay`: whether the agent may be kept for another run.
 
@@ -67,7 +67,7 @@ class LocalTransport:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=self._env,
-                start_new_session=True,  # the terminal's Ctrl-C is ours to handle
+                start_new_session=True,  # the controller alone handles the terminal's Ctrl-C
             )
         finally:
             os.close(errors)
@@ -90,8 +90,8 @@ class LocalTransport:
             raise as_ours(error) from None
 
 
-class LocalLink:
-    """A running agent of this machine; `others` are our descendants from before its start."""
+class LocalLink(FramedLink):
+    """A link to an agent on this machine; `others` are our descendants from before the agent's start."""
 
     def __init__(
         self,
@@ -117,28 +117,8 @@ class LocalLink:
         self._frames = ResumableLink(node, lambda: _Pipes(process), watch, mirror, lease_s=lease_s)
 
     @property
-    def last_heard(self) -> float:
-        return self._frames.last_heard
-
-    @property
-    def kept(self) -> Kept | None:
-        return self._frames.kept
-
-    @property
     def clock_offset_s(self) -> float:
         return 0.0  # the same clock
-
-    def send(self, message: Message, body: bytes = b"") -> None:
-        self._frames.send(message, body)
-
-    def confirm(self, frame: int) -> None:
-        self._frames.confirm(frame)
-
-    def drop_if_silent(self, limit_s: float) -> None:
-        self._frames.drop_if_silent(limit_s)
-
-    def abandon(self) -> None:
-        self._frames.give_up()
 
     def close(self) -> int | None:
         self._frames.finish()
@@ -152,14 +132,14 @@ class LocalLink:
         _guardians.discard(self._process.pid)
         if self.kept is not None:
             _guardians.update(self.kept.pids)
-        # What the agent and its guardian report is checked: of our descendants, only other agents may be alive.
+        # Check the reports of the agent and its guardian: of our descendants, only other agents may be alive.
         spare = self._others | _guardians
         processes.kill_descendants(spare)
         return len(kernel.descendants(os.getpid(), spare=spare))
 
     def _end_stuck(self) -> None:
         """Kills an agent that hangs or is stopped; its guardian then kills everything below it."""
-        if self._run_id:  # an agent that may stay is not below us
+        if self._run_id:  # an agent that may stay is not our descendant
             end_agents(find_agents([self._run_id]), 0.0)
         for process in kernel.descendants(os.getpid()):
             if process.pid in (self._process.pid, self._agent_pid):

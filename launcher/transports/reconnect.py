@@ -60,9 +60,8 @@ class Reconnector:
         """
         pause_s, try_s = FIRST_PAUSE_S, min(max(lease_s / 3, TRY_S[0]), TRY_S[1])
         while True:
-            left_s = max(deadline - time.monotonic(), SHORTEST_TRY_S)
             try:
-                return self._try(attach, min(left_s, try_s))
+                return self._try(attach, min(_left_s(deadline), try_s))
             except GoneError:
                 raise
             except (LinkError, ProtocolError, OSError) as error:
@@ -83,13 +82,17 @@ class Reconnector:
         try:
             if self.given_up:  # while `reopen` ran, when there was nothing to abandon
                 stream.abandon()
-            bring_archive(stream, within_s, SILENT)
+            bring_archive(stream, _left_s(until), SILENT)
             with contextlib.suppress(BrokenPipeError):  # the reattachment has ended, and says why
                 stream.write(encode(attach))
-            left_s = max(until - time.monotonic(), SHORTEST_TRY_S)
-            return stream, skip_noise(stream, left_s, SILENT)
+            return stream, skip_noise(stream, _left_s(until), SILENT)
         except BaseException:
             stream.abandon()
             raise
         finally:
             self._tried = None
+
+
+def _left_s(until: float) -> float:
+    """How long a step of a try may take."""
+    return max(until - time.monotonic(), SHORTEST_TRY_S)

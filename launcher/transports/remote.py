@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 
 from launcher.transports.base import Deliver, LinkError, LinkNote, LogSink, Resumption
+from launcher.transports.framed_link import FramedLink
 from launcher.transports.payload import make_payload
 from launcher.transports.resumable_link import ResumableLink
 from launcher.transports.streams import Stream, ask
 from launcher.transports.way import Opening, Way
-from worker_entry.protocol.kept import Kept
-from worker_entry.protocol.messages import Cleaned, Message
+from worker_entry.protocol.messages import Cleaned
 from worker_entry.protocol.orders import VERSION, Clean
 
 END_WAIT_S = 15.0
@@ -49,7 +49,7 @@ class RemoteTransport:
         )
 
 
-class RemoteLink:
+class RemoteLink(FramedLink):
     """The link to a node, from the first attempt to connect; its own thread makes the connections."""
 
     def __init__(
@@ -81,30 +81,6 @@ class RemoteLink:
             reopen=self._reopen,
             resumption=resumption,
         )
-
-    @property
-    def last_heard(self) -> float:
-        return self._frames.last_heard
-
-    @property
-    def kept(self) -> Kept | None:
-        return self._frames.kept
-
-    @property
-    def clock_offset_s(self) -> float:
-        return self._frames.clock_offset_s
-
-    def send(self, message: Message, body: bytes = b"") -> None:
-        self._frames.send(message, body)
-
-    def confirm(self, frame: int) -> None:
-        self._frames.confirm(frame)
-
-    def drop_if_silent(self, limit_s: float) -> None:
-        self._frames.drop_if_silent(limit_s)
-
-    def abandon(self) -> None:
-        self._frames.give_up()
 
     def close(self) -> int | None:
         with self._lock:

@@ -70,22 +70,27 @@ _SILENT = "the agent does not start"
 
 def bring_archive(stream: Stream, within_s: float, silent: str = _SILENT) -> None:
     """Brings worker_entry to a node that lacks it; nothing may be written meanwhile. Raises like `skip_noise`."""
-    if not stream.archive or _is_there(stream, within_s, silent):
+    deadline = time.monotonic() + within_s
+    if not stream.archive or _is_there(stream, deadline, silent):
         return
-
-    def write() -> None:
-        with contextlib.suppress(OSError):  # the reader sees the break, too
-            stream.write(stream.archive)
-
-    threading.Thread(target=write, name="archive", daemon=True).start()  # a node that stops reading is given up
-    if not _is_there(stream, within_s, silent):
+    _write_aside(stream, stream.archive)
+    if not _is_there(stream, deadline, silent):
         raise ProtocolError("another request for worker_entry")
 
 
-def _is_there(stream: Stream, within_s: float, silent: str) -> bool:
+def _write_aside(stream: Stream, data: bytes) -> None:
+    """Writes in a thread of its own, so that the reader can give up a process that does not read."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # the reader sees the break, too
+            stream.write(data)
+
+    threading.Thread(target=write, name="write-aside", daemon=True).start()
+
+
+def _is_there(stream: Stream, deadline: float, silent: str) -> bool:
     """Whether the node says that it has worker_entry; skips a shell's output before that, reads no byte after it."""
     noise = b""
-    deadline = time.monotonic() + within_s
     while not noise.endswith((HERE, MISSING)):
         begun = max(length for length in range(len(HERE)) if noise.endswith((HERE[:length], MISSING[:length])))
         noise = _read_noise(stream, noise, len(HERE) - begun, deadline, silent)
@@ -135,14 +140,9 @@ def ask(stream: Stream, question: Message, timeout_s: float) -> Message:
     Raises:
         LinkError: no answer came.
     """
-
-    def write() -> None:
-        with contextlib.suppress(OSError):  # a process that does not listen does not answer either
-            stream.write(encode(question))
-
     try:
         bring_archive(stream, FIRST_WORD_S)
-        threading.Thread(target=write, name="question", daemon=True).start()
+        _write_aside(stream, encode(question))
         data = skip_noise(stream, FIRST_WORD_S)
         decoder = Decoder(ToController)
         while True:

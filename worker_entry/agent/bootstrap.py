@@ -37,7 +37,7 @@ def find(digest: str) -> Optional[str]:
     """Where this version is installed; None if it is not, or if one of its files has changed since."""
     for folder in folders():
         with contextlib.suppress(OSError, ValueError, TypeError):
-            place = os.path.join(private(folder), digest)
+            place = os.path.join(verify_private(folder), digest)
             with open(os.path.join(place, FILES), encoding="utf-8") as stream:
                 noted = json.load(stream)
             if [describe(place, name) for name, _, _ in noted] == noted:
@@ -101,13 +101,18 @@ def folders() -> list[str]:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not cache.startswith("/"):
         cache = os.path.expanduser("~/.cache")
-    shared = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - `private` checks the folder's owner
+    shared = ("/var/tmp", "/tmp", "/dev/shm")  # noqa: S108 - `verify_private` checks the owner
     return [os.path.join(cache, "distlaunch"), *(os.path.join(top, f"distlaunch-{os.getuid()}") for top in shared)]
 
 
 def private(folder: str) -> str:
     """Returns the folder, made if missing; raises OSError if another user could have written to it."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
+    return verify_private(folder)
+
+
+def verify_private(folder: str) -> str:
+    """Returns the folder; raises OSError if it is missing, or if another user could have written to it."""
     facts = os.lstat(folder)
     if facts.st_uid != os.getuid() or facts.st_mode & 0o022 or os.path.islink(folder):
         raise OSError("other users can write to it")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Optional
 
-from worker_entry.agent.bootstrap import private
+from worker_entry.agent.bootstrap import verify_private
 from worker_entry.agent.reattach import GUARDIAN_FILE, PREFIX, RUN_FILE, bases, is_alive, read_note
 from worker_entry.protocol.framing import encode
 from worker_entry.protocol.orders import Goodbye
@@ -26,7 +26,7 @@ def find_agents(run_ids: Collection[str]) -> list[str]:
     found = []
     for folder in bases():
         with contextlib.suppress(OSError):
-            for name in os.listdir(private(folder)):
+            for name in os.listdir(verify_private(folder)):
                 path = os.path.join(folder, name)
                 if name.startswith(PREFIX) and read_note(path, RUN_FILE) in run_ids and is_alive(path):
                     found.append(path)

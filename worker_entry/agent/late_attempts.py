@@ -20,7 +20,7 @@ class LateAttempts:
     Args:
         selector: the agent's.
         send: sends a message to the controller.
-        forkserver: an earlier run's.
+        forkserver: an earlier run's. With one, or with news of one, the attempts are made at once.
         news: why there is none although one was kept.
     """
 
@@ -33,15 +33,12 @@ class LateAttempts:
     ) -> None:
         self._selector = selector
         self._send = send
-        self._kept = forkserver
-        self._news = news
         self._owned = contextlib.ExitStack()
-        self._made: Optional[Attempts] = None
+        self._made = self._make(forkserver, news) if forkserver is not None or news else None
 
     @property
     def exist(self) -> bool:
-        """Whether there are any, or have to be because of an earlier run's forkserver."""
-        return self._made is not None or self._kept is not None or bool(self._news)
+        return self._made is not None
 
     @property
     def is_stopping(self) -> bool:
@@ -58,13 +55,7 @@ class LateAttempts:
     def get(self) -> Attempts:
         """The attempts; makes them at the first call."""
         if self._made is None:
-            from worker_entry.agent.attempts import Attempts
-            from worker_entry.agent.forkserver_client import ForkserverClient
-
-            forkserver = ForkserverClient(self._selector, self._kept, self._news)
-            self._owned.callback(forkserver.end)
-            self._made = Attempts(self._selector, self._send, forkserver)
-            self._owned.callback(self._made.close)
+            self._made = self._make(None, "")
         return self._made
 
     def stop(self, grace_s: float) -> None:
@@ -74,6 +65,14 @@ class LateAttempts:
 
     def close(self) -> None:
         """Releases what they hold."""
-        if self.exist:
-            self.get()  # so that an earlier run's forkserver ends
         self._owned.close()
+
+    def _make(self, forkserver: Optional[KeptForkserver], news: str) -> Attempts:
+        from worker_entry.agent.attempts import Attempts
+        from worker_entry.agent.forkserver_client import ForkserverClient
+
+        client = ForkserverClient(self._selector, forkserver, news)
+        self._owned.callback(client.end)
+        attempts = Attempts(self._selector, self._send, client)
+        self._owned.callback(attempts.close)
+        return attempts

@@ -1,7 +1,7 @@
 """Persistent caches of compiled code: one private folder for each version and kind of machine.
 
-XLA loads compiled code without checking the version and the processor that it was compiled for, so the folder's name
-has both. What is in a cache is executed: a folder that others can write to is refused.
+XLA loads compiled code without checking the version and the processor for which it was compiled, so the folder's name
+contains both. The code in a cache is executed, so a folder that others can access is refused.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from worker_entry.protocol import environment
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_DIRECTORY = "--tf_xla_persistent_cache_directory"
 ENTRY = ".pb"
-"""The end of an entry's name in XLA's cache."""
+"""The suffix of the names of entries in XLA's cache."""
+GRAPHS = "inductor/fxgraph"
+"""The folder of the graphs that `torch.compile` has compiled, in Inductor's cache."""
 UNKNOWN = (None, "unknown")
-"""Versions that no folder can be named after."""
+"""Versions that cannot name a folder."""
 _PROCESSOR = re.compile(r"(vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:")
-"""Lines of /proc/cpuinfo that say which instructions there are."""
+"""Lines of /proc/cpuinfo that identify the processor's instructions."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def add_compile_cache(env: dict[str, str]) -> None:
-    """Adds the variables of caching libraries if the environment names a folder for that; the user's own values stay.
+    """Adds the libraries' cache variables if the environment names a cache folder; keeps the user's own values.
 
     Raises:
-        OSError: a folder cannot be made, or is not private.
+        OSError: a folder cannot be created, or is not private.
     """
     if environment.CACHE not in env:
         return
@@ -40,26 +42,41 @@ def add_compile_cache(env: dict[str, str]) -> None:
 
     root = os.path.expanduser(env[environment.CACHE])
     os.makedirs(root, mode=0o700, exist_ok=True)
-    # With PYTHONPATH, a program may import another version than the one that is found here.
+    # With PYTHONPATH, a program may import another version than the version found here.
     seen = f"{env.get('PYTHONPATH', '')}\n{_describe_machine()}".encode(errors="surrogateescape")
     kind = f"{hashlib.sha256(seen).hexdigest()[:12]}-{os.geteuid()}"
     tensorflow, torch = installed_version("tensorflow"), installed_version("torch")
     flags = env.get(XLA_FLAGS, "")
-    # A value that does not begin with a dash is the name of a file with flags.
+    # A value that does not begin with a dash names a file with flags.
     if tensorflow not in UNKNOWN and XLA_DIRECTORY not in flags and flags.strip()[:1] in ("", "-"):
         folder = _make_private(os.path.join(root, f"tensorflow-{tensorflow}-{kind}"))
         _remove_incomplete(folder)
         env[XLA_FLAGS] = f"{flags} {XLA_DIRECTORY}={folder}".strip()
     if torch not in UNKNOWN:
         folder = _make_private(os.path.join(root, f"torch-{torch}-{kind}"))
-        env.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(folder, "inductor"))
+        os.makedirs(os.path.join(folder, GRAPHS), mode=0o700, exist_ok=True)  # here already, so that it can be watched
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(folder, os.path.dirname(GRAPHS)))
         env.setdefault("TRITON_CACHE_DIR", os.path.join(folder, "triton"))
 
 
-def find_xla_folders(root: str) -> list[str]:
-    """The folders of this user's XLA entries, for all versions, below a cache's folder."""
-    below = glob.escape(os.path.expanduser(root))
-    return glob.glob(os.path.join(below, f"tensorflow-*-{os.geteuid()}"))
+def find_folders(root: str) -> list[str]:
+    """Returns the folders in which this user's entries are or may come, for all versions, below a cache's folder."""
+    below, user = glob.escape(os.path.expanduser(root)), os.geteuid()
+    patterns = [f"tensorflow-*-{user}", *(f"torch-*-{user}/{GRAPHS}{deeper}" for deeper in ("", "/*", "/*/*"))]
+    return [folder for pattern in patterns for folder in glob.glob(os.path.join(below, pattern))]
+
+
+def find_entries(path: str) -> list[str]:
+    """Returns the entries that a file or folder in one of `find_folders` belongs to, or contains.
+
+    XLA's entry is a file. Inductor's is a folder with a file for each way to use the graph, two levels below GRAPHS.
+    """
+    top, separator, below = path.partition(f"/{GRAPHS}/")
+    if not separator:
+        return [path] if path.endswith(ENTRY) else []
+    if "/" not in below:
+        return glob.glob(os.path.join(glob.escape(path), "*"))
+    return [f"{top}{separator}{'/'.join(below.split('/')[:2])}"]
 
 
 def _make_private(folder: str) -> str:
@@ -67,12 +84,12 @@ def _make_private(folder: str) -> str:
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
-        raise OSError(errno.EPERM, "others can write to this compile cache; remove it", folder)
+        raise OSError(errno.EPERM, "this compile cache is not a private folder of yours; remove it", folder)
     return folder
 
 
 def _describe_machine() -> str:
-    """What compiled code depends on: the processor, and the GPUs with their driver."""
+    """Describes the parts on which compiled code depends: the processor, and the GPUs with their driver."""
     lines = [os.uname().machine]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         first = file.read().partition("\n\n")[0]
@@ -84,7 +101,7 @@ def _describe_machine() -> str:
 
 
 def _remove_incomplete(folder: str) -> None:
-    """Removes entries that are cut short, as after a loss of power: each would fail every run that needs it."""
+    """Removes truncated entries, as after a power loss: each of them would fail every run that loads it."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"*{ENTRY}")):
         with contextlib.suppress(OSError):
             with open(path, "rb") as file:
@@ -94,13 +111,13 @@ def _remove_incomplete(folder: str) -> None:
 
 
 def _is_whole(file: BinaryIO) -> bool:
-    """Whether the fields of a protocol buffer end where the file does; only their lengths are read."""
+    """Whether the fields of a protocol buffer end exactly at the file's end; reads only their lengths."""
     size, place = os.fstat(file.fileno()).st_size, 0
     while place < size:
         file.seek(place)
         head = file.read(20)
         kind, used = _varint(head, 0)
-        if kind & 7 != 2:  # an entry has only texts and messages
+        if kind & 7 != 2:  # the fields of an entry are only strings and messages
             return False
         length, used = _varint(head, used)
         place += used + length
@@ -108,7 +125,7 @@ def _is_whole(file: BinaryIO) -> bool:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """The number at this place, and the place after it."""
+    """Returns the number at this place, and the place after the number."""
     value = 0
     for number, byte in enumerate(data[place : place + 10]):
         value |= (byte & 0x7F) << 7 * number

@@ -1,4 +1,4 @@
-"""What happens to the files of a folder, as the kernel's inotify tells it; Linux only."""
+"""Watches the files and folders in some folders with the kernel's inotify; Linux only."""
 
 from __future__ import annotations
 
@@ -7,33 +7,39 @@ import os
 import struct
 from collections.abc import Iterator
 
-CLOSED_UNWRITTEN = 0x10
-"""A file was closed that had been opened for reading only."""
-MOVED_IN = 0x80
-_OVERFLOW = 0x4000
+READ = 0x10
+"""A file that had been opened for reading only was closed."""
+_MOVED_IN, _CREATED = 0x80, 0x100
+ADDED = _MOVED_IN | _CREATED
+_OF_FOLDER = 0x4000_0000
 _CLOEXEC, _NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK
 _EVENT = struct.Struct("@iIII")
 _PIECE = 64 << 10
 
 
 class FolderWatch:
-    """Remembers what happens from its construction on, up to some 16,000 events that are not taken.
+    """Records events in the folders that are added; the kernel keeps some 16,000 events until `take` is called.
 
     Raises:
-        OSError: the folder cannot be watched.
+        OSError: the system allows no more watches.
     """
 
-    def __init__(self, folder: str) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = _check(libc.inotify_init1(_CLOEXEC | _NONBLOCK))
-        try:
-            _check(libc.inotify_add_watch(self._descriptor, os.fsencode(folder), CLOSED_UNWRITTEN | MOVED_IN))
-        except OSError:
-            self.close()
-            raise
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = _check(self._libc.inotify_init1(_CLOEXEC | _NONBLOCK))
+        self._folders: dict[int, str] = {}
+
+    def add(self, folder: str) -> None:
+        """Watches one more folder, without the folders in it.
+
+        Raises:
+            OSError: the folder cannot be watched.
+        """
+        number = _check(self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), READ | ADDED))
+        self._folders[number] = folder
 
     def take(self) -> Iterator[tuple[int, str]]:
-        """What has happened since the last time: CLOSED_UNWRITTEN or MOVED_IN, and the file's name."""
+        """Yields the events since the last call: a bit of READ or ADDED, and the path."""
         while True:
             try:
                 data = os.read(self._descriptor, _PIECE)
@@ -41,10 +47,12 @@ class FolderWatch:
                 return
             place = 0
             while place < len(data):
-                _, kind, _, length = _EVENT.unpack_from(data, place)
+                number, kind, _, length = _EVENT.unpack_from(data, place)
                 place += _EVENT.size + length
-                if not kind & _OVERFLOW:
-                    yield kind, os.fsdecode(data[place - length : place].rstrip(b"\0"))
+                # Skips listed folders, and what was not asked for: the kernel has lost events, or a folder is gone.
+                if kind & ADDED or (kind & READ and not kind & _OF_FOLDER):
+                    name = os.fsdecode(data[place - length : place].rstrip(b"\0"))
+                    yield kind, os.path.join(self._folders[number], name)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from worker_entry.agent.bootstrap import private
+from worker_entry.agent.bootstrap import private, verify_private
 from worker_entry.agent.reattach import bases, is_alive, lock_file
 from worker_entry.protocol.frozen import asdict, dataclass
 
@@ -91,9 +91,9 @@ class Slot:
 
 def find_waiting(key: Optional[str] = None) -> Iterator[tuple[str, WarmAgent]]:
     """This user's waiting agents on this machine, with the paths of their sockets; `key`: only that slot's."""
-    for folder in filter(os.path.isdir, bases()):
+    for folder in bases():
         with contextlib.suppress(OSError):
-            names = os.listdir(private(folder)) if key is None else [f"{PREFIX}{key}"]
+            names = os.listdir(verify_private(folder)) if key is None else [f"{PREFIX}{key}"]
             for name in names:
                 path = os.path.join(folder, name)
                 facts = _read_facts(path) if name.startswith(PREFIX) else None
