@@ -1,13 +1,13 @@
-"""distlaunch from Python, and the controller of distlaunch.
+"""The Python interface of distlaunch, and its controller.
 
 >>> from launcher import run_local
 >>> report = run_local("train.py", "--epochs", "3", workers=2)
 >>> assert report.outcome == "succeeded", report.verdict
 
-A run goes through the folders in this order: `spec` (what the user asks for), `plan` (what each task gets), `gang` (how
-the cluster lives and dies), `verdict` (why it ended), `report` (what remains). `run` does this over `transports` and
-shows it on the `console`; `commands` act on nodes and runs outside of a run; `python` is what Python programs import
-from here, and `cli` is what the user types.
+A run goes through the folders in this order: `spec` (the user's request), `plan` (the settings of each task), `gang`
+(the life of the cluster), `verdict` (the cause of its end), `report` (the results). `run` drives these steps over
+`transports` and shows them on the `console`; `commands` act on nodes and runs outside of a run; `python` is the
+interface for Python programs, and `cli` is the command line.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PLACES = {
     "run": "launcher.python.calls",
     "run_local": "launcher.python.calls",
 }
-"""Imported when they are first used: `import launcher` and `distlaunch --help` need none of them."""
+"""The modules of the public names; imported at first use, because `import launcher` and `--help` need none of them."""
 
 
 def find(name: str) -> Any:
-    """A name of the Python interface."""
+    """The object with this name in the Python interface."""
     from importlib import import_module
 
     return getattr(import_module(_PLACES[name]), name)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # also a folder, which is what the name means once something is imported from there
+    if name == "run":  # also a subpackage, which takes over the name once imported
         from importlib import import_module
 
         return import_module("launcher.run")

@@ -1,6 +1,6 @@
-"""What fields of models mean: the docstrings below them, read from the source when a schema or a comment needs them.
+"""The meanings of model fields: the docstrings below them, read from the source when a schema or a comment needs them.
 
-pydantic can read them when a class is made, which would be a quarter of the start of each run.
+pydantic can read the docstrings when it creates a class, but that would take a quarter of the start of each run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def describe(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 def read_meanings(model: type[Any]) -> dict[str, str]:
-    """The docstrings of a model's fields, by what the fields are called outside."""
+    """The docstrings of a model's fields, by the fields' external names."""
     meanings = {}
     for base in reversed(model.__mro__):
         if hasattr(base, "model_fields") and not base.__module__.startswith("pydantic."):

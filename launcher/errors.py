@@ -18,7 +18,7 @@ EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_BUG = 70
 EXIT_NO_PROGRESS = 93
-"""Asks the program that requeues jobs not to requeue this one; other launchers use the same number."""
+"""Asks the program that requeues jobs not to requeue this job; other launchers use the same number."""
 
 
 class DistlaunchError(Exception):
@@ -40,7 +40,7 @@ class DistlaunchError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """All of it, for a traceback of a Python program that has started a run."""
+        """The message, evidence and hint, for the traceback of a Python program."""
         return "\n  ".join(part for part in (self.message, *self.evidence, self.hint) if part)
 
     @property
@@ -70,23 +70,23 @@ class TooFewGpusError(UsageError):
 
 
 class RunDirectoryError(DistlaunchError):
-    """The run's files cannot be written: the disk is full, permission is missing, or the folder holds another run."""
+    """The run's folder cannot be used, for example because the disk is full, or the folder holds another run."""
 
     reference = "run-directory"
     exit_status = EXIT_INFRASTRUCTURE
 
 
 class TakenOverError(DistlaunchError):
-    """Another controller has taken the run over; this one leaves everything as it is."""
+    """Another controller has taken over the run; this controller stops nothing."""
 
     reference = "taken-over"
 
     def __init__(self) -> None:
-        super().__init__("another controller has taken this run over", hint="this one stops nothing and ends")
+        super().__init__("another controller has taken this run over", hint="this controller stops nothing and exits")
 
 
 class ProcessLimitError(DistlaunchError):
-    """The system allows this user or container no more processes or threads."""
+    """This user or container has reached its limit of processes or threads."""
 
     reference = "process-limit"
 
@@ -98,7 +98,7 @@ class ProcessLimitError(DistlaunchError):
 
 
 class InterruptionError(DistlaunchError):
-    """A signal interrupted a command before anything was started; nothing is left."""
+    """A signal interrupted a command before anything was started."""
 
     reference = "interrupted"
 
@@ -108,7 +108,7 @@ class InterruptionError(DistlaunchError):
 
 
 class ShownError(DistlaunchError):
-    """An error has ended a run. The user has already seen the error, and the report has it."""
+    """An error ended a run. The user has already seen the error, and the report contains it."""
 
     reference = "shown"
 
@@ -118,7 +118,7 @@ class ShownError(DistlaunchError):
 
 
 def as_ours(error: Exception) -> Exception:
-    """A ProcessLimitError in place of the errors by which Python reports that limit; any other error unchanged."""
+    """Converts the errors by which Python reports a process limit to ProcessLimitError; returns others unchanged."""
     no_thread = isinstance(error, RuntimeError) and str(error) == "can't start new thread"
     no_process = isinstance(error, BlockingIOError) and error.strerror == os.strerror(errno.EAGAIN)  # from fork
     return ProcessLimitError() if no_thread or no_process else error

@@ -1,4 +1,4 @@
-"""The one table of failure classes: name, meaning, exit status, and whether restarts follow and count."""
+"""The table of failure classes: name, meaning, exit status, and whether restarts follow and count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FailureName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class FailureClass:
-    """What a class of failures means, and what follows from it.
+    """The meaning of a failure class, and its consequences.
 
     `restarted`: whether the cluster restarts by default. `counted`: whether such a restart counts against
     `restart.max_restarts`.
@@ -101,7 +101,7 @@ USER_ERRORS: Mapping[str, str] = {
     "no-tensorflow": "the node's Python has no TensorFlow",
     "no-isolation": "the system gives the tasks no network of their own",
 }
-"""Reasons for a node to refuse its tasks that only the user can correct: exit status 2."""
+"""Reasons why a node refuses its tasks that only the user can correct: exit status 2."""
 
 
 def find_exit_status(reference: str) -> int:

@@ -1,7 +1,7 @@
-"""Makes text from elsewhere safe to print: a terminal shows it and obeys nothing in it.
+"""Makes text from outside sources safe to print: a terminal shows the text and obeys no control character in it.
 
 Host names, exception messages, file names and the output of a node's shell must not move the cursor, change the
-window's title, write to the clipboard or reverse the order of characters. A visible character replaces each that would.
+window's title, write to the clipboard or reverse the order of characters. Visible characters replace such characters.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 UNSEEN = r"\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-"""Replaced besides the first 32 characters: controls above ASCII, Unicode's line separators, marks that change the
-direction of text, and surrogates. Goes inside the brackets of a regular expression."""
+"""Characters to replace in addition to the first 32: DEL and the C1 controls, Unicode's line separators, marks that
+change the direction of text, and surrogates. Goes inside the brackets of a regular expression."""
 
 _UNSEEN = re.compile(rf"[\x00-\x08\x0b-\x1f{UNSEEN}]")
 

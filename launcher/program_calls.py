@@ -1,4 +1,4 @@
-"""Asks other programs of this machine, such as those of Slurm and Kubernetes."""
+"""Calls other programs on this machine, such as those of Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.errors import DistlaunchError
 EVIDENCE_LINES = 5
 """Lines of a program's stderr that an error shows."""
 _NOISE = re.compile(r"[IWE][0-9]{4} [0-9:.]+ +[0-9]+ \S+\.go:")
-"""How kubectl's own log begins, which says the same as its last line."""
+"""The start of a line of kubectl's own log, which only repeats the last line of stderr."""
 
 
 def call_program(
@@ -24,16 +24,16 @@ def call_program(
     name: str = "",
     missing: str = "",
 ) -> str:
-    """What the program prints.
+    """Runs a program and returns its output.
 
     Args:
         words: the program and its arguments.
         failure: the error to raise.
-        stdin: what it reads; by default, nothing.
-        environ: its environment, if it is not ours.
-        limit_s: how long it may take.
-        name: what it is called in errors; by default, its first word.
-        missing: a hint for a program that is not there.
+        stdin: the program's input; by default, nothing.
+        environ: the program's environment; by default, this process's.
+        limit_s: how long the program may take.
+        name: the program's name in errors; by default, its first word.
+        missing: a hint for a missing program.
 
     Raises:
         DistlaunchError: the program cannot be run, failed, or was too slow; of the class `failure`.

@@ -1,4 +1,4 @@
-"""The base of every part of a report: frozen, fully documented in its JSON Schema, safe for a terminal."""
+"""The base class of all parts of a report: frozen, documented in the JSON Schema, safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Result(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _escape(cls, value: Any) -> Any:
-        """Replaces what a terminal would obey or JSON cannot hold: much of the text comes from elsewhere."""
+        """Replaces control characters and text that JSON cannot hold: much of the text comes from outside sources."""
         if isinstance(value, list):
             return [cls._escape(item) for item in value]
         if isinstance(value, dict):

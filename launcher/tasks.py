@@ -1,4 +1,4 @@
-"""Names of tasks: `worker:1`, as in TensorFlow."""
+"""Names of tasks, as in TensorFlow: `worker:1`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TaskType = Literal["chief", "worker", "ps", "evaluator"]
 TASK_TYPES: tuple[TaskType, ...] = get_args(TaskType)
 
 AuxiliaryType = Literal["tensorboard"]
-"""What runs beside the spec's tasks."""
+"""Processes that run in addition to the spec's tasks."""
 AUXILIARY_TYPES: tuple[AuxiliaryType, ...] = get_args(AuxiliaryType)
 
 TRAINING_TYPES: tuple[TaskType, ...] = ("chief", "worker")
@@ -28,7 +28,7 @@ class TaskId(NamedTuple):
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether the process is not one of the spec's tasks: it never ends by itself, and its end changes nothing."""
+        """Whether the process is not one of the spec's tasks: its end does not affect the run."""
         return self.type in AUXILIARY_TYPES
 
     @property
@@ -41,7 +41,7 @@ class TaskId(NamedTuple):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
-        """In JSON, a task is its name."""
+        """Represents a task as its name in JSON."""
         from pydantic_core import core_schema
 
         text = core_schema.no_info_after_validator_function(parse_task_id, core_schema.str_schema())

@@ -1,4 +1,4 @@
-"""Wording shared by the sentences that users read."""
+"""Wording shared by messages to users."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""`python …/worker_entry VERB`, or by -m; users type `run`, and all other verbs are distlaunch's own.
+"""`python …/worker_entry VERB` or `python -m worker_entry VERB`; only `run` is for users.
 
-An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new one. A
+An `agent` ends with its stdin. A `node` is an agent that outlives its connection; `attach` gives it a new connection. A
 `warm-agent` or `warm-node` may stay for the next run.
-A `forkserver` imports TensorFlow and forks tasks. `clean` stops what is left of runs whose controller is gone.
+A `forkserver` imports TensorFlow and forks tasks. `clean` stops leftover processes of runs whose controller is gone.
 `pod` runs a task in a Kubernetes pod, where there is no agent.
-`profile` captures a profile of a cluster's workers; `speed` measures this node. `gpus` prints what the GPUs do.
-`outside` and `tunnel` serve an agent in a network of its own.
+`profile` captures a profile of a cluster's workers; `speed` measures this node. `gpus` prints readings of the GPUs.
+`outside` and `tunnel` serve an agent in a separate network namespace.
 """
 
 import gc
@@ -15,19 +15,19 @@ import sys
 
 def main() -> None:
     if not __package__:
-        # Started with a path, Python puts the package itself first on sys.path; the imports need its parent.
+        # Python was started with a path, and puts the package itself first on sys.path; imports need the parent.
         sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     verb, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     may_stay, kind = verb.startswith("warm-"), verb.removeprefix("warm-")
     if kind in ("agent", "node"):
-        gc.set_threshold(10_000)  # imported objects stay: scanning them again would take a twentieth of a start
+        gc.set_threshold(10_000)  # imported objects stay: scanning them again takes 1/20 of the start
         from worker_entry.agent import guardian
 
         status = guardian.main(outlives_connection=kind == "node", may_stay=may_stay)
         sys.stderr.flush()
         os._exit(
             status
-        )  # an interpreter's shutdown would cost a tenth of an agent's CPU time, and nothing is left to do
+        )  # the interpreter's shutdown would cost a tenth of an agent's CPU time, and nothing is left to do
     if verb == "attach":
         from worker_entry.agent import reattachment
 
@@ -65,7 +65,7 @@ def main() -> None:
         from worker_entry.pod import entry
 
         sys.exit(entry.main(rest))
-    # Imported while the parent is on sys.path; the user's program gets a path without it.
+    # Imported while the parent is on sys.path; the user's program gets sys.path without the parent.
     from worker_entry.task import runner
 
     if verb == "forkserver":

@@ -1,4 +1,4 @@
-"""Builds the tf.distribute strategy that the launcher was asked for:
+"""Builds the tf.distribute strategy that is selected for the run:
 
     from worker_entry import strategies
 
@@ -21,13 +21,13 @@ DEFAULT = "multi_worker_mirrored"
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Any:
-    """Builds the strategy. Call it before the program uses any other part of TensorFlow.
+    """Builds the strategy. Call this function before the program uses any other part of TensorFlow.
 
-    In a chief of `parameter_server`, pass the strategy to `tf.distribute.coordinator.ClusterCoordinator`.
+    Under `parameter_server`, the chief passes the strategy to `tf.distribute.coordinator.ClusterCoordinator`.
 
     Raises:
         ValueError: DISTLAUNCH_STRATEGY names no strategy.
-        RuntimeError: there is no TPU for `tpu`.
+        RuntimeError: the strategy is `tpu`, but no TPU is available.
     """
     import tensorflow as tf
 
@@ -76,7 +76,7 @@ def _cross_device(tf: Any, name: Optional[str]) -> Any:
 
 
 def _make_tpu_strategy(tf: Any, environ: Mapping[str, str]) -> Any:
-    """The strategy for the TPU that TPU_NAME names, or for this TPU VM if it is not set."""
+    """The strategy for the TPU that TPU_NAME names, or for this TPU VM if TPU_NAME is not set."""
     name = environ.get("TPU_NAME", "local")
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)

@@ -1,1 +1,1 @@
-"""What the user types. `main` is the one place where errors become exit statuses."""
+"""The command line. Only `main` turns errors into exit statuses."""

@@ -64,7 +64,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     metavar="NAME",
     default="tensorflow",
     default_text="tensorflow",
-    help="Train with tensorflow or torch; torch gets torchrun's variables.",
+    help="Train with tensorflow or torch; for torch, set torchrun's variables.",
 )
 @option(
     "--ps",
@@ -78,7 +78,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     "--evaluator",
     section="Cluster",
     is_flag=True,
-    help="Start an evaluator, which runs the workers' program.",
+    help="Start an evaluator, which runs the same program as the workers.",
 )
 @option(
     "--devices",
@@ -95,7 +95,7 @@ _STRATEGIES = ("one_device", "mirrored", "central_storage", "multi_worker_mirror
     default_text="an equal share",
     help="Give each worker K GPUs.",
 )
-@option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even on too few cores.")
+@option("--oversubscribe", section="Cluster", is_flag=True, help="Start the workers even if there are too few cores.")
 @setting_option
 @module_option
 @option(
@@ -186,15 +186,15 @@ def up(
     program: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Run the cluster of a spec, or of hosts.
+    """Run a cluster from a spec or a list of hosts.
 
-    Checks all nodes, as `check` does, then runs the cluster to its end. Connects to other machines over SSH with your
-    own ssh configuration. Options override SPEC; ARGS follow the arguments of its program.
+    Checks all nodes, as `check` does, then runs the cluster until it ends. Connects to other machines over SSH with
+    your ssh configuration. Options override SPEC; ARGS are appended to the arguments of its program.
 
     \b
     distlaunch up cluster.yaml                                   a spec
     distlaunch up cluster.yaml --epochs 3                        one more argument for its program
-    distlaunch up --set restart.max_restarts=3 cluster.yaml      another value of a field
+    distlaunch up --set restart.max_restarts=3 cluster.yaml      override a field
     distlaunch up -H gpu-a:2,gpu-b:2 train.py --epochs 3         two workers on each of two machines
     distlaunch up --hostfile hosts.txt -m my.module ARGS         a module, or a command after `--`
     distlaunch up --slurm train.py --epochs 3                    on the nodes of this Slurm job
@@ -207,7 +207,7 @@ def up(
         spec = make_host_spec(context, hosts, hostfile, program, module=module, slurm=slurm)
     else:
         path = check_spec_argument(program, module=module)
-        # What `-e` sets or leaves out need not be set here.
+        # Variables that `-e` names need not be set in this environment.
         spec = load_spec(path, {**dict.fromkeys(map(name_of, variables), ""), **os.environ})
         spec = command_line.append_arguments(spec, program[1:])
     spec = _adapt(spec, settings, variables)
@@ -215,7 +215,7 @@ def up(
 
 
 def _adapt(spec: ClusterSpec, settings: Sequence[str], variables: Sequence[str]) -> ClusterSpec:
-    """The spec with what `--set` and `-e` give."""
+    """The spec with the changes of `--set` and `-e`."""
     from launcher.spec.settings import set_fields
     from launcher.spec.variables import check_variables, set_variables
 
@@ -257,7 +257,7 @@ def _run(
     from launcher.spec.overrides import Override, override
 
     if chaos and max_restarts is None and not spec.restart.max_restarts:
-        max_restarts = len(chaos)  # or there is nothing to resume
+        max_restarts = len(chaos)  # without a restart, there is nothing to resume
     spec = override(
         spec,
         Override("--isolate", ("isolation",), "namespace" if isolate else None),

@@ -1,6 +1,6 @@
-"""Completion by the shell: what completes runs, tasks and specs, and the scripts for bash, zsh and fish.
+"""Shell completion of runs, tasks and specs, and the scripts for bash, zsh and fish.
 
-The scripts are click's. They run `distlaunch` with a variable that click recognises, once for each Tab.
+The scripts come from click. They run `distlaunch` with a variable that click recognises, once for each Tab.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BASH = """\
 
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-"""click's own loses names with spaces, and does not complete folders beside other names."""
+"""Replaces click's script, which loses names with spaces and does not complete folders together with other names."""
 
 
 def prepare() -> None:
@@ -44,7 +44,7 @@ def prepare() -> None:
     class Bash(BashComplete):
         source_template = _BASH
         _cut = ""
-        """The beginning of the word that is not part of the word for bash."""
+        """The beginning of the word, up to a colon, which bash takes for a separate word."""
 
         def get_completion_args(self) -> tuple[list[str], str]:
             arguments, incomplete = super().get_completion_args()
@@ -60,7 +60,7 @@ def prepare() -> None:
 
 
 def join_at_colons(words: list[str]) -> list[str]:
-    """Joins `worker`, `:`, `0`: for bash, a colon ends a word and is one itself."""
+    """Joins `worker`, `:`, `0`: bash ends a word at a colon and makes the colon a word."""
     joined: list[str] = []
     glued = False
     for word in words:
@@ -129,7 +129,7 @@ def complete_specs(_context: click.Context, _parameter: click.Parameter, incompl
 
 
 def complete_tasks(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """The tasks of the run that stands before them on the command line."""
+    """The tasks of the run that precedes them on the command line."""
     from click.shell_completion import CompletionItem
 
     from launcher.errors import DistlaunchError
@@ -144,9 +144,9 @@ def complete_tasks(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
-    """The runs whose names begin so; if there are none, the only one that has it in its name.
+    """The runs whose names begin with `incomplete`; if there are none, the only run whose name contains it.
 
-    `wanted`: whether runs that are running, and those that are not.
+    `wanted` has True for running runs and False for the others.
     """
     from click.shell_completion import CompletionItem
 
@@ -159,7 +159,7 @@ def _complete_names(incomplete: str, wanted: Container[bool]) -> list[Any]:
     found = []
     try:
         runs = [(files, record) for files, record in find_runs() if incomplete in files.root.name]
-    except DistlaunchError:  # there is no home
+    except DistlaunchError:  # no home directory
         return []
     for files, record in runs:
         running = find_controller(files, record) is not None

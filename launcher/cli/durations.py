@@ -13,7 +13,7 @@ _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z])", re.ASCII)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A duration, in seconds: numbers, each with a unit of its own, the longest first."""
+    """A duration, in seconds: numbers, each with a different unit, the longest first."""
 
     name = "duration"
 

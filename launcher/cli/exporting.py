@@ -1,4 +1,4 @@
-"""The commands that write what other systems run."""
+"""The commands that write manifests for other systems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def export() -> None:
 
 
 def _parse_volumes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """`CLAIM:PATH` texts."""
+    """Parses `CLAIM:PATH` texts."""
     volumes = {}
     for text in texts:
         claim, colon, path = text.partition(":")
@@ -73,9 +73,9 @@ def kubernetes(
     distlaunch export kubernetes cluster.yaml | kubectl apply --server-side -f -
     distlaunch export kubernetes two_nodes.yaml --image tensorflow/tensorflow:2.21.0
 
-    SPEC has `nodes: {from: kubernetes, …}`; with --image, each task of any spec gets a pod. ARGS follow the arguments
-    of its program. Keras is patched, steps are counted, and `kubectl describe` shows why a task failed. Fields that no
-    manifest can express are refused.
+    SPEC has `nodes: {from: kubernetes, …}`; with --image, each task of any spec gets a pod. ARGS are appended to the
+    arguments of its program. Keras is patched, steps are counted, and `kubectl describe` shows why a task failed.
+    Rejects fields that no manifest can express.
     """
     from launcher.commands.export import read_export
     from launcher.kubernetes.export import render_export

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SectionedCommand)
-@option("--all", "-a", "everything", is_flag=True, help="List the runs that have ended as well.")
+@option("--all", "-a", "everything", is_flag=True, help="Include runs that have ended.")
 @option(
     "--watch", "-w", is_flag=True, help="Repaint every second until Ctrl-C; in a pipe, print each run that changes."
 )
-@option("--warm", is_flag=True, help="Print the nodes on which TensorFlow is kept warm, as JSON.")
+@option("--warm", is_flag=True, help="Print the nodes that keep TensorFlow warm, as JSON.")
 @json_option
 def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
     """List runs: state, age, tasks, progress, restarts.
 
     Lists the runs that are running or queued, the latest first. States: pending (in Slurm's queue), connecting,
     forming, running, restarting, waiting (for a lost node), stopping; with -a also succeeded, failed and its class,
-    interrupted, lost (its controller is gone) and ended (nobody recorded how). `on gpu-a`: its controller is on another
-    machine. Lists the runs of the state directory, not those of `--run-dir`. Below them, lists the nodes on which runs
-    have kept TensorFlow warm, with the memory that this takes.
+    interrupted, lost (its controller is gone) and ended (its outcome is unknown). `on gpu-a`: its controller is on
+    another machine. Lists the runs in the state directory, not those started with `--run-dir`. Below them, lists the
+    nodes that keep TensorFlow warm, and the memory that it takes there.
     """
     from launcher.commands.listing import describe_no_runs, look, render_runs, render_table
     from launcher.commands.warm import render_warm
@@ -61,11 +61,11 @@ def ls(everything: bool, watch: bool, warm: bool, as_json: bool) -> int:
 @run_argument
 @json_option
 def wait(run: str | None, as_json: bool) -> int:
-    """Wait until a run has ended, and exit as it did.
+    """Wait until a run ends, and exit with its exit status.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one.
+    RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one.
 
-    Exit status: that of the run; 3 if it is lost (its controller is gone), or if nobody recorded how it ended.
+    Exit status: that of the run; 3 if it is lost (its controller is gone), or if its outcome was not recorded.
     """
     from launcher.commands.waiting import find_exit_status, wait_for_end
     from launcher.printable import printable
@@ -93,7 +93,7 @@ def _watch(*, everything: bool, as_json: bool) -> None:
 
 
 def _follow(*, everything: bool, as_json: bool) -> None:
-    """Prints each run that is new or has changed, until the reader is gone."""
+    """Prints each run that is new or has changed, until nobody reads stdout."""
     from launcher.commands.listing import changed, look, render_runs
 
     before: dict[str, RunSummary] = {}

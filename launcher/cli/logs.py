@@ -27,7 +27,7 @@ CLOSED_PIPE = 128 + 13
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versions of click only
-    """A moment, in Unix seconds: a duration before now, or a date and time."""
+    """A moment, in Unix seconds; typed as a duration before now, or as a date and time."""
 
     name = "moment"
 
@@ -50,11 +50,11 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
 @click.command(cls=SectionedCommand)
 @run_argument
 @click.argument("tasks", nargs=-1, metavar="[TASK]...", shell_complete=complete_tasks)
-@option("--follow", "-f", section="What", is_flag=True, help="Show new lines until the run is over.")
+@option("--follow", "-f", section="What", is_flag=True, help="Show new lines until the run ends.")
 @option("--tail", section="What", type=click.IntRange(min=0), metavar="N", help="Show the last N lines of each task.")
 @option("--head", section="What", type=click.IntRange(min=0), metavar="N", help="Show the first N lines of each task.")
 @option(
-    "--since", section="What", type=Moment(), metavar="TIME", help="Show lines since TIME: 10m, or 2026-11-22T14:30."
+    "--since", section="What", type=Moment(), metavar="TIME", help="Show lines since TIME: 10m or 2026-11-22T14:30."
 )
 @option(
     "--attempt",
@@ -64,9 +64,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in new versi
     default_text="the last",
     help="Show attempt K.",
 )
-@option("--distlaunch", "own", section="What", is_flag=True, help="Show what distlaunch has said, not the tasks.")
+@option("--distlaunch", "own", section="What", is_flag=True, help="Show messages of distlaunch, not the tasks' logs.")
 @option("--timestamps", "-t", section="How", is_flag=True, help="Begin each line with its time, in UTC.")
-@option("--no-prefix", section="How", is_flag=True, help="Show lines without their tasks' names, in a pipe unchanged.")
+@option("--no-prefix", section="How", is_flag=True, help="Omit the tasks' names; in a pipe, leave lines unchanged.")
 @option("--json", "as_json", section="How", is_flag=True, help="Show each line as an object {time, task, line}.")
 def logs(
     run: str | None,
@@ -83,8 +83,8 @@ def logs(
 ) -> int:
     """Show the logs of a run's tasks, merged by time.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. TASK is
-    `worker:1`, or `worker` for all workers; left out: all tasks. Works while a run is running and after its end.
+    RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one. TASK is
+    `worker:1`, or `worker` for all workers; default: all tasks. Works during a run and after its end.
     """
     from launcher.errors import UsageError
     from launcher.run.log_reading import LogChoice
@@ -102,7 +102,7 @@ def logs(
     )
     try:
         _show(files, choice, own=own, follow=follow, no_prefix=no_prefix, timestamps=timestamps, as_json=as_json)
-    except BrokenPipeError:  # click would make it 1
+    except BrokenPipeError:  # click would exit with 1
         return CLOSED_PIPE
     return 0
 
@@ -138,12 +138,13 @@ def _show(
 @click.command()
 @run_argument
 @click.option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
-@click.option("--no-live", is_flag=True, help="Show only lines on the terminal, not the live view.")
+@click.option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
 def attach(run: str | None, verbose: bool, no_live: bool) -> int:
-    """Follow a run as in its own terminal, from the last screenful on.
+    """Attach to the output of a run, from the last screenful on.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest. Ctrl-C, `q`
-    and `d` only stop looking: the run goes on, and the exit status is 0. Otherwise the exit status is that of the run.
+    RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one. Shows the same
+    output as the run's own terminal. Ctrl-C, `q` and `d` only detach: the run continues, and the exit status is 0.
+    Otherwise the exit status is that of the run.
     """
     import signal
 
@@ -159,7 +160,7 @@ def attach(run: str | None, verbose: bool, no_live: bool) -> int:
     except BrokenPipeError:
         return CLOSED_PIPE
     except (Left, KeyboardInterrupt):
-        click.echo(f"Stopped looking; the run goes on: distlaunch attach {files.root}", err=True)
+        click.echo(f"Detached; the run continues: distlaunch attach {files.root}", err=True)
         return 0
     if attachment.run.is_lost:
         from launcher.errors import EXIT_INFRASTRUCTURE
@@ -170,7 +171,7 @@ def attach(run: str | None, verbose: bool, no_live: bool) -> int:
 
 
 def _split(run: str | None, words: Sequence[str]) -> tuple[str | None, list[TaskPattern]]:
-    """The run and the tasks. What stands first is a task if it looks like one; a run of such a name is `./worker`."""
+    """The run and the tasks. The first word is a task if it looks like a task; a run named `worker` is `./worker`."""
     from launcher.errors import UsageError
     from launcher.tasks import parse_task_pattern
 
@@ -185,7 +186,7 @@ def _split(run: str | None, words: Sequence[str]) -> tuple[str | None, list[Task
 
 
 def _allow_many_files() -> None:
-    """Lets this process open a log of each task: systems allow 1,024 files unless more are asked for."""
+    """Lets this process open the logs of all tasks; the usual soft limit is 1,024 files."""
     import contextlib
     import resource
 
@@ -195,12 +196,12 @@ def _allow_many_files() -> None:
 
 
 def _names_one(choice: LogChoice) -> bool:
-    """Whether the choice can never have a second task."""
+    """Whether the choice names exactly one task."""
     return len(choice.patterns) == 1 and choice.patterns[0].index is not None
 
 
 def _all_tasks(files: RunDir, found: Sequence[TaskId]) -> list[TaskId]:
-    """The tasks of the run, in the order that gives them their colours."""
+    """The tasks of the run, in the order that determines their colours."""
     from launcher.commands.attach import read_tasks
 
     planned = read_tasks(files)

@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--spec-only", is_flag=True, help="Check only the file; connect to no machine.")
-@click.option("--speed", is_flag=True, help="Measure nodes and links as well; name those below 0.75 × the median.")
+@click.option("--speed", is_flag=True, help="Also measure nodes and links; report any below 0.75 × the median.")
 @rehearsal_option
 def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: int | None) -> int:
-    """Check a spec and its nodes, and start nothing.
+    """Check a spec and its nodes without starting anything.
 
-    Shows every mistake of the file with its line and the correction. Then checks each node: interpreter, versions,
-    GPUs, disk, clock, program; and has each node connect to the address of every task, its own tasks included. `up`
-    does the same before it starts.
+    Shows every mistake in the file with its line and the correction. Then checks each node: interpreter, versions,
+    GPUs, disk, clock, program. Each node also connects to the address of every task, including its own tasks. `up`
+    does the same before it starts the cluster.
 
-    With --speed, each node then multiplies matrices and copies memory, and the links of a ring of all nodes are
-    measured. What is slow is a warning.
+    With --speed, each node then multiplies matrices and copies memory, and measures its link in a ring of all nodes. A
+    slow node or link is a warning.
 
-    Exit status: 0 no error found, 2 the spec is wrong, 3 a node is not fit for it.
+    Exit status: 0 no error found, 2 the spec is wrong, 3 a node cannot run its tasks.
     """
     cluster = load(spec, rehearsal, asks=not spec_only)
     if spec_only:
         if not cluster.nodes:
             where = (
-                "its nodes are a Slurm job's"
+                "its nodes come from a Slurm job"
                 if cluster.source == "slurm"
                 else "the command that names its nodes was not run"
             )
@@ -73,10 +73,10 @@ def check(spec: Path, as_json: bool, spec_only: bool, speed: bool, rehearsal: in
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @rehearsal_option
 def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
-    """Show what each task of a spec gets.
+    """Show the launch plan of a spec.
 
-    Shows node, address, port, TF_CONFIG and environment, and the command that runs the task by hand. Secrets are
-    hidden.
+    Shows the node, address, port, TF_CONFIG and environment of each task, and the command that runs the task by hand.
+    Hides secrets.
     """
     from launcher.run.preview import plan_ahead
 
@@ -84,12 +84,12 @@ def plan(spec: Path, as_json: bool, rehearsal: int | None) -> None:
 
 
 def load(path: Path, rehearsal: int | None, *, asks: bool = True) -> ClusterSpec:
-    """The spec of a file; with `rehearsal`, on so many containers instead of its machines.
+    """The spec of a file.
 
     Args:
         path: the file.
-        rehearsal: how many containers; None for the machines.
-        asks: whether a command that names the nodes is run; there are no nodes without its answer.
+        rehearsal: how many containers take the place of the spec's machines; None: use the machines.
+        asks: whether to run a command that names the nodes; without its answer, the spec has no nodes.
     """
     from launcher.spec.loading import load_spec
 

@@ -36,11 +36,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def main() -> NoReturn:
     """The `distlaunch` command."""
     _open_closed_streams()
-    gc.set_threshold(10_000)  # imports make objects that stay: looking through them is a twentieth of a start
+    gc.set_threshold(10_000)  # imports make objects that stay; collecting among them takes a twentieth of a start
     try:
         sys.exit(_main(sys.argv[1:]))
     finally:
-        gc.freeze()  # or the interpreter looks through all of them once more as it ends: a tenth of a short command
+        gc.freeze()  # or the interpreter collects once more at its end, which takes a tenth of a short command
 
 
 def _open_closed_streams() -> None:
@@ -68,10 +68,10 @@ def _main(arguments: list[str]) -> int:
     except click.Abort:
         return 130
     except SystemExit:
-        if sys.stdout is not stdout:  # click replaces it when nobody reads it any more: `distlaunch plan … | head`
+        if sys.stdout is not stdout:  # click replaces stdout when its reader is gone: `distlaunch plan … | head`
             return 141
         raise
-    except Exception as error:  # noqa: BLE001 - each becomes an exit status
+    except Exception as error:  # noqa: BLE001 - every exception becomes an exit status
         _go_there(error, arguments)
         if flags.get("debug"):
             import traceback
@@ -82,7 +82,7 @@ def _main(arguments: list[str]) -> int:
 
 
 def _go_there(error: Exception, arguments: Sequence[str]) -> None:
-    """Runs the same command in the Slurm job of the run that it is about, where the run's controller is."""
+    """Runs the same command in the Slurm job that has the run's controller."""
     from launcher.run.controller import ElsewhereError
 
     if isinstance(error, ElsewhereError) and error.job:
@@ -139,7 +139,7 @@ def cli() -> None:
     distlaunch local --workers 2              run the built-in demo on this machine
     distlaunch local --workers 2 train.py     run your script
     distlaunch check two_nodes.yaml           check a spec and its nodes
-    distlaunch up two_nodes.yaml              run the cluster of a spec
+    distlaunch up two_nodes.yaml              run a cluster from a spec
     distlaunch up -H gpu-a,gpu-b train.py     run your script on two machines
 
     \b

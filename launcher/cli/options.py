@@ -16,22 +16,22 @@ _DURATIONS = {
     "--start-timeout": ("start_s", "Fail if the cluster is not up after S seconds; 0: no limit.", "600"),
     "--stall-timeout": (
         "stall_s",
-        "Fail if the cluster makes no step for S seconds; 0: no limit.",
+        "Fail if the cluster completes no step for S seconds; 0: no limit.",
         "20 steps, at least 120",
     ),
     "--drain-timeout": (
         "drain_s",
-        "Fail if the others do not end within S seconds of the first; 0: no limit.",
+        "Fail if the other tasks do not end within S seconds of the first; 0: no limit.",
         "300",
     ),
     "--stop-grace": ("stop_grace_s", "Wait S seconds from SIGTERM to SIGKILL when you stop the run.", "10"),
-    "--lease": ("lease_s", "Stop a node's tasks after S seconds without contact to the controller.", "60"),
+    "--lease": ("lease_s", "Stop a node's tasks after S seconds without contact with the controller.", "60"),
 }
 """The field of a spec's `timeouts:` that each option sets, its help, and the default."""
 
 
 def option(*names: str, **settings: Any) -> Callable[..., Any]:
-    """`click.option` with a `section` of the help, and a `default_text` for what is not the same in all cases."""
+    """`click.option` with a `section` of the help, and a `default_text` for a default that can vary."""
     return click.option(*names, cls=SectionedOption, **settings)
 
 
@@ -41,7 +41,7 @@ _SETTING = option(
     section="Cluster",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Set any field of the spec, like restart.max_restarts=3 or nodes[0].python=/opt/python; VALUE is YAML, "
+    help="Set any field of the spec, like restart.max_restarts=3 or nodes[0].python=/opt/python; VALUE is YAML; "
     "repeatable.",
 )
 
@@ -52,7 +52,7 @@ _VARIABLE = option(
     section="Program",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Set an environment variable of all tasks; NAME alone takes its value from here, repeatable.",
+    help="Set an environment variable of all tasks; NAME alone copies it from this environment; repeatable.",
 )
 
 _MODULE = option("--module", "-m", section="Program", is_flag=True, help="Run a Python module, as `python -m` does.")
@@ -71,13 +71,13 @@ _HOST_OPTIONS = (
         section="Cluster",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Use the machines of FILE: a line for each, like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`.",
+        help="Use the machines in FILE, one per line, like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`.",
     ),
     option(
         "--slurm",
         section="Cluster",
         is_flag=True,
-        help="Use the nodes of the Slurm job that this runs in, with a worker for each of its tasks.",
+        help="Use the nodes of the current Slurm job, with one worker per Slurm task.",
     ),
     _SETTING,
     _MODULE,
@@ -89,8 +89,7 @@ _RUN_OPTIONS = (
         "--isolate",
         section="Program",
         is_flag=True,
-        help="Give tasks on one machine a network of their own, which nobody else reaches, and from which they reach "
-        "nobody.",
+        help="Give the tasks on one machine a private network without access from or to the outside.",
     ),
     option("--no-keras-patch", section="Program", is_flag=True, help="Do not patch Keras 3."),
     option(
@@ -105,7 +104,7 @@ _RUN_OPTIONS = (
         section="Program",
         type=Duration(),
         metavar="AGE",
-        help="Keep TensorFlow imported on the nodes for AGE after the run, like 15m, for the next one.",
+        help="Keep TensorFlow imported on the nodes for AGE, like 15m, after the run, to start the next run faster.",
     ),
     option(
         "--sample-every",
@@ -114,13 +113,13 @@ _RUN_OPTIONS = (
         type=click.FloatRange(min=0),
         metavar="S",
         default_text="2",
-        help="Measure what tasks use every S seconds; 0: never.",
+        help="Sample the resource usage of tasks every S seconds; 0: never.",
     ),
     option(
         "--metrics",
         section="Output",
         metavar="[ADDRESS:]PORT",
-        help="Serve metrics for Prometheus; without ADDRESS on 127.0.0.1.",
+        help="Serve metrics for Prometheus; ADDRESS defaults to 127.0.0.1.",
     ),
     option(
         "--metrics-file",
@@ -172,9 +171,9 @@ _RUN_OPTIONS = (
         default_text="in the state directory",
         help="Write logs and the report to DIR, a new or empty folder.",
     ),
-    option("--report", section="Output", is_flag=True, help="Write report.html to the run's files at its end."),
+    option("--report", section="Output", is_flag=True, help="Write report.html to the run's folder when the run ends."),
     option("--verbose", "-v", section="Output", is_flag=True, help="Show TensorFlow's start-up messages too."),
-    option("--no-live", section="Output", is_flag=True, help="Show only lines on the terminal, not the live view."),
+    option("--no-live", section="Output", is_flag=True, help="Print plain lines instead of the live view."),
     option("--tensorboard", section="Output", is_flag=True, help="Run TensorBoard on the chief's node during the run."),
     option(
         "--keep-tensorboard",
@@ -183,7 +182,7 @@ _RUN_OPTIONS = (
         help="Run TensorBoard during the run and after it, until Ctrl-C.",
     ),
     option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background."),
-    option("--dry-run", is_flag=True, help="Show the plan and start nothing."),
+    option("--dry-run", is_flag=True, help="Show the plan without starting anything."),
 )
 
 
@@ -206,7 +205,7 @@ setting_option, module_option, variable_option = _SETTING, _MODULE, _VARIABLE
 run_argument = click.argument("run", required=False, shell_complete=complete_runs)
 """RUN; see `launcher.run.selection`."""
 running_run_argument = click.argument("run", required=False, shell_complete=complete_running_runs)
-"""The same for a command that is for running runs."""
+"""RUN of a command that needs a running run."""
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 rehearsal_option = option(

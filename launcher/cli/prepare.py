@@ -43,8 +43,7 @@ def init(
 ) -> None:
     """Write a commented spec, for hosts or for this machine.
 
-    The spec is what `up` would run with the same arguments. It has two workers on this machine if no hosts are
-    named.
+    `up` runs the same spec if it gets the same arguments. Without hosts, the spec has two workers on this machine.
 
     \b
     distlaunch init                                              cluster.yaml, for the built-in demo
@@ -80,8 +79,8 @@ def compose(spec: Path, nodes: int | None) -> None:
     docker compose run --rm controller
     docker compose down --volumes
 
-    Run it in the folder that has the program and the spec: every container mounts that folder as /project. The image
-    is built once from docker/Dockerfile, as the file's first lines say.
+    Run these commands in the folder that has the program and the spec: every container mounts that folder as /project.
+    The first lines of the Compose file say how to build the image from docker/Dockerfile.
     """
     from launcher.errors import UsageError
     from launcher.plan.compose import render_compose

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MARK = "\0command"
 _ALIKE = 0.85
-"""How alike an unknown option and one of ours are, if it is a typing error; difflib's ratio."""
+"""An unknown option that is at least this similar to one of ours (difflib's ratio) is a typing error."""
 
 
 class ProgramCommand(SectionedCommand):
@@ -31,15 +31,15 @@ class ProgramCommand(SectionedCommand):
         rest = super().parse_args(context, args)
         program: tuple[str, ...] = context.params["program"]
         context.meta["distlaunch.is_command"] = program[:1] == (_MARK,)
-        # Behind a script, `--` is one of the script's arguments.
+        # After a script, `--` is one of the script's arguments.
         context.params["program"] = tuple(word for word in program if word != _MARK)
         return rest
 
 
 class SpecOrProgramCommand(ProgramCommand):
-    """A command of a spec and more arguments for its program or, after `-H` or `--hostfile`, of a program.
+    """A command that takes a spec and arguments for its program or, after `-H` or `--hostfile`, a program.
 
-    After a spec, options of the command may follow, up to the first other word.
+    Options of the command may also follow the spec, up to the first other word.
     """
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -50,7 +50,7 @@ class SpecOrProgramCommand(ProgramCommand):
                 args = [*args[:first], *args[first + 1 :]]
             more, _ = self._skip_options(args, first + 1)
             rest = args[more:]
-            if not context.resilient_parsing:  # as completion does, for words that are not all there yet
+            if not context.resilient_parsing:  # completion sets it: the words are incomplete
                 self._check_option(rest[:1], context)
             args = [*args[:first], *args[first + 1 : more], *args[first : first + 1], *rest[rest[:1] == ["--"] :]]
         left = super().parse_args(context, args)
@@ -59,14 +59,14 @@ class SpecOrProgramCommand(ProgramCommand):
             and not names_hosts
             and (context.params["hosts"] or context.params["hostfile"] or context.params["slurm"])
         ):
-            message = "-H, --hostfile and --slurm go before the program, and take the place of a spec."
+            message = "-H, --hostfile and --slurm go before the program, and replace a spec."
             raise click.UsageError(message, context)
         context.meta["distlaunch.names_hosts"] = names_hosts
         return left
 
     def _skip_options(self, args: Sequence[str], start: int) -> tuple[int, set[str | None]]:
-        """Where the first word from there on is that is neither an option of this command nor its value, and which
-        parameters the options before it set."""
+        """The index, from `start` on, of the first word that is neither an option of this command nor an option's
+        value, and the parameters that the options before it set."""
         context = click.Context(self, help_option_names=["-h", "--help"])
         known = {name: each for each in self.get_params(context) for name in each.opts}
         position = start
@@ -87,7 +87,7 @@ class SpecOrProgramCommand(ProgramCommand):
         """Refuses an option that was probably meant for this command.
 
         Raises:
-            NoSuchOption: it is much like one of them.
+            UsageError: its name is similar to that of one of our options.
         """
         known = [name for each in self.params for name in each.opts if name.startswith("--")]
         for word in words:
@@ -111,7 +111,7 @@ def complete_first_spec(context: click.Context, parameter: click.Parameter, inco
 
 
 def is_flag(parameter: click.Parameter | None) -> bool:
-    """Whether it is an option without a value."""
+    """Whether the parameter is an option without a value."""
     return isinstance(parameter, click.Option) and parameter.is_flag
 
 
@@ -124,7 +124,7 @@ def make_host_spec(
     module: bool,
     slurm: bool,
 ) -> ClusterSpec:
-    """The spec that `-H`, `--hostfile` or `--slurm` and the program stand for."""
+    """The spec for the program on the machines of `-H`, `--hostfile` or `--slurm`."""
     from launcher.errors import UsageError
     from launcher.spec import command_line
 
@@ -132,7 +132,7 @@ def make_host_spec(
         hint = "remove --slurm, and write `nodes: slurm` in the spec" if slurm else "remove -H and --hostfile"
         raise UsageError(f"{program[0]} is a spec, which names its own machines", hint=hint)
     if slurm and (hosts or hostfile is not None):
-        raise UsageError("--slurm takes the machines of the job; -H and --hostfile name others", hint="use one of them")
+        raise UsageError("--slurm cannot be combined with -H or --hostfile", hint="use one of them")
     is_command = context.meta["distlaunch.is_command"]
     what = command_line.make_program(program, is_module=module, is_command=is_command)
     if slurm:
@@ -148,9 +148,9 @@ def check_spec_argument(words: Sequence[str], *, module: bool) -> Path:
     if module or (words and Path(words[0]).suffix == ".py"):
         program = f"-m {words[0]}" if module and words else "-m" if module else words[0]
         raise UsageError(
-            f"{program} is a program, and no machine is named",
+            f"{program} is a program, but no machine is named",
             hint="name a spec or, with -H, machines; `distlaunch local` runs a program on this machine",
         )
     if not words:
-        raise UsageError("no spec is named", hint="name one or, with -H, machines and a program")
+        raise UsageError("no spec is named", hint="name a spec or, with -H, machines and a program")
     return Path(words[0])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @variable_option
 @option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Write the run's files to this new folder.")
 @option("--no-check", is_flag=True, help="Start without checking the nodes.")
-@option("--dry-run", is_flag=True, help="Print the job's script, or its manifests; queue nothing.")
+@option("--dry-run", is_flag=True, help="Print the job's script or manifests without queueing it.")
 @json_option
 @click.argument("spec", type=click.Path(path_type=Path), shell_complete=complete_specs)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]…")
@@ -37,13 +37,13 @@ def submit(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Queue a job of Slurm or Kubernetes that runs a spec.
+    """Queue a Slurm or Kubernetes job that runs a spec.
 
-    SPEC has `nodes: slurm`, and under `slurm:` what the job asks for; ARGS follow the arguments of its program. The run
-    goes on in the same folder when Slurm queues the job again; with `restart:` the job does that itself after a
-    preemption and at the end of its time. `ls`, `status`, `logs -f` and `down` know the run from now on.
+    SPEC has `nodes: slurm`, and the job's resources under `slurm:`; ARGS are appended to the arguments of its program.
+    The run continues in the same folder when Slurm requeues the job; with `restart:`, the job requeues itself after a
+    preemption and at its time limit. `ls`, `status`, `logs -f` and `down` work as soon as the job is queued.
 
-    With `nodes: {from: kubernetes, …}`, distlaunch runs in a pod, with the rights that this takes and no others.
+    With `nodes: {from: kubernetes, …}`, distlaunch runs in a pod, with only the rights that it needs.
     """
     from launcher.commands import submit as submission
     from launcher.commands import submit_controller
@@ -80,7 +80,7 @@ def submit(
         return
     click.echo(submitted.job)
     click.echo(f"Queued job {submitted.job}: run {name}", err=True)
-    for verb, what in (("status", "see where it is"), ("logs -f", "follow its output"), ("down", "cancel it")):
+    for verb, what in (("status", "show its state"), ("logs -f", "follow its output"), ("down", "cancel it")):
         click.echo(f"  distlaunch {verb} {name:<{len(name) + 8 - len(verb)}}  {what}", err=True)
 
 
@@ -89,7 +89,7 @@ def _tell_controller(submitted: SubmittedController, *, as_json: bool) -> None:
         click.echo(json.dumps({"job": submitted.job}))
         return
     click.echo(submitted.job)
-    click.echo(f"Made job {submitted.job}", err=True)
+    click.echo(f"Created job {submitted.job}", err=True)
     kubectl = shlex.join(submitted.kubectl.words)
-    for verb, what in (("logs --follow", "follow its output"), ("delete", "end the run and remove its pods")):
+    for verb, what in (("logs --follow", "follow its output"), ("delete", "stop the run and remove its pods")):
         click.echo(f"  {kubectl} {verb} job/{submitted.job}  {what}", err=True)

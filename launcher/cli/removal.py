@@ -21,11 +21,11 @@ from launcher.cli.sections import SectionedCommand
 def rm(runs: tuple[str, ...], as_json: bool) -> int:
     """Remove the folders of runs that have ended.
 
-    RUN is a run's name, a part of it, or its folder. Removes logs, report and checkpoints, and asks nothing. Removes
-    none of them if one is running, may be running on another machine, or is another user's. What other machines wrote
-    for themselves stays there.
+    RUN is a run's name, a part of it, or its folder. Removes logs, report and checkpoints without confirmation.
+    Removes nothing if one of the runs is running, may be running on another machine, or belongs to another user. Files
+    that tasks wrote on other machines stay there.
 
-    Exit status: 0 removed, 2 one of them must not be removed, 3 a folder could not be removed.
+    Exit status: 0 removed, 2 one of the runs must not be removed, 3 a folder could not be removed.
     """
     from launcher.commands.removal import find_removable
 
@@ -36,17 +36,16 @@ def rm(runs: tuple[str, ...], as_json: bool) -> int:
 @click.command(cls=SectionedCommand)
 @option("--older-than", type=Duration(), metavar="AGE", help="Remove runs that ended at least AGE ago: 30d, 12h, 10m.")
 @option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the latest N of the runs that have ended.")
-@option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@option("--dry-run", is_flag=True, help="Show what would be removed without removing anything.")
 @json_option
 def prune(older_than: float | None, keep: int | None, dry_run: bool, as_json: bool) -> int:
     """Remove the folders of old runs.
 
-    Removes logs, reports and checkpoints, and asks nothing. Without options, does the same as with `--older-than 30d
-    --keep 20`. One of them alone is the only condition; with both, a run has to be that old and not among the latest N.
+    Removes logs, reports and checkpoints without confirmation. Without options, uses `--older-than 30d --keep 20`.
+    With both options, removes a run only if it is that old and not among the latest N.
 
-    Never removes a run that is running or may be: on another machine, or lost with a lease that has not expired. Looks
-    only at folders in the state directory that are your runs; follows no links, and leaves alone what `--run-dir` put
-    elsewhere.
+    Never removes a run that is running or may be running: on another machine, or lost with an unexpired lease. Removes
+    only your own runs in the state directory, not those started with `--run-dir`; follows no links.
 
     Exit status: 0 removed, 3 a folder could not be removed.
     """

@@ -18,15 +18,15 @@ from launcher.cli.sections import SectionedCommand
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     default_text="report.html in the run's folder",
-    help="Write the page to FILE; -: to stdout.",
+    help="Write the page to FILE; `-` prints the page.",
 )
 @option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 def report(run: str | None, output: Path | None, opens: bool) -> int:
-    """Make one HTML page that tells the whole story of a run.
+    """Write an HTML report of a run.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one. The page has
-    the verdict, a timeline, the curves of training and machines, and what was said. It is one file that needs no
-    network and can be sent to others. Of a run that goes on, it shows the run as it is now.
+    RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one. The page has
+    the verdict, a timeline, the curves of training and machines, and the messages. It is a single file that needs no
+    network and can be sent to others. The report of a running run shows its current state.
     """
     from launcher.commands import page
     from launcher.run.selection import select_run

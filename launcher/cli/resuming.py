@@ -1,4 +1,4 @@
-"""The command that goes on with a run."""
+"""The command that resumes a run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from launcher.cli.sections import SectionedCommand
 
 @click.command(cls=SectionedCommand)
 @run_argument
-@option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec from now on.")
+@option("--spec", type=click.Path(path_type=Path), metavar="FILE", help="Use another spec for the rest of the run.")
 @option("--detach", "-d", is_flag=True, help="Return once the cluster is up; the run continues in the background.")
 @option("--verbose", "-v", is_flag=True, help="Show TensorFlow's start-up messages too.")
-@option("--no-live", is_flag=True, help="Show only lines on the terminal, not the live view.")
+@option("--no-live", is_flag=True, help="Print plain lines instead of the live view.")
 @runs_attached
 def resume(run: str | None, spec: Path | None, detach: bool, verbose: bool, no_live: bool) -> int:
-    """Go on with a run that has ended, or whose controller is gone.
+    """Resume a run that has ended, or whose controller is gone.
 
-    RUN is a run's name, a part of it, or its folder; left out: the latest run, if no run is running. Takes over tasks
-    that still train on other machines: they continue, and their logs have no gap. Otherwise stops what is left of the
-    last attempt and starts a new one in the same folder, where the program finds its checkpoints. The run's files
-    contain no secrets; secrets come from this environment or from FILE.
+    RUN is a run's name, a part of it, or its folder; default: the latest run, if no run is running. Takes over tasks
+    that still train on other machines: they continue, and their logs have no gap. Otherwise stops leftover processes of
+    the last attempt and starts a new attempt in the same folder, where the program finds its checkpoints. The run's
+    files contain no secrets; secrets come from this environment or from FILE.
     """
     from launcher.run.node_list import ask_first
     from launcher.run.resume import resume

@@ -1,4 +1,4 @@
-"""Runs a cluster in the foreground or the background, and says how to go on with one that has left the terminal."""
+"""Runs a cluster in the foreground or the background, and prints the commands for a run that left the terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _DETACHMENT = "distlaunch.detachment"
 def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
     """Lets the run of a command leave the terminal when the user asks for it.
 
-    The process that the terminal waits for has to be another one than the controller. It is split off before the
-    command has imported anything: it needs little memory.
+    The shell must wait for a process other than the controller. The command forks that process before it imports
+    anything, so that the process needs little memory.
     """
 
     @functools.wraps(command)
@@ -44,7 +44,7 @@ def runs_attached(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) -> int:
-    """Runs in the background or the foreground, there with the live view if that is wanted. Returns the exit status."""
+    """Runs in the background, or in the foreground with the live view if `live`. Returns the exit status."""
     if not detach:
         detachment = click.get_current_context().meta.get(_DETACHMENT)
         return start(live=live, detachment=detachment).exit_status
@@ -54,7 +54,7 @@ def run_command(start: Callable[..., RunReport], *, detach: bool, live: bool) ->
 
 
 def _finish(status: int | None, directory: Path | None) -> int:
-    """The exit status; of a run that has left the terminal, after saying how to go on with it."""
+    """Returns the exit status; first prints the commands for a run that has left the terminal."""
     if directory is None:
         assert status is not None
         return status

@@ -18,9 +18,9 @@ from launcher.cli.options import json_option, running_run_argument
 def clean(what: str, as_json: bool) -> int:
     """Stop leftover processes of a run whose controller is gone.
 
-    RUN is a run's name, a part of it, or its folder. With SPEC, cleans its nodes of all ended runs that were started
-    from here. Stops only processes that provably belong to those runs. An agent without a controller stops by itself
-    after `timeouts.lease_s`; this does not wait for that.
+    RUN is a run's name, a part of it, or its folder. With SPEC, cleans the spec's nodes of all ended runs that were
+    started from this machine. Stops only processes that provably belong to those runs. An agent without a controller
+    stops by itself after `timeouts.lease_s`; `clean` does not wait for that.
 
     Exit status: 0 nothing is left, 2 the run is still running, or may be on another machine, 3 a node could not be
     reached or cleaned.
@@ -37,17 +37,17 @@ def clean(what: str, as_json: bool) -> int:
 
 @click.command()
 @running_run_argument
-@click.option("--now", is_flag=True, help="Kill the tasks at once, without the grace.")
+@click.option("--now", is_flag=True, help="Kill the tasks immediately, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop all running runs.")
-@click.option("--warm", is_flag=True, help="End what runs have kept warm on the nodes, and stop no run.")
+@click.option("--warm", is_flag=True, help="Stop the processes that keep TensorFlow warm on the nodes; stop no run.")
 @json_option
 def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> int:
-    """Stop a run and wait until nothing is left of it.
+    """Stop a run and wait until all its processes are gone.
 
-    RUN is a running run's name, a part of it, or its folder; left out: the only running run. Stops it as Ctrl-C in its
-    terminal does. Works only on the machine, and in the container, of the run's controller.
+    RUN is a running run's name, a part of it, or its folder; default: the only running run. Stops the run as Ctrl-C in
+    its terminal does. Works only on the machine, and in the container, of the run's controller.
 
-    Exit status: 0 it has ended, 2 its controller is on another machine, 3 it has not ended in time, or a warm node
+    Exit status: 0 the run has ended, 2 its controller is on another machine, 3 it has not ended in time, or a warm node
     could not be reached.
     """
     from launcher.commands.requests import ask_to_end
@@ -56,7 +56,7 @@ def down(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool
     from launcher.transports.in_parallel import map_parallel
 
     if (run is not None) + everything + warm > 1:
-        raise click.UsageError("RUN, --all and --warm exclude each other")
+        raise click.UsageError("RUN, --all and --warm are mutually exclusive")
     if warm:
         return _end_warm(as_json=as_json)
     found = [RunDir(Path(each.directory)) for each in list_running()] if everything else [select_run(run, running=True)]
@@ -86,8 +86,8 @@ def _end_warm(*, as_json: bool) -> int:
 def stacks(run: str | None, as_json: bool) -> int:
     """Show the Python stacks of all tasks of a run.
 
-    RUN is a running run's name, a part of it, or its folder; left out: the only running run. Groups equal stacks;
-    stops nothing. SIGUSR1 to the run's controller shows the same in the controller's terminal.
+    RUN is a running run's name, a part of it, or its folder; default: the only running run. Groups equal stacks
+    without stopping the tasks. SIGUSR1 to the run's controller prints the same stacks in the controller's terminal.
     """
     from launcher.commands.requests import ask_stacks
     from launcher.run.selection import select_run
@@ -105,13 +105,13 @@ def stacks(run: str | None, as_json: bool) -> int:
     default=3.0,
     show_default=True,
     metavar="S",
-    help="Capture S seconds.",
+    help="Profile for S seconds.",
 )
 @json_option
 def profile(run: str | None, duration: float, as_json: bool) -> int:
     """Profile all tasks of a run for TensorBoard.
 
-    RUN is a running run's name, a part of it, or its folder; left out: the only running run. Training continues.
+    RUN is a running run's name, a part of it, or its folder; default: the only running run. Training continues.
     Writes to the run's log directory, where TensorBoard with `tensorboard-plugin-profile` finds the profiles: Python
     functions and GPU work of every task, and TensorFlow operations of the first worker, or of all tasks under
     parameter_server.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 OTHER = "Options"
-"""The section of options that name none; it has `--help` and comes last."""
+"""The section of options that name no section; it has `--help` and comes last."""
 SHORT_HELP_LIMIT = 100
 """Characters of a command's line in the list; a longer one would be cut."""
 

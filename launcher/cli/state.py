@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.run.directory import RunDir
 
 MESSAGES = 5
-"""The last messages that are shown."""
+"""How many of the last messages are shown."""
 
 
 @click.command(cls=SectionedCommand)
@@ -27,9 +27,9 @@ MESSAGES = 5
 def status(run: str | None, watch: bool, as_json: bool) -> int:
     """Show the tasks of a run: state, progress, CPU, memory.
 
-    RUN is a run's name, a part of it, or its folder; left out: the only running run, else the latest one.
+    RUN is a run's name, a part of it, or its folder; default: the only running run, else the latest one.
 
-    OWN TIME is what a step takes without waiting for other tasks; CPU is in cores (100 % is one). Of a run that has
+    OWN TIME is the time of a step without waiting for other tasks; CPU is in cores (100 % is one). For a run that has
     ended, shows how its tasks ended.
     """
     from launcher.commands.status import read_said, read_status, render_status
@@ -48,7 +48,7 @@ def status(run: str | None, watch: bool, as_json: bool) -> int:
 
 
 def _make_picture(files: RunDir) -> Callable[[int, int], list[str]]:
-    """What draws the live view, and the last messages below it."""
+    """A function that draws the live view, and the last messages below it."""
     from launcher.commands.status import read_said, read_status, render_said
     from launcher.console.live_region import LiveRegion, Seen
     from launcher.console.opening import has_colour

@@ -1,4 +1,4 @@
-"""Repaints what a command shows, until the user has seen enough."""
+"""Repaints or repeats the output of a command until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def repaint(render: Callable[[int, int], Sequence[str]]) -> None:
                 if in_foreground(sys.stdout.fileno()):
                     sink.show_live(lines)
                 time.sleep(WATCH_S)
-    except KeyboardInterrupt:  # how one stops looking
+    except KeyboardInterrupt:  # the way to leave
         pass
     finally:
         sink.close()

@@ -1,4 +1,4 @@
-"""Shows what the foreground of a run would show, from the last screenful on."""
+"""Shows the output of a run as its foreground does, from the last screenful on."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from launcher.console.writer import Console
 
 CHATTER = 4
-"""How many lines are read for each that is shown: TensorFlow's start-up messages are left out."""
+"""How many lines are read for each shown line, because TensorFlow's start-up messages are not shown."""
 
 
 class Left(Exception):  # noqa: N818 - no error
-    """The user has looked long enough."""
+    """The user has detached."""
 
 
 class _Line(NamedTuple):
@@ -69,12 +69,12 @@ class Attachment:
         self._tasks = read_tasks(files)
 
     def show(self) -> None:
-        """Returns when the run is over, and everything is shown.
+        """Returns when the run is over and everything is shown.
 
         Raises:
             Left: the user has typed `q` or `d`.
             KeyboardInterrupt: the user has typed Ctrl-C.
-            OSError: the reader of our output has gone.
+            OSError: the reader of our output is gone.
         """
         over = self.run.is_over()
         entries, journal = read_last_entries(self._files.events)
@@ -103,7 +103,7 @@ class Attachment:
 
     def _follow(self, journal: JournalReader) -> None:
         with contextlib.ExitStack() as opened:
-            # What they raise may be lost within an import, or become another error.
+            # An import may swallow or replace the exceptions of signal handlers.
             with held({signal.SIGINT, signal.SIGTERM}):
                 from launcher.console.opening import open_console  # after the first screenful is shown
 
@@ -147,7 +147,7 @@ def _closed_at_the_end(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Callable[[bytes], None]]:
-    """What takes the keys, while the console shows the run's status if it has the live view."""
+    """Yields the handler of keys. The live view, if the console has one, shows the run's status meanwhile."""
     if console.region is None:
         yield lambda data: _leave() if not data or b"q" in data.lower() else None
         return
@@ -157,13 +157,13 @@ def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Ca
 
     def show_stacks() -> None:
         try:
-            ask_stacks(files)  # the controller says them, too
+            ask_stacks(files)  # the controller also prints them, so they arrive through the journal
         except DistlaunchError as error:
             console.warn(error.sentence)
 
     actions = KeyActions(
         stop=_leave,
-        stop_text="leave; the run goes on",
+        stop_text="detach; the run continues",
         detach=_leave,
         stacks=lambda: threading.Thread(target=show_stacks, name="stacks", daemon=True).start(),
         show_only=lambda task: console.show_only(parse_task_id(task) if task else None),
@@ -182,7 +182,7 @@ def _keys_of(console: Console, files: RunDir, keyboard: Keyboard) -> Iterator[Ca
 
 
 class _Live:
-    """Lets a console follow the logs of the last attempt, from where `reader` is."""
+    """Lets a console follow the logs of the last attempt, from the position of `reader`."""
 
     def __init__(self, files: RunDir, console: Console, reader: LogReader) -> None:
         self.console = console
@@ -199,7 +199,7 @@ class _Live:
         return [self._files.root, self._files.events, self._files.attempt(self._attempt)]
 
     def show(self, journal: JournalReader) -> None:
-        """Shows what distlaunch has said since, and follows new logs."""
+        """Shows new messages of distlaunch, and follows new logs."""
         for entry in journal.read():
             if entry["event"] == "said":
                 self.console.say(said_level(entry), said_text(entry))
@@ -232,7 +232,7 @@ def _count_rows() -> int:
 
 
 def read_tasks(files: RunPaths) -> list[TaskId]:
-    """The tasks of the run's plan, in its order; empty if it cannot be read."""
+    """The tasks of the run's plan, in the plan's order; empty if the plan cannot be read."""
     try:
         plan = json.loads(files.plan.read_bytes())
         tasks = [parse_task_id(task["task"]) for task in plan["tasks"]]
@@ -242,5 +242,5 @@ def read_tasks(files: RunPaths) -> list[TaskId]:
 
 
 def end_as_left(*_: object) -> NoReturn:
-    """Handles SIGTERM: the terminal is restored on the way out."""
+    """Handles SIGTERM: exits, which restores the terminal."""
     sys.exit(128 + signal.SIGTERM)

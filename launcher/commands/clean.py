@@ -43,7 +43,7 @@ def clean(what: str) -> Iterator[CleanedNode]:
 
 
 def _clean_pods(source: PodsSpec, run_id: str) -> CleanedNode:
-    """Removes the pods that a run has left."""
+    """Removes the leftover pods of a run."""
     left = remove_pods(Kubectl(source.context, source.namespace), make_name(run_id, JOB_NAME_LENGTH))
     return CleanedNode(
         f"pods of {run_id}", problem="" if left == 0 else "Kubernetes still has them, or does not answer"

@@ -1,4 +1,4 @@
-"""`distlaunch export kubernetes`: reads what goes into the manifests, and renders them."""
+"""`distlaunch export kubernetes`: reads the contents of the manifests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.transports.payload import PACKAGE
 
 _DEMO = "demo"
 _RATIO = 20
-"""No program's folder is compressed to a smaller part than one in so many."""
+"""No program's folder is compressed by more than this factor."""
 
 
 def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mapping[str, str]) -> Export:
@@ -27,12 +27,12 @@ def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mappi
 
     Args:
         spec: the cluster.
-        kind: the kind of its objects.
-        image: in place of the spec's.
-        volumes: claims and their folders, beside the spec's.
+        kind: the kind of the exported objects.
+        image: replaces the spec's image.
+        volumes: claims and their folders, in addition to the spec's.
 
     Raises:
-        UsageError: the spec says what no manifest can, or a file cannot be read.
+        UsageError: no manifest can express the spec, or a file cannot be read.
     """
     pods = choose_pods(spec, image, volumes)
     template = read_pod_template(pods, str(current_directory()))
@@ -44,7 +44,7 @@ def read_export(spec: ClusterSpec, kind: Kind, image: str | None, volumes: Mappi
 
 @functools.cache
 def _make_entry(*, demo: bool) -> bytes:
-    """The archive with `worker_entry`; with the demo only for the demo."""
+    """The archive with `worker_entry`; contains the demo only if `demo`."""
     return make_entry(_read_sources(demo=demo))
 
 
@@ -59,7 +59,7 @@ def pack_program(sync: SyncSpec) -> bytes:
     """The program's folder as an archive.
 
     Raises:
-        UsageError: it cannot be read, or is far too large for a pod's files.
+        UsageError: the folder cannot be read, or is far too large for a pod's files.
     """
     return pack(_read_program(sync))
 
@@ -67,11 +67,11 @@ def pack_program(sync: SyncSpec) -> bytes:
 def _read_program(sync: SyncSpec) -> Iterator[PackedFile]:
     bundle = make_bundle(sync, current_directory())
     size = sum(entry.size for entry in bundle.entries)
-    if size > LIMIT * _RATIO:  # it need not be read
+    if size > LIMIT * _RATIO:  # too large even when compressed: do not read the files
         raise too_large(f"{size:,} bytes")
     for entry in bundle.entries:
         try:
-            data = (bundle.root / entry.path).read_bytes()  # of a link, what it points to
+            data = (bundle.root / entry.path).read_bytes()  # follows links
         except OSError as error:
             raise UsageError(
                 f"{entry.path!r} in the folder {bundle.root} cannot be read: {error.strerror}",

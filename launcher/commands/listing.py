@@ -26,7 +26,7 @@ def render_runs(runs: Sequence[RunSummary], now: float) -> list[str]:
 
 def render_table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Lines with columns as wide as they need to be."""
-    # Not rich's: that takes ten times as long as all of the rest with 500 runs.
+    # Not rich's tables: with 500 runs they take ten times as long as the rest of the command.
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -53,7 +53,7 @@ def _width(text: str) -> int:
 
 
 def changed(runs: Sequence[RunSummary], before: Mapping[str, RunSummary]) -> list[RunSummary]:
-    """The runs that are new, or not as they were."""
+    """The runs that are new or have changed."""
     return [run for run in runs if before.get(run.directory) != run]
 
 

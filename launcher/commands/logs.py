@@ -1,4 +1,4 @@
-"""Shows the logs of a run's tasks, of one that is over or, with `follow`, of one that is running."""
+"""Shows the logs of a run's tasks; with `follow`, while the run is running."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOGETHER = 256 << 10
 
 
 def find_tasks(files: RunPaths, choice: LogChoice, expected: Sequence[TaskId] = ()) -> list[TaskId]:
-    """The tasks whose logs a choice selects; empty if there is none yet. `expected`: tasks that may still get one.
+    """The tasks whose logs a choice selects; empty if there are no logs yet. Tasks in `expected` may still get a log.
 
     Raises:
         UsageError: there is no such attempt, or no such task.
@@ -43,7 +43,7 @@ def show_logs(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: bo
     """Writes the logs; with `follow`, until the run is over.
 
     Raises:
-        OSError: the reader has gone, or the output cannot be written.
+        OSError: the reader is gone, or the output cannot be written.
     """
     reader = LogReader(files, choice)
     widen_pipe(stdout)
@@ -71,12 +71,12 @@ def show_logs(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: bo
 
 
 def copy_logs(files: RunDir, choice: LogChoice, *, follow: bool, stdout: int) -> int:
-    """Writes the log of one task as it is, its unfinished line included; with `follow`, until the run is over.
+    """Writes the log of one task unchanged, including its unfinished line; with `follow`, until the run is over.
 
-    Returns how many zeros were left out, which no program has written.
+    Returns how many zeros were left out: holes in the file, which no program has written.
 
     Raises:
-        OSError: the reader has gone, or the output cannot be written.
+        OSError: the reader is gone, or the output cannot be written.
     """
     reader, left_out = LogReader(files, choice), 0
     widen_pipe(stdout)
@@ -94,10 +94,10 @@ def copy_logs(files: RunDir, choice: LogChoice, *, follow: bool, stdout: int) ->
 
 
 def show_own(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: bool, stdout: int) -> None:
-    """Writes what distlaunch itself has said; with `follow`, until the run is over.
+    """Writes the messages of distlaunch itself; with `follow`, until the run is over.
 
     Raises:
-        OSError: the reader has gone, or the output cannot be written.
+        OSError: the reader is gone, or the output cannot be written.
     """
     journal, tail = JournalReader(files.events), choice.tail
     for _ in _looks(files, lambda: [files.root, files.events], follow=follow, stdout=stdout):
@@ -109,7 +109,7 @@ def show_own(files: RunDir, choice: LogChoice, output: LogOutput, *, follow: boo
 
 
 def _looks(files: RunDir, paths: Callable[[], Iterable[Path]], *, follow: bool, stdout: int) -> Iterator[bool]:
-    """Yields at once and, with `follow`, after every change; yields whether it was the last time."""
+    """Yields immediately and, with `follow`, after every change; the value is True the last time."""
     if not follow:
         yield True
         return
@@ -118,7 +118,7 @@ def _looks(files: RunDir, paths: Callable[[], Iterable[Path]], *, follow: bool, 
 
 
 def _join(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Joins blocks of one task that follow each other, whose times are not shown."""
+    """Joins consecutive blocks of one task, if their times are not shown."""
     task: TaskId | None = None
     parts: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""`distlaunch report`: the page of a run, also while it goes on."""
+"""`distlaunch report`: the page of a run, which may still be running."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def show(path: Path) -> None:
     """Opens the page in the user's browser.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no browser could be started.
     """
     if not webbrowser.open(path.absolute().as_uri()):
         raise UsageError("no browser could be started", hint=f"open {path} yourself")
 
 
 def _ask(files: RunDir) -> RunStatus | None:
-    """What the controller says; None if the run is over, or its controller cannot be asked from here."""
+    """The status from the controller; None if the run is over, or its controller cannot be asked from here."""
     if find_controller(files, read_record(files)) != "":
         return None
     try:

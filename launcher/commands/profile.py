@@ -21,7 +21,7 @@ class ProfileError(DistlaunchError):
 
 @dataclass(frozen=True)
 class Capture:
-    """One capture; each file is on its task's node."""
+    """A capture; each file is on the node of its task."""
 
     files: tuple[Path, ...]
     """One per task that recorded something."""

@@ -25,7 +25,7 @@ from worker_entry.protocol.frozen import dataclass
 KEEP = 20
 OLDER_THAN_S = 30 * 86_400.0
 LEFT_OVER_S = 3600.0
-"""A removal that has not ended by then was interrupted."""
+"""A removal that has not ended after this time was interrupted."""
 
 _DOOMED = re.compile(r"\.removing-[0-9a-f]{16}")
 _LEASE_S = 60.0
@@ -33,19 +33,19 @@ _LEASE_S = 60.0
 
 @dataclass(frozen=True)
 class Removal:
-    """A folder that is removed."""
+    """A folder to remove, or a removed folder."""
 
     name: str
     directory: str
     bytes: int
-    """What it takes on the disk."""
+    """The space that the folder takes on the disk."""
 
 
 def find_removable(runs: Sequence[str]) -> list[RunDir]:
     """The folders of the named runs, each once.
 
     Raises:
-        DistlaunchError: one of them cannot be removed; then none should be.
+        DistlaunchError: one of them must not be removed; the caller should then remove none.
     """
     found = {files.root: files for files in map(select_run, runs)}
     for files in found.values():
@@ -56,8 +56,8 @@ def find_removable(runs: Sequence[str]) -> list[RunDir]:
 def find_prunable(environ: Mapping[str, str], *, keep: int, older_than_s: float) -> list[Path]:
     """The folders of runs that ended `older_than_s` ago or earlier, without the latest `keep` that have ended.
 
-    Only folders in the runs directory that are certainly this user's runs. No symbolic link is followed. A lost run
-    stays while its nodes may hold its tasks. What an interrupted removal has left is found as well.
+    Returns only folders in the runs directory that are certainly this user's runs. Follows no symbolic link. Keeps a
+    lost run while its nodes may hold its tasks. Includes the leftovers of an interrupted removal.
     """
     now = time.time()
     summaries = [summarize(files) for files, _ in find_runs() if _is_own_run(files)]
@@ -68,7 +68,7 @@ def find_prunable(environ: Mapping[str, str], *, keep: int, older_than_s: float)
 
 
 def measure(folder: Path) -> Removal:
-    """What removing the folder would free."""
+    """The removal of the folder, with the space that it would free."""
     return Removal(folder.name, str(folder), sum(_sizes(folder)))
 
 
@@ -76,12 +76,12 @@ def remove(folder: Path) -> None:
     """Removes a run's folder.
 
     Raises:
-        RunDirectoryError: the folder cannot be removed, or not whole.
+        RunDirectoryError: the folder cannot be removed, or only in part.
         UsageError: the run is running again.
     """
     doomed = folder.with_name(f".removing-{secrets.token_hex(8)}")
     try:
-        # Renamed first: nobody sees half a run, and nobody resumes it from here on.
+        # Rename first: nobody sees half a run, and nobody can resume it any more.
         folder.rename(doomed)
         if not _DOOMED.fullmatch(folder.name) and (summary := summarize(RunDir(doomed))).running:
             doomed.rename(folder)
@@ -98,13 +98,13 @@ def _check_removable(files: RunDir) -> None:
         raise _running(name, summary)
     status = files.root.lstat()
     if stat.S_ISLNK(status.st_mode):
-        raise UsageError(f"{files.root} is a symbolic link", hint="give the folder that it leads to")
+        raise UsageError(f"{files.root} is a symbolic link", hint="name the folder that the link points to")
     if status.st_uid != os.geteuid():
         raise UsageError(f"{files.root} belongs to another user", hint="run the command as that user")
     if summary.state == "lost" and (left := find_left_processes(summary.run_id)):
         raise UsageError(
             f"{count_of(len(left), 'process', 'processes')} of run {name} still running on this machine",
-            hint=f"stop what is left with `distlaunch clean {name}`",
+            hint=f"stop them with `distlaunch clean {name}`",
         )
 
 
@@ -117,7 +117,7 @@ def _running(name: str, summary: RunSummary) -> UsageError:
 
 
 def _is_own_run(files: RunDir) -> bool:
-    """Whether the folder and its run.json are this user's, and no links."""
+    """Whether the folder and its run.json belong to this user and are not links."""
     try:
         folder, record = files.root.lstat(), files.run.lstat()
     except OSError:
@@ -150,7 +150,7 @@ def _left_over(runs: Path, now: float) -> list[Path]:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes on the disk of everything in the folder; of a file with several names there, once."""
+    """The sizes on the disk of everything in the folder; a file with several names counts once."""
     seen = set()
     for place, folders, names in os.walk(folder):
         for name in (*folders, *names):

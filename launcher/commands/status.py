@@ -1,4 +1,4 @@
-"""`distlaunch status`: what a run is doing, or how it ended."""
+"""`distlaunch status`: the state of a run, or its end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ENDED = ("succeeded", "failed", "interrupted")
 
 
 def read_status(files: RunDir) -> RunStatus:
-    """The status from the run's controller; of a run that has ended, from its report.
+    """The status from the run's controller; for a run that has ended, from its report.
 
     Raises:
         RunDirectoryError: the run has ended and left no report.
-        UsageError: the controller does not answer, or cannot be seen from here.
+        UsageError: the controller does not answer, or cannot be reached from here.
     """
     record = read_record(files)
     if (queued := find_queued(record)) is not None:
@@ -44,7 +44,7 @@ def read_status(files: RunDir) -> RunStatus:
     except (OSError, ValueError):
         raise RunDirectoryError(
             f"run {run_id} is lost: its controller has ended without a report",
-            hint=f"go on with it: `distlaunch resume {files.root}`; or only stop what it has left: `distlaunch clean`",
+            hint=f"resume it: `distlaunch resume {files.root}`; or stop its leftover processes: `distlaunch clean`",
         ) from None
     last = report.attempts[-1] if report.attempts else None
     return RunStatus(

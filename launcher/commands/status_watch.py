@@ -1,4 +1,4 @@
-"""Asks a run's controller for its status again and again, on a thread of its own."""
+"""Polls a run's controller for its status on a separate thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASK_S = 1.0
 
 
 class StatusWatch:
-    """What the controller last said; the thread ends with `close`, or a little later with the process."""
+    """The last status from the controller. The thread ends soon after `close`, at the latest with the process."""
 
     def __init__(self, files: RunDir) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""`distlaunch submit`: queues a job of Slurm that runs the cluster of a spec."""
+"""`distlaunch submit`: queues a Slurm job that runs the cluster of a spec."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Submitted:
 
 
 def check_fits(spec: ClusterSpec) -> None:
-    """Checks what only shows once there are nodes, with nodes like those that the job asks for.
+    """Checks the parts of a spec that depend on its nodes, with placeholders for the nodes that the job asks for.
 
     Raises:
-        UsageError: the spec is for other nodes, or contradicts itself.
+        UsageError: the spec does not use `nodes: slurm`, or contradicts itself.
     """
     if spec.source != SLURM:
-        raise UsageError("the spec names its own nodes", hint="write `nodes: slurm` to take those of a job")
+        raise UsageError("the spec names its own nodes", hint="write `nodes: slurm` to use the nodes of a job")
     if spec.tensorboard == "keep":
         raise UsageError("`tensorboard: keep` would keep the job's nodes until its time ends", hint="use `true`")
     expect(spec)
@@ -48,10 +48,10 @@ def render(spec: ClusterSpec, run_dir: Path | None) -> str:
 
 
 def submit(spec: ClusterSpec, run_dir: Path | None, *, checks: bool) -> Submitted:
-    """Makes the run's folder and queues its job.
+    """Creates the run's folder and queues its job.
 
     Raises:
-        SlurmError: Slurm does not take the job; the folder is removed.
+        SlurmError: Slurm rejects the job; the folder is removed.
     """
     run_id = make_run_id(spec.name)
     files = RunDir.create(choose_folder(run_dir, run_id))
@@ -65,7 +65,7 @@ def submit(spec: ClusterSpec, run_dir: Path | None, *, checks: bool) -> Submitte
     )
     files.write_text(files.spec, render_spec(spec))
     try:
-        # The record comes first: a job may start at once.
+        # The record comes first: a job may start immediately.
         files.write_waiting(start)
         job = _queue(_render(spec, files.root), _find_secrets(spec))
     except SlurmError:
@@ -89,9 +89,9 @@ def _find_secrets(spec: ClusterSpec) -> Mapping[str, str]:
 
 
 def _queue(script: str, secrets: Mapping[str, str]) -> str:
-    """The id of the job."""
+    """Queues the job; returns its id."""
     answer = call(["sbatch", "--parsable"], stdin=script, environ={**os.environ, **secrets}, limit_s=SUBMIT_S)
     job = answer.strip().partition(";")[0]
     if not job.isdigit():
-        raise SlurmError(f"sbatch printed no job: {answer[:80]!r}", hint="see `squeue` before you try again")
+        raise SlurmError(f"sbatch printed no job id: {answer[:80]!r}", hint="check `squeue` before you try again")
     return job

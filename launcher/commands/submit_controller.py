@@ -1,4 +1,4 @@
-"""`distlaunch submit` for pods: makes the job in Kubernetes in which distlaunch runs."""
+"""`distlaunch submit` for pods: creates the Kubernetes job in which distlaunch runs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from launcher.spec.redaction import is_secret
 from worker_entry.protocol.frozen import dataclass
 
 CONTROLLER_NAME_LENGTH = 57
-"""Characters of its name: the job's pod has a suffix."""
+"""Most characters of the job's name; the name of its pod also has a suffix."""
 
 
 @dataclass(frozen=True)
 class SubmittedController:
-    """The job, and how `kubectl` finds it."""
+    """The job, and the `kubectl` command for its context and namespace."""
 
     job: str
     kubectl: Kubectl
 
 
 def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> ControllerJob:
-    """The job, and all that belongs to it.
+    """The job, with its files and secrets.
 
     Args:
-        spec: with pods as its nodes.
-        environ: where the values of `env_from` are.
+        spec: a spec whose nodes are pods.
+        environ: the environment with the values of `env_from`.
         checks: whether the nodes are checked before the start.
 
     Raises:
@@ -45,7 +45,7 @@ def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> C
     """
     source = spec.source
     assert isinstance(source, PodsSpec)
-    expect(spec)  # finds contradictions
+    expect(spec)  # raises for contradictions
     cwd = str(current_directory())
     template = read_pod_template(source, cwd)
     secrets = {name: value for name, value in spec.env.items() if is_secret(name, value)}
@@ -63,8 +63,8 @@ def prepare(spec: ClusterSpec, environ: Mapping[str, str], *, checks: bool) -> C
     size = sum(map(len, files.values()))
     if size > FILES_LIMIT:
         raise UsageError(
-            f"the spec and the folder of `sync:` are {size:,} bytes; a job can bring {FILES_LIMIT:,}",
-            hint="leave files out with `sync.exclude`, or put the program into the image",
+            f"the spec and the folder of `sync:` are {size:,} bytes; the limit for a job is {FILES_LIMIT:,}",
+            hint="exclude files with `sync.exclude`, or put the program into the image",
         )
     return ControllerJob(
         name=make_name(make_run_id(spec.name), CONTROLLER_NAME_LENGTH),
@@ -84,10 +84,10 @@ def render(job: ControllerJob) -> str:
 
 
 def submit(job: ControllerJob) -> SubmittedController:
-    """Makes the job; all of it or nothing.
+    """Creates the job completely or not at all.
 
     Raises:
-        KubernetesError: the cluster refuses a part of it.
+        KubernetesError: the cluster rejects one of its manifests.
     """
     kubectl = Kubectl(job.source.context, job.source.namespace)
     kubectl.create(job.job)

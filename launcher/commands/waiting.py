@@ -30,5 +30,5 @@ def wait_for_end(files: RunDir) -> RunSummary:
 
 
 def find_exit_status(summary: RunSummary) -> int:
-    """distlaunch's exit status for the run; 3 if nobody recorded it."""
+    """distlaunch's exit status for the run; 3 if it was not recorded."""
     return EXIT_INFRASTRUCTURE if summary.exit_status is None else summary.exit_status

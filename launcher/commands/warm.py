@@ -1,4 +1,4 @@
-"""`distlaunch ls` and `down --warm`: the nodes on which agents wait for another run."""
+"""For `distlaunch ls` and `down --warm`: the nodes on which agents wait for another run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _row(node: KnownWarmNode, now: float) -> tuple[str, ...]:
 
 
 def end_all() -> Iterator[CleanedNode]:
-    """Ends all agents that wait for another run."""
+    """Stops all agents that wait for another run."""
     for host, node in {node.node: node for node in find_warm_nodes()}.items():
         if host == LOCAL:
             ended, left = end_waiting()

@@ -1,4 +1,4 @@
-"""Reads a task's log file as it grows, without the runs of zeros in it."""
+"""Reads a task's log file as it grows, without its long runs of zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZEROS = 512
 
 
 class FollowedLog:
-    """One task's log from an offset on, and how much of it has been shown."""
+    """One task's log from an offset on, with the position up to which it was read."""
 
     def __init__(self, task: TaskId, path: Path, label: bytes, lines: LogLines, offset: int = 0) -> None:
         self.task = task
@@ -25,9 +25,9 @@ class FollowedLog:
         self.shown = offset
         """The offset up to which the log has been read."""
         self.progress = b""
-        """What was last shown of the unfinished line."""
+        """The text of the unfinished line that was last shown."""
         self.unfinished_since: float | None = None
-        """When the unfinished line was first seen or last shown; None without one."""
+        """When the unfinished line was first seen or last shown; None if there is no unfinished line."""
         self._path = path
         self._zeros = 0
         self._file: IO[bytes] | None = None

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 TERMINAL_TAKEN = {signal.SIGTTOU}
-"""Held while the terminal is changed: the shell may take it between a look and the change, which then stops nobody."""
+"""Held while the terminal is changed: if the shell takes it between our check and the change, the change would stop
+this process."""
 
 
 def in_foreground(descriptor: int) -> bool:
-    """Whether this process may use the terminal: it is not a background job of the shell."""
+    """Whether this process may use the terminal, because it is not a background job of the shell."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:  # not our session's terminal: no shell takes it from us
@@ -25,15 +26,15 @@ def in_foreground(descriptor: int) -> bool:
 
 
 class Keyboard:
-    """The terminal's keys, each of which can be read at once while they are taken. Ctrl-C still interrupts.
+    """The terminal's keys, which can be read one by one while they are taken. Ctrl-C still interrupts.
 
-    Without a terminal of our session, there are none. One thread takes them; a signal handler may give them back at any
-    moment.
+    Without a terminal of our session, there are no keys. One thread takes the keys; a signal handler may give them back
+    at any moment.
     """
 
     def __init__(self) -> None:
         self.readable: list[int] = []
-        """The descriptor to read keys from; empty while they are not taken."""
+        """The descriptor to read keys from; empty while the keys are not taken."""
         self._before: list[Any] | None = None
         self._is_given_back = False
 
@@ -47,7 +48,7 @@ class Keyboard:
         return True
 
     def take(self) -> None:
-        """Takes the keys unless they are another program's, or were given back."""
+        """Takes the keys unless another program has the terminal, or they were given back."""
         if self.readable or self._is_given_back:
             return
         try:
@@ -61,11 +62,11 @@ class Keyboard:
         except (OSError, ValueError, AttributeError, termios.error):
             return
         self.readable.append(descriptor)
-        if self._is_given_back:  # meanwhile
+        if self._is_given_back:  # by a signal handler meanwhile
             self.give_back()
 
     def give_back(self) -> None:
-        """Restores the terminal, unless another program has it now, which has made it its own."""
+        """Restores the terminal, unless another program has it now and has changed its settings."""
         self._is_given_back = True
         if not self.readable:
             return
@@ -78,13 +79,13 @@ class Keyboard:
                     termios.tcsetattr(descriptor, termios.TCSANOW, self._before)
 
     def allow(self) -> None:
-        """The keys may be taken again."""
+        """Allows the keys to be taken again."""
         self._is_given_back = False
 
 
 @contextlib.contextmanager
 def single_keys() -> Iterator[Keyboard]:
-    """The keyboard, taken; the terminal is restored at the end."""
+    """Takes the keys; restores the terminal at the end."""
     keyboard = Keyboard()
     keyboard.take()
     try:
@@ -96,14 +97,14 @@ def single_keys() -> Iterator[Keyboard]:
 @contextlib.contextmanager
 def suspending(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
     """Calls `before` when Ctrl-Z is about to stop this process, and `after` whenever it continues. Main thread only."""
-    if signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:  # no shell that knows jobs
+    if signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:  # no shell with job control
         yield
         return
 
     def stop(*_: object) -> None:
         before()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # To this thread: it must have happened when the next line runs.
+        # To this thread, so that the signal takes effect before the next line runs.
         signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, stop)
 
@@ -118,7 +119,7 @@ def suspending(before: Callable[[], None], after: Callable[[], None]) -> Iterato
 
 @contextlib.contextmanager
 def held(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Delays signals to this thread, and to those that it starts, until the end."""
+    """Delays signals to this thread, and to threads that it starts, until the end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

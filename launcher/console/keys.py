@@ -1,4 +1,4 @@
-"""What each key does while a run is shown."""
+"""The keys of the live view."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from worker_entry.protocol.frozen import dataclass, replace
 HINT = "? keys"
 ENTER, ESCAPE, BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\b")
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)")
-"""What arrows and other named keys send."""
+"""The sequences that arrows and other named keys send."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyActions:
-    """What keys do to the run, or to the command that shows it; the texts explain them.
+    """The actions of keys on the run, or on the command that shows it, with texts that explain them.
 
-    `stop` is for `q`, after a question if there is one. `detach` is None if the command cannot leave the terminal.
-    `show_only` gets the one task whose log is to be shown, or an empty string.
+    `q` calls `stop`, after the user has confirmed `stop_question` if there is one. `detach` is None if the command
+    cannot leave the terminal. `show_only` gets the only task whose log is shown, or an empty string for all tasks.
     """
 
     stop: Callable[[], None]
     stop_text: str
     stop_question: str = ""
     detach: Callable[[], None] | None = None
-    detach_text: str = "leave; the run goes on"
+    detach_text: str = "detach; the run continues"
     stacks: Callable[[], None]
     show_only: Callable[[str], None]
 
 
 class Keys:
-    """Takes what was typed; shows questions and help in the region."""
+    """Handles keys; shows questions and help in the region."""
 
     def __init__(self, region: LiveRegion, actions: KeyActions, *, has_keys: bool = True) -> None:
         self._region = region
         self._actions = actions
         self._typed: str | None = None
-        """The number or name that is being typed after `l`; None if none is."""
+        """The number or name that is being typed after `l`; None otherwise."""
         self._asks = False
         region.asked = Asked(hint=HINT if has_keys else "")
 
     def press(self, data: bytes) -> None:
-        """Does what the keys say."""
+        """Performs the actions of the keys."""
         for key in _SEQUENCE.sub("", data.decode("utf-8", "replace")):
             self._press(key)
 

@@ -1,4 +1,4 @@
-"""How lines look: a task's behind its label, `worker:1 │ `, in the task's colour; our own by their level."""
+"""The style of lines: a task's label, `worker:1 │ `, in the task's colour; our own messages by their level."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLOURS = (
 
 
 class Labels:
-    """Labels of one width; `tasks`: all tasks."""
+    """Labels of equal width; `tasks`: all tasks."""
 
     def __init__(self, tasks: Sequence[TaskId], *, colour: bool) -> None:
         self._width = max((len(str(task)) for task in tasks), default=0)
@@ -39,17 +39,17 @@ class Labels:
 
 
 def prefix_lines(label: bytes, lines: bytes) -> bytes:
-    """The lines, each with its line break, behind the label."""
+    """The lines with the label before each of them."""
     return label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if lines else b""
 
 
 def style_remark(text: str, *, colour: bool) -> bytes:
-    """A remark of our own among a task's lines, with a line break."""
+    """One of our remarks among a task's lines, with a line break."""
     return (click.style(text, dim=True) if colour else text).encode() + b"\n"
 
 
 def style_message(level: str, text: str, *, colour: bool) -> str:
-    """A message of our own: a note, a warning or an error."""
+    """One of our messages: a note, a warning or an error."""
     text = printable(text)
     if level == "warning":
         text = f"Warning: {text}"

@@ -1,4 +1,4 @@
-"""Draws what a terminal shows below the log lines; on the console's thread."""
+"""Draws the area below the log lines of a terminal; runs on the console's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LiveArea:
     Args:
         region: the live view; None without one.
         colour: whether unfinished lines keep their colours.
-        is_ours: whether the terminal is ours to draw on, and not a shell's whose background job we are.
+        is_ours: whether we may draw on the terminal; False while we are a background job of a shell.
     """
 
     def __init__(self, region: LiveRegion | None, *, colour: bool, is_ours: Callable[[], bool]) -> None:
@@ -29,7 +29,7 @@ class LiveArea:
         self._is_ours = is_ours
 
     def draw(self, sink: Sink, logs: Iterable[FollowedLog]) -> None:
-        """Shows the lines if the next picture is due; `logs`: those whose unfinished lines are shown."""
+        """Shows the lines if the next picture is due; `logs`: the logs whose unfinished lines are shown."""
         if not sink.has_live_lines or not sink.is_due():
             return
         is_ours = self._is_ours()
@@ -45,6 +45,6 @@ class LiveArea:
         if self.region is not None:
             try:
                 return self.region.lines(sink.size, unfinished)
-            except Exception as error:  # noqa: BLE001 - a picture must not cost the lines, nor the run's verdict
+            except Exception as error:  # noqa: BLE001 - a failed picture must not cost log lines or the run's verdict
                 return [f"the live view has failed: {error!r}".partition("\n")[0]]
         return render_unfinished(unfinished, sink.size, colour=self._colour)

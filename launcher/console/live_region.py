@@ -1,4 +1,4 @@
-"""What the console's thread shows below the log lines, from the run's status and the keys."""
+"""The live view below the log lines, made from the run's status and the keys."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.frozen import dataclass
 
 REFRESH_S = 0.5
-"""How often the status is asked for."""
+"""The time between two looks at the status."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The last status, and why there is none or no new one."""
+    """The last status, and the reason if the status is missing or old."""
 
     status: RunStatus | None
     problem: str = ""
@@ -27,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A line of a task that no line break has ended yet."""
+    """A line of a task without its line break yet."""
 
     task: TaskId
     label: bytes
@@ -35,7 +35,7 @@ class Unfinished:
 
 
 def render_unfinished(lines: Sequence[Unfinished], size: Size, *, colour: bool) -> list[str]:
-    """The lines, where nothing else is live."""
+    """The lines, if there is no live view."""
     return [paint(parse_line(line.label + line.text), size.columns, colour=colour) for line in lines]
 
 
@@ -44,14 +44,14 @@ class LiveRegion:
 
     Args:
         colour: whether the lines have any style.
-        share: how much of the terminal they may take.
+        share: the part of the terminal's rows that the live view may take.
         clock: seconds.
     """
 
     def __init__(self, *, colour: bool, share: float = 0.5, clock: Callable[[], float] = time.monotonic) -> None:
         self.asked = Asked()
         self.look: Callable[[], Seen] | None = None
-        """Where the status comes from; it must return at once."""
+        """Returns the status; must not block."""
         self._colour = colour
         self._share = share
         self._clock = clock
@@ -68,7 +68,7 @@ class LiveRegion:
         return [task.task for task in status.tasks] if status is not None else []
 
     def lines(self, size: Size, unfinished: Sequence[Unfinished]) -> list[str]:
-        """The lines as the terminal takes them."""
+        """The lines, styled for the terminal."""
         self._refresh()
         if self._seen.status is None and not self._seen.problem:
             return render_unfinished(unfinished, size, colour=self._colour)
@@ -90,7 +90,7 @@ class LiveRegion:
 
     def _render(self, size: Size, unfinished: Sequence[Unfinished], asked: Asked) -> list[str]:
         status = self._seen.status
-        # The line of a task that reports its steps says what its own progress bar would.
+        # A task that reports its steps already has a progress bar in its line.
         stepping = {task.task for task in status.tasks if task.step is not None} if status is not None else set()
         shown = [line for line in unfinished if str(line.task) not in stepping]
         view = render_view(

@@ -1,4 +1,4 @@
-"""The lines of the live view for tasks: which ones are shown, and their columns. Pure."""
+"""The lines of the live view for tasks: the choice of tasks, and the columns. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from launcher.report.status_text import render_number, render_seconds, render_si
 from worker_entry.protocol.frozen import dataclass
 
 FAILED, HALTED, SLOW, NOT_UP, AT_WORK, ENDED = range(6)
-"""What matters first."""
+"""The urgency of a task, most urgent first."""
 _STYLES = {FAILED: "bold red", HALTED: "bold yellow", SLOW: "yellow", NOT_UP: "dim", AT_WORK: "green", ENDED: "dim"}
 TITLES_FROM = 6
-"""Lines from which on there is one for the columns' titles."""
+"""With at least this many lines, one has the titles of the columns."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column; `keep`: those with the lowest go first where there is no room. `least`, `most`: limits of its width.
+    """A column. `keep`: if there is no room, the columns with the lowest are left out. `least`, `most`: its widths.
 
-    `grows`: whether it takes room that is left.
+    `grows`: whether the column takes remaining room.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Column:
 
 @dataclass(frozen=True)
 class _Shown:
-    """What the columns show of one task; `width` is that of a column that grows."""
+    """The data of one task for the columns; `width` is the width of a column that grows."""
 
     number: int
     task: TaskState
@@ -51,7 +51,7 @@ class _Shown:
 def render_tasks(
     status: RunStatus, histories: Mapping[str, StepHistory], *, columns: int, rows: int, selected: str = ""
 ) -> list[Text]:
-    """At most `rows` lines of `columns` characters: the tasks that matter first, and how many are left out."""
+    """At most `rows` lines of `columns` characters: the most urgent tasks, and the number of the others."""
     if rows < 1 or not status.tasks:
         return []
     titles = rows >= TITLES_FROM
@@ -68,7 +68,7 @@ def render_tasks(
 
 
 def choose_tasks(tasks: Sequence[TaskState], room: int) -> list[tuple[int, TaskState]]:
-    """The tasks that matter first, each with its number, from 1; the chief is always one of them."""
+    """The most urgent tasks, each with its number, from 1; the chief is always one of them."""
     numbered = [*enumerate(tasks, 1)]
     if len(numbered) <= room:
         return numbered
@@ -82,7 +82,7 @@ def choose_tasks(tasks: Sequence[TaskState], room: int) -> list[tuple[int, TaskS
 
 
 def rank(task: TaskState) -> int:
-    """What matters first has the lowest."""
+    """The urgency of a task; the most urgent has the lowest rank."""
     if task.state == "exit status 0":
         return ENDED
     if task.state.startswith(("exit status", "SIG", "signal", "unknown:")):
@@ -99,7 +99,7 @@ def render_state(task: TaskState) -> str:
 
 
 def render_bar(share: float, width: int) -> str:
-    """`━━━╸──`."""
+    """A bar such as `━━━╸──`."""
     halves = round(max(0.0, min(share, 1.0)) * width * 2)
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(width, "─")
 

@@ -1,4 +1,4 @@
-"""The picture below the log lines: the run, its tasks, and what a key has asked for. Pure."""
+"""The picture below the log lines: the run, its tasks, and a question or help. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What keys have asked for.
+    """What the user has selected with keys.
 
-    `help`: lines that explain the keys, in place of the tasks. `prompt`: a question that waits for its answer.
+    `help`: lines that explain the keys, in place of the tasks. `prompt`: a question that waits for an answer.
     `selected`: the only task whose log is shown. `hint`: how to get help, at the end of the header.
     """
 
@@ -48,15 +48,15 @@ def render_view(
     asked: Asked = Asked(),  # noqa: B008 - it is frozen
     above: Sequence[Text] = (),
 ) -> list[Text]:
-    """At most `rows` lines: the header, a question or help, lines of the tasks' own, and the tasks.
+    """At most `rows` lines: the header, a question or help, unfinished lines of tasks, and the tasks.
 
     Args:
-        status: the run; None if nothing is known of it yet.
+        status: the status of the run; None if it is not known yet.
         problem: why the status is missing or old.
         histories: the last minute of each task.
         columns: the width of the terminal.
-        rows: how many lines there may be.
-        asked: what keys have asked for.
+        rows: the most lines.
+        asked: what the user has selected with keys.
         above: unfinished lines of tasks, such as progress bars.
     """
     lines = [_render_header(status, problem, columns, asked)]

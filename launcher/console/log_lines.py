@@ -14,9 +14,9 @@ PARTIAL_LIMIT = 256 << 10
 _CHATTER = re.compile(
     # TensorFlow's C++ log and absl's: information and warnings, except those that report a problem.
     rb"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW]|[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE(?!TROUBLE)"
-    # Errors that machines with and without GPUs log at each start; those about what are no features of a machine, but
-    # settings of the compiler that made a cached program; and those about a peer that has gone, for example
-    # because it ended: a program that still needs the peer gets an exception that says the same.
+    # Errors that machines with and without GPUs log at each start. Errors about machine features that are only
+    # settings of the compiler that made a cached program. Errors about a peer that is gone, for example because it
+    # ended: a program that still needs the peer gets an exception with the same message.
     rb"|(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: E|E\d{4} \d\d:\d\d:\d+\.\d+ +\d+) SOURCE"
     rb"(?:Unable to register cu|Loading XLA:CPU AOT result\. Target machine feature \+prefer-no-"
     rb"|failed call to cuInit: .*(?:\(303\)|CUDA_ERROR_NO_DEVICE)"
@@ -33,7 +33,7 @@ _CHATTER = re.compile(
         rb".*(?:ran out of memory|[Oo]ut of memory|No space left|Cannot dlopen some GPU libraries)",
     )
 )
-"""What TensorFlow logs at every start. No errors, except known false ones."""
+"""Messages that TensorFlow logs at every start. No errors, except known false ones."""
 _CONTINUED = re.compile(
     rb"To enable the following instructions: .*rebuild TensorFlow"
     rb"|/job:\w+/replica:\d+/task:\d+$"  # the missing tasks, below "Waiting for 1/2 tasks to connect"
@@ -50,7 +50,7 @@ _SOURCES = (b".cc:", b".cpp:", b".cu:", b".h:", b".hpp:")
 _HINTS = (b"absl::InitializeLog", b"distlaunch: ")
 """Every line of chatter contains one of these, or a source and `] `, except continuation lines."""
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\n\t"
-"""What is shown unchanged; most text has nothing else."""
+"""Bytes that are shown unchanged; most text contains nothing else."""
 
 _CONTROL = re.compile(
     r"(\x1b\[[0-9;:]{0,64}m)"  # colour
@@ -59,8 +59,8 @@ _CONTROL = re.compile(
     r"|\x1b[ -/]*[0-~]"
     rf"|[\x00-\x08\x0b-\x1f{UNSEEN}]"
 )
-"""Control sequences. All except colours could move the cursor into other tasks' lines, or do worse. Matched in text: in
-bytes, a replacement could join its neighbours into a new sequence."""
+"""Control sequences. All except colours could move the cursor into other tasks' lines, or do worse. Matched in text,
+because a replacement in bytes could join its neighbours into a new sequence."""
 
 
 class LogLines:
@@ -82,7 +82,7 @@ class LogLines:
         self._skipping = False
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that the data completes, as they are shown; the same for pieces of any size."""
+        """The shown form of the lines that the data completes; the size of the pieces does not matter."""
         text = self._partial + data
         end = text.rfind(b"\n") + 1
         lines, self._partial = text[:end], text[end:]
@@ -100,13 +100,13 @@ class LogLines:
         return shown
 
     def close(self) -> bytes:
-        """The last line, if the log does not end with a line break; as it is shown, with one."""
+        """The shown form of the last line, with a line break, if the log ends without a line break."""
         rest, self._partial = self._partial, b""
         return self._finished(rest) if rest else b""
 
     @property
     def unfinished(self) -> bytes:
-        """What the unfinished line shows now; empty if there is none."""
+        """The shown form of the unfinished line; empty if there is none."""
         return self._clean(_visible(self._partial)) if self._partial else b""
 
     def _is_plain(self, lines: bytes) -> bool:
@@ -123,7 +123,7 @@ class LogLines:
             return False
 
     def _finished(self, line: bytes) -> bytes:
-        """How the line is shown, with a line break; empty if it is left out."""
+        """The shown form of the line, with a line break; empty if the line is left out."""
         shown = _visible(line)
         if self._fold:
             begins = _CHATTER.match(shown)
@@ -159,7 +159,7 @@ def _may_have_chatter(text: bytes) -> bool:
 
 
 def _has_long_line(lines: bytes) -> bool:
-    """Whether a line is longer than `LINE_LIMIT`; looks at one line break per so many bytes."""
+    """Whether a line is longer than `LINE_LIMIT`; looks at one line break per `LINE_LIMIT` bytes."""
     place = 0
     while len(lines) - place > LINE_LIMIT:
         place = lines.rfind(b"\n", place, place + LINE_LIMIT + 1) + 1
@@ -169,7 +169,7 @@ def _has_long_line(lines: bytes) -> bool:
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """What a line showed, one after the other: carriage returns and backspaces restart it."""
+    """The successive contents of a line: carriage returns and backspaces restart it."""
     return re.split(rb"[\r\b]+", line) if b"\r" in line or b"\b" in line else [line]
 
 
@@ -181,7 +181,7 @@ def _too_long(line: bytes) -> bytes | None:
 
 
 def _visible(line: bytes) -> bytes:
-    """What a line shows in the end: the last piece that is not blank."""
+    """The final content of a line: the last piece that is not blank."""
     long = _too_long(line)
     if long is not None:
         return long[: LINE_LIMIT + 1]

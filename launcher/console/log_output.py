@@ -1,4 +1,4 @@
-"""How `distlaunch logs` shows lines: behind their tasks' names, as they are, or as JSON."""
+"""Output formats of `distlaunch logs`: lines with their tasks' names, raw lines, or JSON."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from launcher.tasks import TaskId
 
 
 class LogOutput(Protocol):
-    """Renders lines; `task` of None: distlaunch's own, with their level."""
+    """Renders lines of tasks, and messages of distlaunch."""
 
     def render(self, time: float | None, task: TaskId, data: bytes) -> bytes:
         """`data`: whole lines."""
 
     def render_own(self, time: float | None, level: str, text: str) -> bytes:
-        """A message of distlaunch's own."""
+        """`text`: a message of distlaunch."""
 
 
 class LabelledOutput:
-    """Lines as the console shows them: what a terminal would obey is replaced.
+    """Lines as the console shows them: control characters are replaced.
 
     Args:
         tasks: all tasks; without one, there are no labels.
@@ -64,7 +64,7 @@ class RawOutput:
 
 
 class JsonOutput:
-    """One object a line, in ASCII, which no terminal obeys."""
+    """One JSON object per line, in ASCII, so without control characters."""
 
     def render(self, time: float | None, task: TaskId, data: bytes) -> bytes:
         head = f'{{"time": {json.dumps(time)}, "task": "{task}", "line": '
@@ -80,7 +80,7 @@ def render_time(time: float | None) -> bytes:
     """`2026-11-22T06:42:33.123Z `; as many blanks if the time is unknown."""
     try:
         moment = datetime.fromtimestamp(time, timezone.utc) if time is not None else None
-    except (ValueError, OverflowError, OSError):  # an index that was not written by us
+    except (ValueError, OverflowError, OSError):  # an index that we did not write
         moment = None
     return b" " * 25 if moment is None else f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z ".encode()
 

@@ -1,4 +1,4 @@
-"""Progress messages of a run: a line for each step that matters. Pure."""
+"""Progress messages of a run: a line for each important event. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN_NODES = 8
 
 
 def render_news(before: AttemptState, after: AttemptState, event: Event) -> str | None:
-    """The line for the event that led from one state to the other; None if it needs none."""
+    """The line for the event between the two states; None if the event needs no line."""
     if isinstance(event, Interrupted) and after.phase is Phase.STOPPING:
         return _render_interruption(before, after, event)
     if isinstance(event, EndAnnounced) and event.reference and after is not before:
@@ -47,7 +47,7 @@ def render_news(before: AttemptState, after: AttemptState, event: Event) -> str 
         others = f"; stopping {', '.join(map(str, sorted(after.stopped)[:8]))}" if after.stopped else ""
         return f"{ended.task} ended with {ended.exit}{others}{' …' if len(after.stopped) > 8 else ''}"
     if isinstance(event, TaskExited) and after.restarted is not before.restarted:
-        return f"{event.task} ended with {event.exit}; restarting it, the others continue"
+        return f"{event.task} ended with {event.exit}; restarting it while the others continue"
     if isinstance(event, TaskListening) and event.task == TENSORBOARD and after is not before:
         return _render_board(after)
     if isinstance(event, TaskExited) and event.task == TENSORBOARD and event.task not in after.stopped:
@@ -87,7 +87,7 @@ def _render_grace(event: EndAnnounced) -> str:
 
 
 def render_patches(event: Event) -> str | None:
-    """The line about the task's Keras; the same for all tasks, so that one line is enough."""
+    """The line about the task's Keras; identical for all tasks, so one line is enough."""
     if not isinstance(event, TaskReported) or event.keras is None:
         return None
     faults = count_of(event.keras.faults, "fault")
@@ -113,7 +113,7 @@ def render_restart(restart: Restart, attempt: int, limit: int) -> str:
 def _render_interruption(before: AttemptState, after: AttemptState, event: Interrupted) -> str | None:
     name = signal.Signals(event.signal).name
     if after.policy.only_checks:
-        return f"{name}: ending the checks" if before.phase is not Phase.STOPPING else None
+        return f"{name}: stopping the checks" if before.phase is not Phase.STOPPING else None
     if before.phase is Phase.STOPPING:
         return f"{name}: killing all tasks" if event.signal == signal.SIGINT else None
     insist = "; Ctrl-C again kills them" if event.signal == signal.SIGINT else ""
@@ -144,7 +144,7 @@ def _is_up(state: AttemptState) -> bool:
 
 
 class Reminder:
-    """Reports at intervals what the run waits for, until the cluster is up; `started`: monotonic seconds."""
+    """Regular reports of what the run waits for, until the cluster is up; `started`: monotonic seconds."""
 
     def __init__(self, started: float) -> None:
         self._started = started
@@ -175,7 +175,7 @@ class Reminder:
         return f"{state.phase.value.capitalize()}, {now - self._started:.0f} s: waiting for {shown}"
 
     def _remind_of_drain(self, state: AttemptState, now: float) -> str | None:
-        """A warning once half of the drain time is over."""
+        """A warning after half of the drain time."""
         if state.deadline is None or state.deadline == self._drains or not state.exits:
             return None
         going = sorted(state.policy.trainers - state.exits.keys())

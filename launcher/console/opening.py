@@ -23,8 +23,8 @@ def open_console(
     """The console of this process; `live`: with the live view, where `can_be_live`."""
     stdout, stderr = sys.stdout.fileno(), sys.stderr.fileno()
     if not is_terminal():
-        # Not sys.stdout and sys.stderr: Python flushes those at its exit, where it waits for a stuck reader and
-        # complains of one that has gone.
+        # Not sys.stdout and sys.stderr: Python flushes them at exit, waits for a stuck reader and complains about a
+        # reader that is gone.
         plain = PlainSink(
             os.fdopen(stdout, "wb", buffering=0, closefd=False),
             os.fdopen(stderr, "w", encoding="utf-8", errors="backslashreplace", closefd=False),
@@ -56,7 +56,7 @@ def is_terminal() -> bool:
 
 
 def can_be_live() -> bool:
-    """Whether a picture that is redrawn makes sense: on a terminal, and not where a CI keeps what it shows."""
+    """Whether a redrawn picture makes sense: on a terminal, but not in CI, which records every redraw."""
     return is_terminal() and os.environ.get("CI", "").lower() in ("", "0", "false")
 
 

@@ -1,4 +1,4 @@
-"""Turns styled lines into text that a terminal takes as one row each."""
+"""Renders styled lines as text, one terminal row each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def paint(line: Text, columns: int, *, colour: bool) -> str:
     if not colour:
         return line.plain
     return "".join(
-        # Colours are those of the program, or of our 16: none is more than the terminal got in lines.
+        # Colours come from the program or are one of our 16, so the terminal shows no others than in log lines.
         segment.style.render(segment.text, color_system=ColorSystem.TRUECOLOR) if segment.style else segment.text
         for segment in line.render(_console(), end="")
     )
@@ -32,7 +32,7 @@ def parse_line(line: bytes) -> Text:
 
 
 def paint_plain(line: str, columns: int) -> str:
-    """The same for a line without any style."""
+    """The line without style, cut to the width of the terminal."""
     return paint(Text(line), columns, colour=False)
 
 

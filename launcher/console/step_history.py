@@ -1,4 +1,4 @@
-"""How fast each task has trained during the last minute, from one status after the other. Pure."""
+"""The training speed of each task during the last minute, from successive statuses. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from itertools import pairwise
 MINUTE_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
 TAIL_S = 3.0
-"""How long after its last step a task does not count as slower: its next one has not been seen yet."""
+"""For this time after its last step, a task does not count as slower, because its next step may be unknown."""
 
 
 class StepHistory:
-    """The steps of one task at the moments at which they changed."""
+    """The step numbers of one task, each with the time at which it was first seen."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
         self._steps: list[int] = []
 
     def note(self, time: float, step: int | None) -> None:
-        """Takes the number of the last step; `time`: Unix seconds."""
-        if step is None or (self._steps and step < self._steps[-1]):  # it was restarted
+        """Records the number of the last step; `time`: Unix seconds."""
+        if step is None or (self._steps and step < self._steps[-1]):  # the task was restarted
             self._times, self._steps = [], []
         if step is not None and (not self._steps or step > self._steps[-1]):
             self._times.append(time)
@@ -30,7 +30,7 @@ class StepHistory:
             del self._times[0], self._steps[0]
 
     def rates(self, now: float, count: int) -> list[float]:
-        """Steps per second in equal parts of the last minute, oldest first; only parts for which they are known."""
+        """Steps per second in equal parts of the last minute, oldest first; only parts with known steps."""
         if len(self._times) < 2:
             return []
         last, usual_s = self._times[-1], (self._times[-1] - self._times[0]) / (len(self._times) - 1)
@@ -55,7 +55,7 @@ class StepHistory:
 
 
 def render_spark(rates: Sequence[float], count: int) -> str:
-    """`▁▂▅█`, of `count` characters; the highest is the fastest, and none stands for no step."""
+    """A chart such as `▁▂▅█` of `count` characters; the highest is the fastest, and a blank stands for no step."""
     top = max(rates, default=0.0)
     bars = "".join(" " if rate <= 0 else BARS[min(int(rate / top * 8), 7)] for rate in rates)
     return bars.rjust(count)

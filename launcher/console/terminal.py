@@ -1,4 +1,4 @@
-"""Where the console's thread writes: a pipe, or a terminal with live lines at its bottom."""
+"""Outputs of the console's thread: a pipe, or a terminal with live lines at its bottom."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import IO, NamedTuple, Protocol
 FRAME_S = 0.25
 """The shortest time between two pictures."""
 PENDING_LIMIT = 256 << 10
-"""Bytes that wait for the next picture; more are written without one."""
+"""Bytes that may wait for the next picture; more bytes are written without a picture."""
 SYNCHRONIZES = ("xterm", "tmux", "screen", "alacritty", "foot", "ghostty", "kitty", "wezterm")
-"""Beginnings of TERM of terminals that know synchronized output, or ignore its private mode as ECMA-48 has it."""
+"""TERM begins with one of these on terminals that support synchronized output, or ignore its private mode as ECMA-48
+requires."""
 
 _HIDE_CURSOR, _SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 _NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
@@ -21,11 +22,11 @@ _BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"
 _ERASE_BELOW = b"\r\x1b[J"
 _ERASE_REST = b"\x1b[K"
 RESTORE = _END + _WRAP + _ERASE_BELOW + _SHOW_CURSOR
-"""What a terminal gets whose live lines nobody else can erase."""
+"""Restores a terminal whose live lines no other process can erase."""
 
 
 class Size(NamedTuple):
-    """Of a terminal, in characters."""
+    """The size of a terminal, in characters."""
 
     columns: int
     rows: int
@@ -35,7 +36,7 @@ _UNKNOWN = Size(0, 0)
 
 
 class Sink(Protocol):
-    """Takes text; raises OSError when the reader has gone."""
+    """An output for text; raises OSError when the reader is gone."""
 
     has_live_lines: bool
 
@@ -47,7 +48,7 @@ class Sink(Protocol):
         """Writes whole lines of task output."""
 
     def note(self, text: str) -> None:
-        """Writes a message of our own."""
+        """Writes one of our messages."""
 
     def is_due(self) -> bool:
         """Whether `show_live` would write now."""
@@ -56,7 +57,7 @@ class Sink(Protocol):
         """Shows lines that are rewritten in place, below everything else."""
 
     def hide(self) -> None:
-        """Erases the live lines at once."""
+        """Erases the live lines immediately."""
 
     def forget(self) -> None:
         """Leaves the live lines as they are: the terminal belongs to another program now."""
@@ -66,7 +67,7 @@ class Sink(Protocol):
 
 
 class NowhereSink:
-    """Drops everything: the reader of our output has gone."""
+    """Drops everything, because the reader of our output is gone."""
 
     has_live_lines = False
 
@@ -97,7 +98,7 @@ class NowhereSink:
 
 
 class PlainSink(NowhereSink):
-    """Pipes and files; also a terminal that is only one of stdout and stderr."""
+    """Pipes and files; also a terminal, if only one of stdout and stderr is a terminal."""
 
     def __init__(self, stdout: IO[bytes], stderr: IO[str]) -> None:
         self._stdout = stdout
@@ -119,10 +120,10 @@ class PlainSink(NowhereSink):
 
 
 class TerminalSink(NowhereSink):
-    """One terminal. What is written waits for the next picture, and both are one write.
+    """One terminal. Text waits for the next picture; one system call writes both.
 
-    Between two pictures the cursor stands where the live lines begin. So they can be erased without knowing how many
-    rows they take, which a terminal that was resized has changed.
+    Between two pictures the cursor is at the start of the live lines. So the live lines can be erased without knowing
+    how many rows they take, which changes if the terminal is resized.
     """
 
     has_live_lines = True
@@ -181,7 +182,7 @@ class TerminalSink(NowhereSink):
         self.hide()
 
     def _draw(self, lines: tuple[str, ...], *, cursor: bytes, size: Size = _UNKNOWN) -> None:
-        """One write: the old lines go, what waits is written, the new lines follow."""
+        """Erases the old lines, writes the waiting text and draws the new lines, in one write."""
         before, self._shown, self._shown_size = self._shown, lines, size
         text, self._pending, self._waiting = b"".join(self._pending), [], 0
         parts = [_ERASE_BELOW if before and (text or not lines) else b"", text]
@@ -205,7 +206,7 @@ class TerminalSink(NowhereSink):
 
 
 def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The rows in columns as wide as they need to be, without colour."""
+    """The rows as a table without colour, with columns as narrow as possible."""
     import io
 
     from rich.console import Console

@@ -1,7 +1,7 @@
 """The only writer to the terminal: one thread that reads the tasks' log files at its own pace.
 
-Task output goes to stdout, line by line as `worker:1 │ text`; our own messages go to stderr. Because the thread reads
-files, a slow terminal delays nothing else, and memory stays bounded however much the tasks print.
+Task output goes to stdout, line by line as `worker:1 │ text`; our messages go to stderr. Because the thread reads
+files, a slow terminal delays nothing else, and memory stays bounded no matter how much the tasks print.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Order(enum.Enum):
 
 
 class Console:
-    """Follows logs and takes notes; its own thread writes everything, in `close` at the latest.
+    """Follows logs and takes notes; a separate thread writes everything, in `close` at the latest.
 
     Args:
         sink: where the thread writes.
@@ -61,10 +61,10 @@ class Console:
         colour: whether labels and our own messages are coloured.
         verbose: whether TensorFlow's start-up chatter is shown.
         clock: seconds, for the interval of unfinished lines.
-        record: gets each message to the user as well, with its level.
-        needed: whether a reader that has gone counts as `broken`.
-        region: the live view of a terminal; None without one.
-        is_ours: whether the terminal is ours to draw on, and not a shell's whose background job we are.
+        record: also gets each message to the user, with its level.
+        needed: whether the console is `broken` when its reader is gone.
+        region: the live view of a terminal; None without a live view.
+        is_ours: whether we may draw on the terminal; False while we are a background job of a shell.
     """
 
     def __init__(
@@ -142,16 +142,16 @@ class Console:
         return self._area.region
 
     def show_only(self, task: TaskId | None) -> None:
-        """Shows the log of one task from now on, or of all; what is not shown is not caught up on."""
+        """Shows the log of one task, or of all tasks, from now on; output hidden meanwhile is not shown later."""
         self._only = task
         self.redraw()
 
     def redraw(self) -> None:
-        """Draws the live view soon: it has changed."""
+        """Draws the live view soon, because it has changed."""
         self._orders.put(_Order.DRAW)
 
     def pause(self) -> None:
-        """Erases the live lines until `resume`: this process is about to be suspended. Waits for PAUSE_S at most."""
+        """Erases the live lines until `resume`, before this process is suspended. Waits for PAUSE_S at most."""
         self._paused.clear()
         self._orders.put(_Order.PAUSE)
         self._paused.wait(PAUSE_S)
@@ -164,7 +164,7 @@ class Console:
         self._orders.put(_Order.END_LOGS)
 
     def close(self) -> None:
-        """Returns when everything is written, or HURRY_S after `hurry`: a stuck reader never takes the rest."""
+        """Returns when everything is written, or HURRY_S after `hurry`, because a stuck reader never reads the rest."""
         self._orders.put(_Order.CLOSE)
         while self._thread.is_alive():
             self._thread.join(POLL_S)
@@ -172,7 +172,7 @@ class Console:
                 return
 
     def leave(self) -> None:
-        """Writes what there is, and nothing from then on: the terminal belongs to others. Waits for HURRY_S at most."""
+        """Writes the waiting output and nothing later: others use the terminal then. Waits for HURRY_S at most."""
         self._orders.put(_Order.LEAVE)
         if not self._left.wait(HURRY_S):
             self.hurry()
@@ -184,7 +184,7 @@ class Console:
 
     @property
     def broken(self) -> bool:
-        """Whether the reader of our output has gone (`distlaunch … | head`)."""
+        """Whether the reader of our output is gone (`distlaunch … | head`)."""
         return self._needed and self._broken.is_set()
 
     # --- the thread ---
@@ -206,7 +206,7 @@ class Console:
             if isinstance(order, tuple):
                 self._logs.append(self._open(*order))
                 continue
-            # What was printed before a note is shown before it; what is printed meanwhile does not delay the note.
+            # First show the output from before the note; output that is printed meanwhile does not delay the note.
             ends = [(log, log.size()) for log in self._logs]
             while any(log.shown < end for log, end in ends) and self._show_new():
                 pass
@@ -251,7 +251,7 @@ class Console:
         return FollowedLog(task, path, self._labels.of(task), lines, offset)
 
     def _show_new(self) -> bool:
-        """Shows one piece of every log that has grown; returns whether any log had."""
+        """Shows one piece of every log that has grown; returns whether any log has grown."""
         if self._broken.is_set():
             return False
         grown = False

@@ -1,4 +1,4 @@
-"""How a cluster lives and dies, as a pure function.
+"""The life cycle of a cluster, as the pure function `decide.decide`.
 
-In: the state of an attempt and one event. Out: the next state, and the actions that follow: `decide.decide`.
+In: the state of an attempt and one event. Out: the next state, and the actions that follow.
 """

@@ -1,4 +1,4 @@
-"""`--chaos`: faults injected on purpose, to see whether a program resumes where it was."""
+"""`--chaos`: faults injected on purpose, to test whether a program resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
     """`kill:worker:1@epoch=3` → Fault.
 
     Raises:
-        UsageError: the text is not a fault, or this cluster cannot have it.
+        UsageError: the text is not a fault, or the fault is impossible in this cluster.
     """
     found = _FAULT.fullmatch(text)
     if found is None:
@@ -61,12 +61,12 @@ def parse_fault(text: str, spec: ClusterSpec) -> Fault:
 
 
 def pending(faults: Iterable[Fault], states: Collection[AttemptState]) -> list[Fault]:
-    """The faults that none of these attempts has had."""
+    """The faults that were injected in none of these attempts."""
     return [fault for fault in faults if not any(was_done(fault, state) for state in states)]
 
 
 def needed(faults: Collection[Fault], states: Mapping[int, AttemptState]) -> dict[int, AttemptState]:
-    """The attempts, by number, that are enough to make the report on the faults."""
+    """The attempts, by number, that suffice for the report on the faults."""
     if not faults or not states:
         return {}
     done = {number for number, state in states.items() if any(was_done(fault, state) for fault in faults)}

@@ -1,7 +1,7 @@
-"""Which tasks have not joined the cluster's leader yet, from what TensorFlow writes to the leader's log.
+"""Finds the tasks that have not joined the cluster's leader yet, in TensorFlow's messages in the leader's log.
 
-A task with an open port may still not reach the leader, because something blocks its connection. TensorFlow reports
-this at level INFO only; with TF_CPP_MIN_LOG_LEVEL above 0 nothing is known.
+A task with an open port may still fail to reach the leader, because something blocks its connection. TensorFlow reports
+this only at level INFO; with TF_CPP_MIN_LOG_LEVEL above 0, nothing is known.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _TASK = re.compile(rb"^/job:(\w+)/replica:\d+/task:(\d+)$", re.MULTILINE)
 
 
 def parse_not_joined(log: bytes) -> frozenset[TaskId] | None:
-    """The tasks that the leader named last (of many, only some); None if it has reported nothing."""
+    """The tasks that the leader named last (only some, if there are many); None if the leader has reported nothing."""
     last = None
-    for last in _WAITING.finditer(log):  # noqa: B007 - the last one counts
+    for last in _WAITING.finditer(log):  # noqa: B007 - the last match counts
         pass
     if last is None:
         return None

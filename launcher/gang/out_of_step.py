@@ -1,4 +1,4 @@
-"""Workers that no longer do the same: one evaluates alone, say, and its collectives meet others of its peers.
+"""Workers that are out of step: one evaluates alone, say, and its collectives meet others of its peers.
 
 TensorFlow notices when two collectives that meet differ, and reports it to one worker or to some. The place of each
 worker is in its crash record, or in its stack, which it sends before it is stopped.

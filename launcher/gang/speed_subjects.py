@@ -1,4 +1,4 @@
-"""Which nodes the speed check measures, with what, and where their partners dial them."""
+"""Selects the nodes that the speed check measures, with their environments and the targets that partners dial."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from worker_entry.protocol.values import Target
 def make_subjects(
     plan: LaunchPlan, answers: Mapping[str, Answers], addresses: Mapping[str, str], ports: Mapping[TaskId, int]
 ) -> list[Subject]:
-    """The nodes on which something computes, in the order of the plan.
+    """The nodes with computing tasks, in the order of the plan.
 
-    A node is measured with the device and the threads of its first task that computes, while nothing else computes
-    there. So nodes with different numbers of tasks can be compared: a step waits for the slowest *task*, and each has
+    A node is measured with the device and the threads of its first computing task, while nothing else computes there.
+    So nodes with different numbers of tasks can be compared: a step waits for the slowest *task*, and each task has
     its own share of its node.
 
     Args:
-        plan: made with the nodes' facts.
-        answers: what they have answered to the checks.
-        addresses: those that the checks chose, by node.
-        ports: held for the tasks.
+        plan: the plan with the nodes' facts.
+        answers: the nodes' answers to the checks.
+        addresses: the addresses that the checks chose, by node.
+        ports: the ports held for the tasks.
     """
     return [*_find_subjects(plan, answers, addresses, ports)]
 

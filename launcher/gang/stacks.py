@@ -1,4 +1,4 @@
-"""What all tasks of a cluster are doing now: their Python stacks, with equal ones grouped."""
+"""The current Python stacks of all tasks of a cluster, with equal stacks grouped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from worker_entry.protocol.messages import CHILD
 from worker_entry.protocol.values import Activity, Place
 
 SHOWN_THREADS = 2
-"""Threads besides the main one that a task's line names."""
+"""The most threads besides the main thread that a task's line names."""
 ANSWER_S = 5.0
-"""How long the tasks have to answer."""
+"""How long to wait for the tasks' answers."""
 
 # Bounded: a broken node may send a line of a million digits, which int() refuses, or which takes hours to match.
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]{1,32}.{0,300}\(most recent call first\):$", re.MULTILINE)
@@ -25,7 +25,7 @@ _WAITING = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py", "
 _OURS = re.compile(r"/worker_entry/(?!demo/)(?:\w+/)*\w+\.py$")  # the demo is a program like a user's
 
 _WRAPPERS = ("error_handler",)
-"""Functions in which Keras and TensorFlow wrap their public ones."""
+"""Functions in which Keras and TensorFlow wrap their public functions."""
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -33,14 +33,14 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a task is: its main thread, innermost frame first, and the other threads that run its program's code."""
+    """The stacks of a task: its main thread, innermost frame first, and the other threads that run program code."""
 
     main: tuple[Frame, ...] = ()
     others: tuple[tuple[Frame, ...], ...] = ()
 
     @property
     def is_own(self) -> bool:
-        """Whether the program's own code is running, and not a library's, which may wait for others."""
+        """Whether the program's own code is running, and not a library, which may wait for others."""
         return bool(self.others) or (bool(self.main) and _own_frame(self.main) is self.main[0])
 
     @property
@@ -50,7 +50,7 @@ class Stack:
 
 
 class StackCollector:
-    """The tasks' answers since all were asked, at `now` in monotonic seconds."""
+    """Collects the answers of the tasks, which were all asked at `now`, in monotonic seconds."""
 
     def __init__(self, tasks: Iterable[TaskId], now: float) -> None:
         self._missing = set(tasks)
@@ -64,14 +64,14 @@ class StackCollector:
         self._missing.discard(task)
 
     def texts(self, now: float) -> dict[TaskId, str] | None:
-        """The answers once all tasks have answered, or their time is over: missing ones are empty. None before that."""
+        """The answers once all tasks have answered or time is up, empty for missing answers; None before that."""
         if self._missing and now < self._deadline:
             return None
         return {**dict.fromkeys(self._missing, ""), **self._texts}
 
 
 def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]]:
-    """Groups of tasks at the same place, each with the place; the largest group first.
+    """Groups of tasks with equal stacks, the largest group first.
 
     Args:
         texts: faulthandler's output for each task; empty if there is none.
@@ -83,7 +83,7 @@ def group_stacks(texts: Mapping[TaskId, str]) -> list[tuple[list[TaskId], Stack]
 
 
 def find_call(text: str) -> Place | None:
-    """Where the program's code is in its main thread, and which public function of a library it has called there."""
+    """The program's current line in its main thread, and the public library function that it has called there."""
     frames = [frame for frame in parse_stack(text).main if frame[2] not in _WRAPPERS]
     own = _own_frame(frames)
     if own is None:
@@ -99,7 +99,7 @@ def render_places(texts: Mapping[TaskId, str]) -> list[str]:
 
 
 def render_stacks(texts: Mapping[TaskId, str]) -> str:
-    """The same lines, each with the stack below it."""
+    """The lines of `render_places`, each with the stack below it."""
     lines = []
     for place, (_, stack) in zip(render_places(texts), group_stacks(texts), strict=True):
         lines += [place, *_render_frames(stack.main)]
@@ -109,7 +109,7 @@ def render_stacks(texts: Mapping[TaskId, str]) -> str:
 
 
 def parse_stack(text: str) -> Stack:
-    """The last stack that faulthandler wrote, without our own frames."""
+    """The last stack that faulthandler wrote, without the frames of worker_entry."""
     first, *children = text.split(CHILD)
     threads = _parse_threads(first)
     if not threads:
@@ -137,11 +137,11 @@ def _own_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def working_frame(stack: Stack, *, waits: bool) -> Frame | None:
-    """The line of the program that is running now, if any: not one that waits in a library for others.
+    """The line of the program that is running now; None if the program waits for others in a library.
 
     Args:
-        stack: where the task is.
-        waits: whether the main thread waits, as the kernel reports it.
+        stack: the stacks of the task.
+        waits: whether the main thread waits, according to the kernel.
     """
     own = stack.own
     if own is not None and not waits and not any(map(_is_waiting, stack.main[: stack.main.index(own)])):

@@ -1,4 +1,4 @@
-"""The order by which a node starts its tasks, from the plan and the attempt."""
+"""Makes the order to start a node's tasks, from the plan and the attempt."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def make_start(
     routes: Mapping[str, str] | None = None,
     callers: Sequence[str] = (),
 ) -> Start:
-    """The order to start these tasks of one node.
+    """Makes the order to start these tasks of one node.
 
     Args:
-        tasks: as they were planned.
+        tasks: the planned tasks.
         run_id: the run's name.
-        attempt: which start of the cluster it is, from 1.
-        lease_s: how long TensorFlow's workers wait for a sign of life from each other.
+        attempt: the number of the attempt, from 1.
+        lease_s: how long TensorFlow's workers wait for each other's heartbeats.
         faults: the faults to inject into the attempt.
         routes: with a tunnel, the host that each address in TF_CONFIG stands for.
-        callers: addresses from which the nodes also call.
+        callers: further addresses from which the nodes connect.
     """
     cluster = tasks[0].tf_config["cluster"] if tasks[0].tf_config is not None else {}
     env = {environment.RUN_ID: run_id, environment.ATTEMPT: str(attempt)}

@@ -40,9 +40,9 @@ from worker_entry.protocol.strangers import Unguarded
 
 
 def from_message(node: str, message: Message, clock_offset_s: float = 0.0) -> Event | None:
-    """The event that a node's message stands for; None if the message does not matter to the gang.
+    """The event for a node's message; None if the message does not matter to the gang.
 
-    Times become those of the controller's clock; `clock_offset_s` is how far the node's clock is ahead of it.
+    Times are converted to the controller's clock; `clock_offset_s` is how far the node's clock is ahead of it.
 
     Raises:
         ValueError: the message names an impossible task.

@@ -1,4 +1,4 @@
-"""What is exported, whatever the kind of its objects."""
+"""The data of an export, for all kinds of objects."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Kind = Literal["jobset", "job", "tfjob", "trainjob"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 NAME_LENGTH = 40
-"""Characters of a run's name; the names of its pods, which add a role, two numbers and a suffix, have at most 63."""
+"""The most characters of a run's name: pod names add a role, two numbers and a suffix, and have at most 63."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """The pods of one type of tasks, with one task each."""
+    """The pods of one task type, with one task each."""
 
     type: TaskType
     count: int
@@ -28,11 +28,11 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A spec as it is exported.
+    """A spec to export.
 
-    `name`: of all its objects. `pods`: what each pod has. `template`: the user's own manifest of a pod. `files`: what
-    the ConfigMap holds. `python`: the interpreter in the image. `port`: of each task. `env`: the variables that the
-    spec sets.
+    `name`: the name from which the objects' names are made. `pods`: the settings of each pod. `template`: the user's
+    pod manifest. `files`: the contents of the ConfigMap. `python`: the interpreter in the image. `port`: the port of
+    each task. `env`: the variables that the spec sets.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Export:
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return sum(role.count for role in self.roles)
 
     @property
@@ -61,11 +61,11 @@ class Export:
 
     @property
     def container(self) -> str:
-        """The name of the container that runs the task; the controllers of some kinds expect theirs."""
+        """The name of the container that runs the task; some kinds' controllers expect a certain name."""
         return {"tfjob": "tensorflow", "trainjob": "node"}.get(self.kind, "task")
 
     def host(self, task: TaskId) -> str:
-        """The name at which the others reach the task's pod; not for a TFJob, which names its pods itself."""
+        """The host name at which other tasks reach the task's pod; not for a TFJob, which names its pods itself."""
         pod = {"job": f"{self.name}-{task.index}", "trainjob": f"{self.name}-node-0-{task.index}"}
         return f"{pod.get(self.kind, f'{self.name}-{task.type}-0-{task.index}')}.{self.name}"
 

@@ -1,5 +1,5 @@
-"""One HTML page that tells what a run was: the `Material` that was read of a run goes in, the page's text comes out.
+"""The HTML report of a run.
 
-Pure, except that the page's own parts (template, style, scripts) are read from `assets/`, and plotly.js, which draws
-the curves, from the package plotly.
+In: the `Material` that was read of a run. Out: the page's text. Pure, except that it reads the page's own parts
+(template, style, scripts) from `assets/`, and plotly.js, which draws the curves, from the package plotly.
 """

@@ -20,23 +20,24 @@ from worker_entry.protocol.frozen import dataclass, replace
 from worker_entry.protocol.samples import GpuSample
 
 POINTS = 60_000
-"""Points of all curves of a page together: about 0.8 MB."""
+"""Total points of all curves of a page: about 0.8 MB."""
 MOST_POINTS = 2000
-"""Points of one curve: more than a screen has columns."""
+"""Points of one curve: more than the columns of a screen."""
 LEAST_POINTS = 100
 SHOWN = 32
-"""Curves in one chart; nobody can tell more of them apart."""
+"""Curves in one chart; more cannot be told apart."""
 METRICS = 24
-"""Metrics that have a chart."""
+"""How many metrics have a chart."""
 WINDOWS = 200
-"""Windows of time whose step times are counted together."""
+"""How many windows of time the step times are grouped into."""
 
 
 @dataclass(frozen=True)
 class Chart:
     """Curves over the time of the run.
 
-    `key`: its anchor. `unit`: of its values, see `wording.render_value`. `left_out`: how many curves are not shown.
+    `key`: the chart's anchor. `unit`: the unit of the values, see `wording.render_value`. `left_out`: how many curves
+    are not shown.
     """
 
     key: str
@@ -48,7 +49,7 @@ class Chart:
 
 
 def make_training_charts(material: Material) -> list[Chart]:
-    """Loss, all other metrics, steps per second, step times; the ones that have values."""
+    """Loss, all other metrics, steps per second, step times; only charts that have values."""
     tasks = material.tasks
     names = dict.fromkeys(name for each in tasks for sample in each.progress for name in sample.metrics)
     metrics = sorted(names, key=lambda name: (name != "loss", "loss" not in name))
@@ -63,15 +64,15 @@ def make_training_charts(material: Material) -> list[Chart]:
             "Step time, p50 and p99",
             "s",
             _step_quantiles(material),
-            "Of all workers together, in windows of time; each measurement is the mean of about a second's steps.",
+            "Over all workers, in windows of time; each measurement is the mean of about one second of steps.",
         ),
         _chart(
             "own-time",
             "Own time of a step",
             "s",
             _curves(tasks, lambda samples: [(each.time, each.own_s) for each in samples]),
-            "Without the time in which a worker waits for the others. In synchronous training the slowest worker is "
-            "the one with the highest curve here, and the lowest in the next.",
+            "Step time without waiting for other workers. In synchronous training the slowest worker has the highest "
+            "curve here and the lowest in the next chart.",
         ),
         _chart("waiting-time", "Waiting for the others in a step", "s", _curves(tasks, _waiting)),
         _chart(
@@ -79,14 +80,14 @@ def make_training_charts(material: Material) -> list[Chart]:
             "Waiting for input in a step",
             "s",
             _curves(tasks, lambda samples: [(each.time, each.data_s) for each in samples]),
-            "The part of the own time in which the program waits for its next batch.",
+            "The part of the own time that the program spends waiting for its next batch.",
         ),
     ]
     return [chart for chart in charts if chart.series]
 
 
 def make_machine_charts(material: Material) -> list[Chart]:
-    """What nodes, GPUs and tasks use; the charts that have values."""
+    """The resource usage of nodes, GPUs and tasks; only charts that have values."""
     nodes = material.nodes
     tasks = [(each.task, [*map(use_of_task, (None, *each.use), each.use)]) for each in material.tasks]
     of_nodes = [(each.node, [*map(use_of_node, (None, *each.use), each.use)]) for each in nodes]
@@ -107,7 +108,7 @@ def make_machine_charts(material: Material) -> list[Chart]:
             "Threads without a core, per task",
             "threads",
             _use_curves(tasks, lambda use: use.starved),
-            "Threads that could have run and had to wait for a core, on average.",
+            "Average number of runnable threads that waited for a core.",
         ),
         _chart("task-memory", "Memory per task", "B", _use_curves(tasks, lambda use: use.memory)),
         _chart("task-swapped", "Swapped out, per task", "B", _unless_zero(_use_curves(tasks, lambda use: use.swapped))),
@@ -117,11 +118,11 @@ def make_machine_charts(material: Material) -> list[Chart]:
     return [chart for chart in charts if chart.series]
 
 
-_THROUGH = "From and to files, pipes and sockets."
+_THROUGH = "Includes files, pipes and sockets."
 
 
 def thin(charts: Sequence[Chart]) -> list[Chart]:
-    """The same charts with at most about `POINTS` points together."""
+    """The same charts with at most about `POINTS` points in total."""
     curves = sum(len(chart.series) for chart in charts)
     limit = min(max(POINTS // max(curves, 1), LEAST_POINTS), MOST_POINTS)
     return [
@@ -131,7 +132,7 @@ def thin(charts: Sequence[Chart]) -> list[Chart]:
 
 
 def _chart(key: str, title: str, unit: str, series: Iterable[Series], about: str = "") -> Chart:
-    """The chart; of very many curves, those with the greatest values."""
+    """The chart; if there are too many curves, only those with the greatest values."""
     curves = [each for each in series if each.values]
     shown = {id(each) for each in sorted(curves, key=lambda each: -max(each.values))[:SHOWN]}
     return Chart(key, title, unit, [each for each in curves if id(each) in shown], about, len(curves) - len(shown))

@@ -1,4 +1,4 @@
-"""Leaves out of a material what no run can have measured: files may be damaged, or anybody's."""
+"""Removes impossible values from a material: files may be damaged, or come from anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_STEPS = 10**15
 
 
 def clean(material: Material) -> Material:
-    """The material with times that a page can show, in their order."""
+    """The material with only valid times; its end is not before its start."""
     started = material.started if is_moment(material.started) else 0.0
     now = material.now if is_moment(material.now) else started
     ended = material.ended

@@ -1,8 +1,8 @@
-"""The page's text. Whatever others have written (logs, names, messages) is text in it, and never markup or a script.
+"""The page's text. Logs, names and messages from others are always text in the page, never markup or a script.
 
-Three things see to that, each by itself: the template escapes every value, and a visible character replaces every
-control character of the page; data for the script is JSON in which no character ends its element; and the page's
-content security policy admits only the scripts with these hashes, and fetches nothing.
+Three independent measures ensure this. The template escapes every value, and a visible character replaces every control
+character of the page. Data for the script is JSON in which no character ends its element. The page's content security
+policy admits only the scripts with these hashes, and fetches nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ASSETS = resources.files("launcher.pages") / "assets"
 _IN_SCRIPT = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 _SCRIPTS = ("values.js", "charts.js", "report.js")
 _ENDS_SCRIPT = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
-"""What would end an element `script`, or keep its end from being seen."""
+"""Text that would end an element `script`, or hide its end from the parser."""
 
 
 def render_page(material: Material) -> str:
@@ -66,8 +66,8 @@ def render_page(material: Material) -> str:
         page=to_script({"duration": round(timeline.duration, 3), "restarts": _rounded(timeline.restarts)}),
         data={key: to_script(value) for key, value in data.items()},
     )
-    # plotly.js has control characters in its texts, so the scripts come after these have been replaced. It does not run
-    # as it is read: the page is there first.
+    # plotly.js has control characters in its strings, so the scripts are added after `printable`. Its inert element
+    # does not run while the page loads, so the page is visible first.
     inert = f'<script type="text/plain" id="plotly">{plotly}</script>\n' if plotly else ""
     return f"{printable(page)}{inert}<script>{script}</script>\n</body>\n</html>\n"
 
@@ -79,8 +79,8 @@ def read_script() -> str:
 
 @functools.cache
 def read_plotly() -> str:
-    """plotly.js, as the package plotly has it."""
-    # The import would take a third of a second, and only a file beside it is wanted.
+    """plotly.js from the package plotly."""
+    # The import would take a third of a second, and only one file of the package is needed.
     found = importlib.util.find_spec("plotly")
     assert found is not None
     assert found.origin is not None
@@ -88,17 +88,17 @@ def read_plotly() -> str:
 
 
 def inline(script: str) -> str:
-    r"""The script for an element `script`, which nothing in it ends: in a text or a pattern, `\x3c` is `<`."""
+    r"""The script, made safe for an element `script`: in a string or a regular expression, `\x3c` is `<`."""
     return _ENDS_SCRIPT.sub(r"\\x3c", script)
 
 
 def to_script(value: object) -> str:
-    """The value as JSON for a `<script type="application/json">`, which nothing in it can end."""
+    """The value as JSON for a `<script type="application/json">`; no text in it can end the element."""
     return json.dumps(_shown(value), separators=(",", ":"), allow_nan=False).translate(_IN_SCRIPT)
 
 
 def make_ticks(duration: float) -> list[tuple[float, str]]:
-    """Where the axis of the timeline has labels, as a percentage, and their texts."""
+    """The labels of the timeline's axis: their positions, as percentages, and their texts."""
     steps = (0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
     step = next((step for step in steps if duration / step <= 8), max(86400 * round(duration / 86400 / 6), 86400))
     count = int(duration / step)
@@ -129,10 +129,10 @@ def _rounded(times: Sequence[float]) -> list[float]:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Nothing is fetched, and only these scripts count."""
+    """The policy that fetches nothing and runs only these scripts."""
     hashes = " ".join(_hash(script) for script in scripts if script)
-    # plotly.js adds an element `style` that differs between its versions, so styles cannot be named by their hashes.
-    # None can fetch anything, and no style of others gets into the page.
+    # plotly.js adds an element `style` that differs between its versions, so styles cannot be admitted by their hashes.
+    # Styles cannot fetch anything, and no style from others gets into the page.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -149,7 +149,7 @@ def _read(name: str) -> str:
 
 @functools.cache
 def _template() -> Any:
-    """The template, with every value of it escaped."""
+    """The template, which escapes every value."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -174,9 +174,9 @@ def _template() -> Any:
 
 
 def _position(part: float, whole: float) -> str:
-    """Where a part of the whole ends, as SVG takes it."""
+    """The share of the whole, as a percentage for SVG."""
     share = part / whole if whole else 0.0
-    return f"{100 * min(max(share, 0.0), 1.0) + 0.0:.3f}%"  # -0.0 is no position
+    return f"{100 * min(max(share, 0.0), 1.0) + 0.0:.3f}%"  # turns -0.0 into 0.0
 
 
 def _omit_none(value: object) -> object:

@@ -1,4 +1,4 @@
-"""What a page is made from: everything that was read of a run, as values."""
+"""The input of a page: everything that was read of a run, as values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker_entry.protocol.frozen import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSamples:
-    """What was measured of a task in one attempt, in order."""
+    """The measurements of a task in one attempt, in order."""
 
     attempt: int
     task: str
@@ -24,7 +24,7 @@ class TaskSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSamples:
-    """What was measured of a node in one attempt, in order."""
+    """The measurements of a node in one attempt, in order."""
 
     attempt: int
     node: str
@@ -44,7 +44,7 @@ class LogEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What was read of a run. What is not known is None, or empty."""
+    """Everything that was read of a run. Unknown values are None or empty."""
 
     run_id: str
     name: str
@@ -53,17 +53,17 @@ class Material:
     state: str
     """`succeeded`, `running`, `lost`, …"""
     running: bool
-    """Whether it goes on."""
+    """Whether the run is still running."""
     started: float
     """Unix seconds, like all times."""
     ended: float | None
-    """When it ended; of a lost run, when its controller last wrote something; None if it goes on."""
+    """When the run ended; for a lost run, when its controller last wrote a file; None while the run is running."""
     now: float
-    """When this was read."""
+    """When the run was read."""
     report: RunReport | None = None
-    """Its report, once it is over."""
+    """The run's report, once the run is over."""
     status: RunStatus | None = None
-    """What its controller says, while it goes on."""
+    """The status from the controller, while the run is running."""
     attempts: Sequence[AttemptReport] = ()
     """The attempts that are over."""
     records: Sequence[Record] = ()
@@ -80,11 +80,11 @@ class Material:
     stacks: str = ""
     """stacks.txt."""
     command: str = ""
-    """What was typed, without secrets; empty if it was not recorded."""
+    """The command that the user typed, without secrets; empty if it was not recorded."""
     cwd: str = ""
-    """Where it was typed."""
+    """The folder in which the command was typed."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """distlaunch, Python and TensorFlow, as far as they are known."""
+    """The known versions of distlaunch, Python and TensorFlow."""
 
     @property
     def end(self) -> float:
@@ -98,7 +98,7 @@ class Material:
 
     @property
     def planned(self) -> list[Mapping[str, Any]]:
-        """The tasks of plan.json, which may have come from anywhere."""
+        """The tasks of plan.json, which is not trusted."""
         tasks = self.plan.get("tasks")
         return [task for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
 

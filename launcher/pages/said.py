@@ -23,7 +23,7 @@ STACKS_TEXT = 200_000
 
 @dataclass(frozen=True)
 class EventRow:
-    """An event. `at`: since the start of the run."""
+    """An event. `at`: the time since the start of the run."""
 
     at: str
     attempt: int
@@ -34,7 +34,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node of the run, as its agent has described it."""
+    """A node of the run, as described by its agent."""
 
     node: str
     hostname: str
@@ -57,7 +57,7 @@ class TaskAddress:
 
 @dataclass(frozen=True)
 class SaidPart:
-    """The whole part."""
+    """The last part of a page."""
 
     logs: Sequence[LogEnd]
     stacks: str
@@ -88,14 +88,14 @@ def make_said(material: Material) -> SaidPart:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text; of one that is too long, its beginning and its end."""
+    """The text; if it is too long, its beginning and its end."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n… {len(text) - limit:,} characters left out …\n{text[-limit // 2 :]}"
 
 
 def _make_event(record: Record, started: float) -> EventRow | None:
-    """None for what only repeats how far a task is, or is a part of this page by itself."""
+    """The row of an event; None for events that the page does not list."""
     event = record.event
     if isinstance(event, LeaderWaits):
         return None

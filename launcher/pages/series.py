@@ -1,4 +1,4 @@
-"""Curves: a bounded number of points that keep every extreme, and their short form in the page."""
+"""Curves: a bounded number of points with all extremes, and their short form in the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from worker_entry.protocol.frozen import dataclass
 
 LARGEST = 1e300
-"""Beyond it, a value cannot be rounded."""
+"""Values from here on cannot be rounded."""
 
 Point = tuple[float, float | None]
 """Time and value; None is a gap in the curve."""
@@ -29,7 +29,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Summary:
-    """A curve in numbers."""
+    """The summary of a curve in numbers."""
 
     label: str
     least: float
@@ -47,7 +47,7 @@ def summarize(series: Series) -> Summary | None:
 
 
 def make_series(label: str, pieces: Iterable[Sequence[tuple[float, float | None]]]) -> Series:
-    """A curve of several pieces with a gap between each two; what is no number that can be shown is left out."""
+    """A curve of several pieces, with a gap between consecutive pieces; without values that cannot be shown."""
     points: list[Point] = []
     for piece in pieces:
         finite = [(time, value) for time, value in piece if value is not None and abs(value) < LARGEST]
@@ -58,10 +58,10 @@ def make_series(label: str, pieces: Iterable[Sequence[tuple[float, float | None]
 
 
 def downsample(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most about `limit` of the points: of each stretch of time, the least and the greatest value.
+    """At most about `limit` of the points: the least and the greatest value of each stretch of time.
 
-    The first and the last point stay, and so does the gap between two pieces. A stretch has at most four points, so
-    `limit` is exceeded by at most the gaps.
+    Keeps the first and the last point, and the gaps between pieces. Each stretch, or part of it between gaps, keeps at
+    most two points, so only gaps can make the result exceed `limit`.
     """
     if len(points) <= limit:
         return list(points)
@@ -95,7 +95,7 @@ def _extremes(bucket: Sequence[Point]) -> list[Point]:
 
 
 def pack(points: Sequence[Point], *, start: float) -> dict[str, list[float | int | None]]:
-    """The points for the page's script: `x` in milliseconds, each as the difference to the one before."""
+    """The points for the page's script: each `x` is the difference from the previous point, in milliseconds."""
     xs: list[float | int | None] = []
     before = 0
     for time, _ in points:

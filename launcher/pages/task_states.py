@@ -1,4 +1,4 @@
-"""What each task was doing, from the events of an attempt."""
+"""The states of each task over time, from the events of an attempt."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ STATES: Mapping[TaskStateName, str] = {
     "importing": "starting and importing",
     "forming": "forming the cluster, first step",
     "training": "training",
-    "finishing": "after training, or being stopped",
+    "finishing": "ending after training or a stop",
     "held": "stopped by a signal",
-    "succeeded": "ended well",
+    "succeeded": "succeeded",
     "stopped": "stopped by distlaunch",
     "failed": "failed",
-    "lost": "its node is lost",
+    "lost": "node lost",
 }
 """Every state of a task, with its meaning."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A state and how long it lasted, in seconds since the start of the run."""
+    """A state and when it began and ended, in seconds since the start of the run."""
 
     begin: float
     end: float
     state: TaskStateName
     attempt: int
     merged: int = 1
-    """How many spans it stands for, because they would be too short to see."""
+    """How many spans were merged into this span, because they are too short to see."""
 
 
 Change = tuple[float, "TaskStateName | None"]
-"""A moment, and the state from then on; None: the state before the last one."""
+"""A moment, and the state from then on; None: back to the previous state."""
 
 
 def find_changes(
@@ -59,7 +59,7 @@ def find_changes(
     for record in records:
         event = record.event
         if isinstance(event, State) and event.state == "forming":
-            # The order to start; where tasks are forked, the node imports for all of them before the first one starts.
+            # The order to start. If tasks are forked, the node imports for all of them before the first task starts.
             for name in rows:
                 changes.setdefault(name, []).append((record.time, "importing"))
         elif isinstance(event, State) and event.state == "stopping":
@@ -78,7 +78,7 @@ def find_changes(
             state: TaskStateName | None = None if event.signal is None else "held"
             changes.setdefault(str(event.task), []).append((event.time, state))
         elif isinstance(event, TaskListening) and str(event.task) not in steps:
-            # Of a program that reports no steps, nothing more is known.
+            # A program that reports no steps gives no other sign of training.
             changes.setdefault(str(event.task), []).append((event.time, "training"))
         elif isinstance(event, TaskReported) and not stopping:
             changes.setdefault(str(event.task), []).extend(_find_reported(event))
@@ -99,7 +99,7 @@ def _find_reported(event: TaskReported) -> Iterator[Change]:
 
 
 def make_spans(changes: Iterable[Change], begin: float, end: float, attempt: int) -> Iterator[Span]:
-    """The spans between the changes; what a task does after its end is its interpreter's."""
+    """The spans between the changes; changes after a task's end are ignored unless it is started again."""
     states: list[TaskStateName] = ["connecting"]
     since = begin
     finite = [change for change in changes if math.isfinite(change[0])]

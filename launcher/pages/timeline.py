@@ -1,4 +1,4 @@
-"""The timeline: what each task was doing over all attempts, and what happened meanwhile."""
+"""The timeline: the states of each task over all attempts, and marks for events."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ MARKS: Mapping[MarkKind, str] = {
 """Every kind of mark, with its meaning."""
 
 SPANS = 8000
-"""Spans of all rows together: about 1 MB."""
+"""Total spans of all rows: about 1 MB."""
 LEAST_SPANS = 40
 MARKED = 1500
-"""Marks of the whole timeline; of more, those that stand next to one of the same kind are left out."""
+"""Marks of the whole timeline; if there are more, marks close to another mark of the same kind are left out."""
 ROWS = 256
 NEAR = 0.012
-"""The share of the run's duration that a mark covers, on a wide screen."""
+"""The share of the run's duration that a mark covers on a wide screen."""
 MARK_WIDTH = 16
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a moment, in seconds since the start of the run."""
+    """An event at a moment, in seconds since the start of the run."""
 
     at: float
     kind: MarkKind
     text: str
     shift: int = 0
-    """How far to the right it stands, so that it does not hide another one; in the page's pixels."""
+    """How far it is moved to the right, in the page's pixels, to keep another mark visible."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`duration`: of the run in seconds; 0 is its start. `restarts`: when the attempts after the first began."""
+    """The timeline of a run. `duration`: seconds of the run. `restarts`: when the attempts after the first began.
+
+    Times are seconds since the start of the run.
+    """
 
     duration: float
     rows: Sequence[Row]
@@ -94,7 +97,7 @@ class Timeline:
 
 
 def make_timeline(material: Material) -> Timeline:
-    """The timeline of all attempts that the journal has."""
+    """The timeline of all attempts in the journal."""
     duration = material.duration
     names = material.task_names
     rows = {name: _RowInWork() for name in names[:ROWS]}
@@ -140,7 +143,7 @@ def make_timeline(material: Material) -> Timeline:
 
 
 def describe(name: str, span: Span) -> str:
-    """What a pointer on the span is told."""
+    """The text that a pointer on the span shows."""
     when = f"{render_offset(span.begin)} to {render_offset(span.end)}, {render_duration(span.end - span.begin)}"
     if span.merged > 1:
         return f"{name}: {count_of(span.merged, 'short state')} up to attempt {span.attempt}, {when}"
@@ -148,7 +151,7 @@ def describe(name: str, span: Span) -> str:
 
 
 def merge(spans: Sequence[Span], least_s: float) -> list[Span]:
-    """The spans without those that are too short to see: neighbours become one, which looks like the worst of them."""
+    """Merges spans that are too short to see with their neighbours; a merged span has the worst of their states."""
     merged: list[Span] = []
     for span in spans:
         last = merged[-1] if merged else None
@@ -175,7 +178,7 @@ _WORST: Sequence[TaskStateName] = (
 
 
 def thin_marks(marks: Sequence[Mark], duration: float, count: int) -> list[Mark]:
-    """The marks in order; if the timeline has very many, those that would cover one of the same kind are left out."""
+    """The marks in order; if the timeline has very many marks, without those that would cover a mark of their kind."""
     ordered = sorted(marks, key=lambda mark: mark.at)
     if count <= MARKED:
         return _spread(ordered, duration)
@@ -189,7 +192,7 @@ def thin_marks(marks: Sequence[Mark], duration: float, count: int) -> list[Mark]
 
 
 def _spread(marks: Sequence[Mark], duration: float) -> list[Mark]:
-    """The marks, those of different kinds at nearly the same moment side by side."""
+    """The marks, with marks of different kinds at nearly the same moment side by side."""
     spread: list[Mark] = []
     for mark in marks:
         last = spread[-1] if spread else None
@@ -211,7 +214,7 @@ class _RowInWork:
 
 
 def _find_nodes(material: Material) -> dict[str, str]:
-    """The node of each task; of one that has moved, the last."""
+    """The node of each task; the last node of a task that has moved."""
     found = {str(task.get("task")): str(task.get("node", "")) for task in material.planned}
     for report in material.attempts:
         found.update({task.task: task.node for task in report.tasks})

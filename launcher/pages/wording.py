@@ -1,4 +1,4 @@
-"""How a page writes times, durations, sizes and rates."""
+"""The format of times, durations, sizes and rates in a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launcher.wording import render_age
 
 
 def render_moment(time: float) -> str:
-    """`2026-11-22 10:16:40 UTC`; empty for a time that no calendar has."""
+    """`2026-11-22 10:16:40 UTC`; empty for a time outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):

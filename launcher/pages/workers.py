@@ -1,4 +1,4 @@
-"""What a step consists of for each worker: its own work, waiting for input, waiting for the others."""
+"""The parts of a worker's step: its own work, waiting for input, waiting for other workers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class WorkerSteps:
-    """A worker's typical step: medians of what was measured in all attempts, in seconds; None: not known."""
+    """A worker's typical step: medians over all attempts, in seconds; None: not known."""
 
     task: str
     step_s: float
     own_s: float | None
     data_s: float | None
     score: float | None
-    """The median own time of all workers, divided by its own: below 1 it is slower than most."""
+    """The median own time of all workers, divided by this worker's: below 1, this worker is slower than most."""
 
     @property
     def work_s(self) -> float | None:
-        """Its own time without waiting for input."""
+        """The own time without waiting for input."""
         return None if self.own_s is None else max(self.own_s - (self.data_s or 0.0), 0.0)
 
     @property
     def waiting_s(self) -> float | None:
-        """Waiting for the others."""
+        """The time of waiting for other workers."""
         return None if self.own_s is None else max(self.step_s - self.own_s, 0.0)
 
 

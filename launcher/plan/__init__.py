@@ -1,4 +1,4 @@
-"""What each task gets: its node, address, port, share of the node, environment and TF_CONFIG.
+"""The plan of a run: the node, address, port, share of the node, environment and TF_CONFIG of each task.
 
-In: a `ClusterSpec`, and what the nodes report about themselves. Out: a frozen `LaunchPlan`, and its renderings. Pure.
+In: a `ClusterSpec`, and the nodes' reports about themselves. Out: a frozen `LaunchPlan`, and its renderings. Pure.
 """

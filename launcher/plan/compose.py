@@ -1,4 +1,4 @@
-"""A Compose file that stands for a spec's machines: a container for each, and one for the controller.
+"""A Compose file that replaces a spec's machines by containers: one for each, and one for the controller.
 
 Its image is built from `docker/Dockerfile`, which defines the folders, user and commands that this module names.
 """
@@ -27,12 +27,12 @@ _HEADER = """\
 
 
 def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
-    """The file's text.
+    """Returns the text of the Compose file.
 
     Args:
-        spec: the spec whose machines the containers stand for.
+        spec: the spec whose machines the containers replace.
         path: the spec's file, relative to the folder that will hold the Compose file.
-        count: how many containers; see `rehearse`.
+        count: the number of containers; see `rehearse`.
 
     Raises:
         UsageError: see `rehearse`.
@@ -83,7 +83,7 @@ def render_compose(spec: ClusterSpec, path: str, count: int) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes the definition that all node services share only once: as the anchor `node`."""
+    """Writes the definition that all node services share only once, as the anchor `node`."""
 
     def generate_anchor(self, node: yaml.Node) -> str:
         return "node"
@@ -93,7 +93,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _directory(spec: ClusterSpec) -> str | None:
-    """Where else in a container the user's folder has to be, because the program runs there."""
+    """The path at which a container needs the user's folder a second time, because the program runs there."""
     given = spec.working_directory or PROJECT
     if given.startswith("~/"):
         return HOME + given[1:]

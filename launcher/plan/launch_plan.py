@@ -1,7 +1,7 @@
-"""From a spec to what every task gets: node, address, port, GPUs, environment, TF_CONFIG.
+"""Makes the launch plan of a spec: the node, address, port, GPUs, environment and TF_CONFIG of every task.
 
 Ports may change between the plan and the run: a node's agent takes ports that are free there, and `make_plan` is called
-again with these.
+again with these ports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker_entry.protocol.orders import Preload
 from worker_entry.protocol.values import Program, TaskRequest
 
 SERVER_MODULE = "worker_entry.task.server"
-"""The program of the tasks that serve."""
+"""The program of the tasks that run TensorFlow's server."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class TaskPlan:
     """One task as it will be started.
 
     `env`, without TF_CONFIG, is added to the node's own environment; the values of the names in `secrets` are never
-    shown. `port` is held for the task even if it never opens it. `directory` is the task's working directory.
+    shown. `port` is held for the task even if the task never opens it. `directory` is the task's working directory.
     """
 
     task: TaskId
@@ -49,7 +49,7 @@ class TaskPlan:
     patch_keras: bool
     progress: bool = True
     collective: bool = True
-    """Whether the task meets the others in every step, so that all wait for each other."""
+    """Whether the tasks synchronize in every step, so that all wait for each other."""
 
     opens_port: bool = False
     """Whether the framework starts a server on the port."""
@@ -58,11 +58,11 @@ class TaskPlan:
     keep_own_tf_config: bool = False
     """Whether a TF_CONFIG that the program sets takes effect."""
     other_addresses: tuple[str, ...] = ()
-    """The other candidates, if the checks have not chosen yet."""
+    """The other candidate addresses, if the checks have not chosen one yet."""
 
     @property
     def request(self) -> TaskRequest:
-        """What the task's node has to prepare."""
+        """The request to the task's node to prepare the task."""
         port = self.port if self.explicit_port else 0
         return TaskRequest(str(self.task), self.program, port, reuse_address=self.reuse_address)
 
@@ -78,7 +78,7 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started where. `directory` is the working directory, except on nodes that it is sent to."""
+    """The tasks to start on each node. `directory` is the working directory, except on nodes to which it is sent."""
 
     name: str
     strategy: str
@@ -87,9 +87,9 @@ class LaunchPlan:
     rules: StrategyRules = RULES["multi_worker_mirrored"]
     warnings: tuple[str, ...] = ()
     routes: Mapping[str, str] = field(default_factory=dict)
-    """With a tunnel, by address in TF_CONFIG: the host that it stands for."""
+    """With a tunnel, the host that each address in TF_CONFIG stands for."""
     unasked: tuple[str, ...] = ()
-    """The nodes that were not asked yet for their cores and GPUs, if others were."""
+    """The nodes whose cores and GPUs are not known yet; empty if no node's are known."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -114,15 +114,15 @@ def make_plan(
     ports: Mapping[TaskId, int] | None = None,
     chosen_addresses: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Makes the plan.
+    """Makes the plan of a run.
 
     Args:
-        spec: what the user wants.
+        spec: the user's spec.
         directory: the working directory, if the spec names none.
         environ: the source of the values of `env_from`.
-        python: the interpreter of local nodes whose spec names none; remote nodes use `python3`.
-        facts: what is known of the nodes, by host; cores and GPUs of other nodes are not shared out.
-        ports: the ports that the nodes have taken; by default, the ports that they take if all are free.
+        python: the interpreter of local and Slurm nodes whose spec names none; other nodes use `python3`.
+        facts: the cores and GPUs of nodes, by host; on other nodes, the tasks get no share.
+        ports: the ports that the nodes hold; by default, the ports that they take if all are free.
         chosen_addresses: the addresses that the checks chose, by host; by default, the first candidates.
 
     Raises:
@@ -174,7 +174,7 @@ def plan_node(
     warnings: list[str],
     chosen: Mapping[str, str],
 ) -> Iterator[TaskPlan]:
-    """The tasks of one node; see `make_plan`. What the user should know is added to `warnings`."""
+    """Yields the tasks of one node; see `make_plan`. Adds warnings for the user to `warnings`."""
     rules, tasks = spec.rules, layout.tasks[node.host]
     shares = share_resources(node, tasks, rules, facts, warnings)
     secrets = {name: environ.get(name, "") for name in spec.env_from}
@@ -206,7 +206,7 @@ def plan_node(
 
 
 def _plan_board(spec: ClusterSpec, node: NodeSpec, layout: Layout, directory: str, python: str) -> TaskPlan:
-    """TensorBoard, on the loopback address only: it authenticates nobody."""
+    """The plan of TensorBoard, which listens only on the loopback address because it authenticates nobody."""
     port = layout.ports[TENSORBOARD]
     words = ["--logdir", spec.logs or "", "--host", LOOPBACK, "--port", str(port), "--reload_interval", "5"]
     return TaskPlan(
@@ -229,11 +229,11 @@ def _plan_board(spec: ClusterSpec, node: NodeSpec, layout: Layout, directory: st
 
 
 def make_preload(spec: ClusterSpec, tasks: Sequence[TaskPlan], *, keep: bool) -> Preload | None:
-    """What a node has to import before it can fork its tasks; None: nothing.
+    """The order for a node to import modules before it forks its tasks; None if it imports nothing.
 
     Args:
-        spec: what the user wants.
-        tasks: those of the node, planned with its facts.
+        spec: the user's spec.
+        tasks: the tasks of the node, planned with its facts.
         keep: whether another attempt may follow, or a task may restart individually.
     """
     if spec.program.command is not None or spec.preload is False or not tasks:
@@ -250,7 +250,7 @@ def _directory(spec: ClusterSpec, node: NodeSpec | None, default: str) -> str:
 
 
 def program_of(spec: ClusterSpec, task_type: TaskType | AuxiliaryType | None = None) -> Program:
-    """What tasks of this type run; without a type, the program that the user wrote."""
+    """The program that tasks of this type run; without a type, the user's program."""
     if task_type in spec.rules.serves:
         return Program("module", SERVER_MODULE)
     program = spec.program
@@ -266,7 +266,7 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
     """The variables of a task that follow from the spec's fields other than `env`, without TF_CONFIG."""
     env = {
         environment.TASK: str(task),
-        # Output reaches the log at once, even if the task is killed.
+        # Output reaches the log immediately, even if the task is killed.
         "PYTHONUNBUFFERED": "1",
     }
     if spec.framework == "tensorflow":
@@ -275,7 +275,7 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
         env["TF_CPP_MIN_LOG_LEVEL"] = "0"
     if spec.devices is not None:
         env[environment.DEVICES] = str(spec.devices)
-    if spec.communication != "auto" or spec.isolation == "tunnel":  # NCCL has connections of its own
+    if spec.communication != "auto" or spec.isolation == "tunnel":  # NCCL opens its own connections
         env[environment.COMMUNICATION] = "ring" if spec.communication == "auto" else spec.communication
     if spec.cross_device is not None:
         env[environment.CROSS_DEVICE] = spec.cross_device
@@ -291,7 +291,8 @@ def own_env(spec: ClusterSpec, task: TaskId, config: TfConfig | None) -> dict[st
 
 
 def _opens_port(spec: ClusterSpec, task: TaskId, config: TfConfig | None, size: int) -> bool:
-    """With TensorFlow, every task of a cluster except the evaluator; with PyTorch, rank 0, where all meet."""
+    """Whether the framework opens the task's port: TensorFlow for every task of a cluster except the evaluator, PyTorch
+    only for rank 0, to which all tasks connect."""
     if spec.framework == "torch":
         return size > 1 and task == TaskId("worker", 0)
     return config is not None and task.type != "evaluator"

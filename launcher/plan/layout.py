@@ -1,4 +1,4 @@
-"""Where every task of a cluster is: its node, address and port, and what all tasks have to know of each other."""
+"""The layout of a cluster: the node, address and port of every task, and the settings that name the other tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """All tasks with their places.
+    """All tasks with their nodes, ports and addresses.
 
-    `tasks`: by host, in their order. `chief`: the host of the task that acts as chief, if there is one. `addresses`:
-    `host:port`, as the tasks see it; `routes`: with a tunnel, the hosts that these stand for. `torch_envs`: PyTorch's
-    variables.
+    `tasks`: the tasks of each host, in order. `chief`: the host of the task that acts as chief, if any. `addresses`:
+    `host:port`, as the tasks see it. `routes`: with a tunnel, the hosts that these addresses stand for. `torch_envs`:
+    PyTorch's variables.
     """
 
     tasks: Mapping[str, Sequence[TaskId]]
@@ -32,17 +32,17 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many tasks the cluster has."""
+        """The number of tasks in the cluster."""
         return len(self.addresses)
 
 
 def lay_out(spec: ClusterSpec, ports: Mapping[TaskId, int] | None, chosen_addresses: Mapping[str, str]) -> Layout:
-    """The places of all tasks.
+    """Lays out all tasks.
 
     Args:
-        spec: what the user wants.
-        ports: the ports that the nodes have taken; by default, the ports that they take if all are free.
-        chosen_addresses: the addresses that the checks chose, by host; else the first candidates.
+        spec: the user's spec.
+        ports: the ports that the nodes hold; by default, the ports that they take if all are free.
+        chosen_addresses: the addresses that the checks chose, by host; for other hosts, the first candidates count.
     """
     placements = list(spec.placements())
     leader = find_leader(task for _, task in placements)
@@ -75,7 +75,7 @@ def lay_out(spec: ClusterSpec, ports: Mapping[TaskId, int] | None, chosen_addres
 
 
 def _loopback_addresses() -> Iterator[str]:
-    """One for each node of a cluster whose tasks live in networks of their own: 127.1.0.1, 127.1.0.2, …"""
+    """An address for each node of a cluster whose nodes have separate networks: 127.1.0.1, 127.1.0.2, …"""
     return map(str, ipaddress.ip_network("127.1.0.0/16").hosts())
 
 

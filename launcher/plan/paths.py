@@ -39,12 +39,12 @@ class RunPaths:
 
     @property
     def page(self) -> Path:
-        """The page that `distlaunch report` makes."""
+        """The page that `distlaunch report` writes."""
         return self.root / "report.html"
 
     @property
     def events(self) -> Path:
-        """The journal: what has happened, one JSON object a line."""
+        """The journal: all events of the run, one JSON object per line."""
         return self.root / "events.jsonl"
 
     @property
@@ -58,7 +58,7 @@ class RunPaths:
 
     @property
     def model(self) -> Path:
-        """Where the demo saves its model."""
+        """The folder in which the demo saves its model."""
         return self.root / "model"
 
     @property
@@ -67,18 +67,18 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What programs save to resume from; the same folder for all attempts."""
+        """The checkpoints from which programs resume; all attempts share this folder."""
         return self.root / "checkpoints"
 
     def log(self, attempt: int, task: TaskId) -> Path:
         return Path(AttemptFiles(str(self.root), attempt).log(str(task)))
 
     def samples(self, attempt: int, task: TaskId) -> Path:
-        """What was measured of a task; see `report.samples`."""
+        """The measurements of a task; see `report.samples`."""
         return self.attempt(attempt) / f"{str(task).replace(':', '-')}.samples.jsonl"
 
     def node_samples(self, attempt: int) -> Path:
-        """What was measured of the nodes."""
+        """The measurements of the nodes."""
         return self.attempt(attempt) / "nodes.samples.jsonl"
 
     def attempt(self, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""Which nodes take part: a spare takes the place of a lost node, or the others continue without it."""
+"""Selects the nodes of an attempt: a spare replaces a lost node, or the others continue without it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def without_spares(spec: ClusterSpec) -> ClusterSpec:
 
 
 def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[ClusterSpec, list[str]] | None:
-    """The spec without spares and lost nodes, and what the user should know about the change.
+    """Returns the spec without spares and lost nodes, and notes about the change for the user.
 
-    A spare gets the tasks of the node that it replaces, so that all tasks keep their indices. The result is as valid as
-    a spec that the user writes: every role that its strategy needs is there.
+    A spare gets the tasks of the node that it replaces, so that all tasks keep their indices. The result is a
+    valid spec: it has every role that its strategy needs.
 
     Args:
         spec: the spec as the user wrote it.
@@ -59,7 +59,7 @@ def select_nodes(spec: ClusterSpec, lost: Collection[str] = ()) -> tuple[Cluster
 
 
 def _find_spare(spec: ClusterSpec, lost: NodeSpec, spares: Sequence[NodeSpec]) -> NodeSpec | None:
-    """The first spare whose ports and GPUs suffice for the lost node's tasks, with these tasks."""
+    """The first spare whose ports and GPUs suffice for the lost node's tasks, as a node with these tasks."""
     for spare in spares:
         instead = spare.changed(spare=False, tasks=lost.tasks)
         others = [node for node in spec.nodes if node.host != spare.host]

@@ -1,7 +1,7 @@
-"""Makes a run's plans from its spec, so that what is shown ahead is what is started.
+"""Makes a run's plans from its spec, so that the plan shown in advance is the plan that is started.
 
-`run`, `check`, `plan` and `--dry-run` all use a Planner. `Planner.plan` takes what only the nodes know: cores, GPUs,
-free ports, and which of several addresses the others reach.
+`run`, `check`, `plan` and `--dry-run` all use a Planner. `Planner.plan` takes facts that only the nodes know: cores,
+GPUs, free ports, and which of a node's addresses the other nodes reach.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from worker_entry.protocol.frozen import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Planner:
-    """A spec, with everything that its plans need besides the nodes' answers.
+    """A spec, with everything that its plans need except the nodes' answers.
 
     `spec`: the result of `place`. `directory`: the working directory, if the spec names none. `environ`: the source of
-    the values of `env_from`. `python`: the interpreter of this machine's tasks. `reached`: by host, the addresses at
-    which SSH reaches the nodes whose spec names none.
+    the values of `env_from`. `python`: the interpreter of local and Slurm nodes whose spec names none. `reached`: by
+    host, the addresses at which SSH reaches the nodes whose spec names no address.
     """
 
     spec: ClusterSpec
@@ -45,7 +45,7 @@ class Planner:
         ports: Mapping[TaskId, int] | None = None,
         addresses: Mapping[str, str] | None = None,
     ) -> LaunchPlan:
-        """The plan, given what is known of the nodes so far; see `make_plan`.
+        """Returns the plan with the facts that are known so far; see `make_plan`.
 
         Raises:
             UsageError: a node lacks what the spec asks for.
@@ -61,7 +61,7 @@ class Planner:
         )
 
     def plan_node(self, node: str, facts: NodeFacts) -> list[TaskPlan]:
-        """The tasks of one node on the ports that are expected; see `plan`."""
+        """The tasks of one node on their expected ports; see `plan`."""
         found, layout = self._expected
         directory, environ, python, chosen = self.directory, self.environ, self.python, self.reached
         return [
@@ -80,7 +80,7 @@ class Planner:
 
     @cached_property
     def _expected(self) -> tuple[dict[str, NodeSpec], Layout]:
-        # Asked for by each node: of a thousand, a thousand layouts of a thousand tasks would be a million.
+        # Cached because every node needs it: a thousand layouts of a thousand tasks would be a million entries.
         return {node.host: node for node in self.spec.nodes}, lay_out(self.spec, None, self.reached)
 
     def without_spares(self) -> Planner:
@@ -102,28 +102,28 @@ class Planner:
 
 
 def place(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """The spec with the folders that it leaves to distlaunch, below the run's folder; they need not exist yet.
+    """Adds the folders that the spec leaves to distlaunch, below the run's folder; they need not exist yet.
 
     Raises:
-        UsageError: the run's folder is not UTF-8, so that no spec can name it.
+        UsageError: the path of the run's folder is not UTF-8, so no spec can name it.
     """
     try:
         return _place_checkpoints(_place_logs(_place_demo(_place_inside(spec), files), files), files)
     except ValidationError:  # the path is not UTF-8
         raise UsageError(
-            f"the path {str(files.root)!r} is not UTF-8", hint="name another place with --run-dir"
+            f"the path {str(files.root)!r} is not UTF-8", hint="choose another folder with --run-dir"
         ) from None
 
 
 def _place_inside(spec: ClusterSpec) -> ClusterSpec:
-    """A network that reaches nothing else has one address."""
+    """Uses the loopback address in an isolated network, which has no other."""
     if spec.isolation != "namespace":
         return spec
     return spec.with_nodes([node.changed(address=LOOPBACK, addresses=None) for node in spec.nodes])
 
 
 def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """On this machine, the demo keeps its model beside its logs; elsewhere it needs no working directory."""
+    """If all nodes share the run's files, the demo saves its model there; elsewhere any working directory is enough."""
     if spec.program != ProgramSpec(module=DEMO_MODULE):
         return spec
     if spec.shares_files:
@@ -137,14 +137,14 @@ def _place_demo(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
 
 
 def _place_logs(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """If all nodes are this machine, TensorBoard shows a folder of the run."""
+    """If all nodes share the run's files, TensorBoard shows a folder of the run."""
     if spec.logs is not None or not spec.shares_files:
         return spec
     return spec.changed(log_directory=str(files.tensorboard))
 
 
 def _place_checkpoints(spec: ClusterSpec, files: RunPaths) -> ClusterSpec:
-    """If all nodes are this machine, all tasks and attempts share a folder of the run."""
+    """If all nodes share the run's files, all tasks and attempts use a folder of the run for checkpoints."""
     if spec.checkpoint_directory is not None or not spec.shares_files:
         return spec
     return spec.changed(checkpoint_directory=str(files.checkpoints))

@@ -18,11 +18,11 @@ from launcher.wording import count_of
 from worker_entry.protocol import environment
 
 _NOT_SHOWN = f'{environment.TF_CONFIG}="${environment.TF_CONFIG}"'
-"""What stands in a command for a TF_CONFIG whose addresses are elsewhere."""
+"""The placeholder in a command for a TF_CONFIG whose addresses are stored elsewhere."""
 
 
 def render_json(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan for `--json`, without secrets: each task as it will be, with its whole TF_CONFIG."""
+    """The plan for `--json`, without secrets: each task with its complete TF_CONFIG."""
     shown = _render(plan)
     for entry, task in zip(shown["tasks"], plan.tasks, strict=True):
         if task.tf_config is not None:
@@ -32,9 +32,9 @@ def render_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def render_file(plan: LaunchPlan) -> dict[str, Any]:
-    """The plan for plan.json: the same, but with the addresses of all tasks once, in `cluster`.
+    """The plan for plan.json: as for `--json`, but with the addresses of all tasks only once, in `cluster`.
 
-    A TF_CONFIG that has others, such as an evaluator's, is whole.
+    A TF_CONFIG with other addresses, such as an evaluator's, stays complete.
     """
     shown = _render(plan)
     clusters = [task.tf_config["cluster"] for task in plan.tasks if task.tf_config is not None]
@@ -46,7 +46,7 @@ def render_file(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def complete_command(plan: Mapping[str, Any], task: Mapping[str, Any]) -> str:
-    """The command of a task of plan.json with its TF_CONFIG; what is read may be anything."""
+    """The command of a task in plan.json, with its TF_CONFIG; accepts malformed content of the file."""
     command, config = str(task.get("command", "")), task.get("tf_config")
     if not isinstance(config, dict):
         return command
@@ -83,7 +83,7 @@ def _render(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def render_spec(spec: ClusterSpec) -> str:
-    """The spec for the run's files, without secrets; still a spec.
+    """The spec for the run's files, without secrets; the result is still a valid spec.
 
     A webhook is replaced by the variable from which `resume` takes it.
     """
@@ -108,11 +108,11 @@ def render_spec(spec: ClusterSpec) -> str:
 
 
 def render_by_hand(task: TaskPlan, *, whole: bool = True) -> str:
-    """The shell command that runs this one task by hand on its node; secrets come from the shell's environment.
+    """The shell command that runs this task by hand on its node; secrets come from the shell's environment.
 
     distlaunch must be installed there: it patches Keras in a Python program, and in the Pythons that a command starts,
-    unless the spec turns the patches off. The user has to fill in arguments that are secrets. Unless it is to be
-    `whole`, TF_CONFIG comes from the shell's environment as well.
+    unless the spec turns the patches off. The user has to fill in secret arguments. Unless `whole`, TF_CONFIG also
+    comes from the shell's environment.
     """
     settings = [
         f'{name}="${name}"' if name in task.secrets else f"{name}={shlex.quote(value)}"
@@ -146,12 +146,12 @@ def render_text(plan: LaunchPlan) -> str:
     lines = [f"{plan.name}: {plan.strategy}, {size}, in {plan.directory}"]
     lines += [f"Warning: {warning}" for warning in plan.warnings]
     if plan.unasked:
-        lines.append(f"Not asked yet for cores and GPUs: {', '.join(plan.unasked)}")
+        lines.append(f"Cores and GPUs not known yet: {', '.join(plan.unasked)}")
     lines += [f"Tunnel: {address} stands for {host}" for address, host in plan.routes.items()]
     for task in plan.tasks:
         notes = [] if task.explicit_port else ["or the next free port"]
         if task.other_addresses:
-            notes.append(f"or {', '.join(task.other_addresses)} if not all nodes reach this")
+            notes.append(f"or {', '.join(task.other_addresses)} if not all nodes reach the first")
         note = f" ({'; '.join(notes)})" if notes else ""
         config = "unset" if task.tf_config is None else json.dumps(task.tf_config)
         env = task.shown_env()

@@ -1,4 +1,4 @@
-"""How the tasks of a node share its cores and GPUs."""
+"""Shares the cores and GPUs of a node among its tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from launcher.wording import count_of
 from worker_entry.protocol.frozen import dataclass
 
 NO_GPU = "-1"
-"""CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value works as well, but is less clear to a reader."""
+"""CUDA_VISIBLE_DEVICES of a task that must see no GPU; an empty value also works, but is less clear to a reader."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node reports: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them."""
+    """A node's resources: the number of cores that tasks may use, and `gpus` as CUDA_VISIBLE_DEVICES names them."""
 
     cores: int
     gpus: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ def share_resources(
     facts: NodeFacts | None,
     warnings: list[str],
 ) -> dict[TaskId, dict[str, str]]:
-    """The variables that give each task its share of the node's cores, and each that computes its share of the GPUs."""
+    """The variables that give each task its share of the cores, and each computing task its share of the GPUs."""
     shares: dict[TaskId, dict[str, str]] = {task: {} for task in tasks}
     if facts is not None and len(tasks) > 1:
         threads = max(1, facts.cores // len(tasks))
@@ -72,6 +72,6 @@ def share_resources(
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * size : (index + 1) * size]) or NO_GPU
         rest = gpus[size * len(trainers) :]
     for task in tasks:
-        if task not in trainers:  # it gets what is left when each trainer has its share
+        if task not in trainers:  # an evaluator gets the GPUs that the trainers leave over
             shares[task]["CUDA_VISIBLE_DEVICES"] = ",".join(rest if task.type == "evaluator" else ()) or NO_GPU
     return shares

@@ -1,6 +1,7 @@
-"""TF_CONFIG as TensorFlow reads it: which tasks there are, and which of them this one is.
+"""TF_CONFIG as TensorFlow reads it: the tasks of the cluster, and which of them this task is.
 
-TensorFlow silently takes a missing or blank TF_CONFIG for a cluster of one; so it is written completely or not at all.
+TensorFlow silently takes a missing or blank TF_CONFIG for a cluster of one task; so TF_CONFIG is written completely or
+not at all.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class TfConfig(TypedDict):
 
 
 def make_tf_configs(addresses: Mapping[TaskId, str]) -> dict[TaskId, TfConfig | None]:
-    """The TF_CONFIG of every task; None where it must be unset, as in a run of one task.
+    """The TF_CONFIG of every task; None if TF_CONFIG must be unset, as in a run of one task.
 
-    The other tasks do not see the evaluator in their cluster; the evaluator sees itself beside them.
+    The other tasks do not see the evaluator in their cluster; the evaluator sees itself in addition to them.
 
     Args:
-        addresses: `host:port` for every task of the run, indices of each type from 0 on.
+        addresses: `host:port` for every task of the run; the indices of each type start at 0.
     """
     if len(addresses) == 1:
         return dict.fromkeys(addresses)

@@ -1,6 +1,6 @@
-"""What PyTorch's `init_process_group` reads from the environment: where to meet, and each task's ranks.
+"""The environment that PyTorch's `init_process_group` reads: the address of rank 0, and each task's ranks.
 
-The names are torchrun's. Rank 0 opens the port where all meet.
+The names are torchrun's. Rank 0 opens the port to which all tasks connect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def make_torch_envs(
     """The variables of every task.
 
     Args:
-        placements: the node of each task, in the order of their ranks.
+        placements: each task with its node, in the order of the ranks.
         master: the address and port of rank 0.
     """
     address, port = master

@@ -22,13 +22,13 @@ def run(
     """Runs a cluster to its end, as `distlaunch up` does, but prints nothing.
 
     Args:
-        spec: what to run: a spec, or the path of a spec file.
-        run_dir: a new folder for the run's files; by default one in the user's state directory.
-        checks: whether the nodes are checked before the start.
-        timeout_s: after so many seconds the run is stopped.
+        spec: a spec, or the path of a spec file.
+        run_dir: a new folder for the run's files; by default, a folder in the user's state directory.
+        checks: whether to check the nodes before the start.
+        timeout_s: stops the run after this many seconds.
 
     Raises:
-        DistlaunchError: the run could not be started; nothing is left running.
+        DistlaunchError: the run could not be started; no process is left running.
         TimeoutError: the run was stopped after `timeout_s`.
 
     >>> report = run("cluster.yaml")
@@ -53,7 +53,8 @@ def run_local(
 ) -> RunReport:
     """Runs a program on a cluster on this machine to its end, as `distlaunch local` does, but prints nothing.
 
-    `local_spec` explains the first arguments and has more of them; `run` explains the last two, and what is raised.
+    `local_spec` explains the arguments up to `settings` and has more of them; `run` explains the last two arguments and
+    the exceptions.
 
     >>> report = run_local("train.py", "--epochs", "3", workers=2)
     >>> assert report.outcome == "succeeded", report.verdict

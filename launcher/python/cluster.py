@@ -31,16 +31,16 @@ from launcher.tasks import TaskId, TaskPattern, parse_task_id
 
 
 class Cluster:
-    r"""A run of a spec that lasts as long as a `with` block, at most.
+    r"""A run of a spec that lasts at most as long as a `with` block.
 
-    The block begins when all tasks have been started, or the run is over before that. Leaving it, also by an exception
-    or Ctrl-C, stops what still runs and returns when nothing is left of it. `distlaunch ls`, `attach` and the other
-    commands know the run as well. Nothing is printed, and no signal handler is installed.
+    The block begins when all tasks have been started, or when the run ends before that. The end of the block, also by
+    an exception or Ctrl-C, stops the run and returns when all processes have ended. `distlaunch ls`, `attach` and the
+    other commands work with the run. The class prints nothing and installs no signal handler.
 
     Args:
-        spec: what to run: a spec, or the path of a spec file.
-        run_dir: a new folder for the run's files; by default one in the user's state directory.
-        checks: whether the nodes are checked before the start, as `distlaunch up` does.
+        spec: a spec, or the path of a spec file.
+        run_dir: a new folder for the run's files; by default, a folder in the user's state directory.
+        checks: whether to check the nodes before the start, as `distlaunch up` does.
 
     Raises:
         SpecError: the spec file has mistakes.
@@ -72,10 +72,10 @@ class Cluster:
         """Starts the run.
 
         Raises:
-            DistlaunchError: the run cannot be started; nothing is left running.
+            DistlaunchError: the run cannot be started; no process is left running.
         """
         if self._process is not None:
-            raise RuntimeError("a Cluster can be started once; make another one")
+            raise RuntimeError("a Cluster can be started once; create another one")
         self._process = ControllerProcess(
             Order.of(self.spec, self._run_dir, checks=self._checks, parent=os.getpid()),
         )
@@ -102,11 +102,11 @@ class Cluster:
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
-        """The tasks of the present attempt; `str(task)` is `worker:1`."""
+        """The tasks of the current attempt; `str(task)` is, for example, `worker:1`."""
         return tuple(read_tasks(self._files))
 
     def status(self) -> RunStatus:
-        """What each task is doing now, or how it ended; as `distlaunch status --json` has it.
+        """The status of each task, as in `distlaunch status --json`.
 
         Raises:
             DistlaunchError: the controller does not answer.
@@ -114,17 +114,17 @@ class Cluster:
         return read_status(self._files)
 
     def stacks(self) -> str:
-        """The Python stacks of all tasks, equal ones together; stops nothing.
+        """The Python stacks of all tasks, with equal stacks grouped; no task is stopped.
 
         Raises:
-            DistlaunchError: the run is over, or does not answer.
+            DistlaunchError: the run is over, or its controller does not answer.
         """
         return ask_stacks(self._files)
 
     def events(self) -> Iterator[Record]:
-        """What has happened in the run from its beginning on, and what happens; ends with the run.
+        """Yields all events of the run from its beginning, and new events until the run ends.
 
-        Each call begins anew. `launcher.report.run_events` has the kinds of events.
+        Each call starts from the first event. `launcher.report.run_events` defines the kinds of events.
         """
         files = self._files
         journal = JournalReader(files.events)
@@ -132,19 +132,20 @@ class Cluster:
             for entry in journal.read():
                 try:
                     record = make_record(entry)
-                except ValueError:  # written by somebody else
+                except ValueError:  # not written by distlaunch
                     continue
                 if record is not None:
                     yield record
 
     def logs(self, task: TaskId | str, *, attempt: int | None = None) -> Iterator[str]:
-        """The lines that a task prints, from the first on, without their line breaks; ends with the run.
+        """The lines that a task prints, from the first until the end of the run, without line breaks.
 
-        What is no UTF-8 is replaced. The lines are not changed otherwise: they may contain carriage returns or colours.
+        Bytes that are not UTF-8 are replaced. Otherwise, the lines are unchanged: they may contain carriage returns or
+        colours.
 
         Args:
-            task: like `worker:1`.
-            attempt: only this one, from 1; by default all, one after the other.
+            task: the task, for example `worker:1`.
+            attempt: the number of one attempt, from 1; by default, all attempts one after the other.
 
         Raises:
             UsageError: the run has no such task.
@@ -157,10 +158,10 @@ class Cluster:
     def wait(self, timeout_s: float | None = None) -> RunReport:
         """Waits for the end of the run; can also be called after the `with` block.
 
-        Failures are in the report: its `outcome`, and its `verdict` with the cause.
+        The report has failures: its `outcome`, and its `verdict` with the cause.
 
         Raises:
-            TimeoutError: the run still goes on after `timeout_s`.
+            TimeoutError: the run has not ended after `timeout_s`.
             DistlaunchError: the run could not be started, or its controller was killed.
         """
         process = self._started
@@ -169,9 +170,9 @@ class Cluster:
         return process.result()
 
     def stop(self, *, now: bool = False) -> None:
-        """Stops the run, and returns when nothing is left of it; no error if it is over.
+        """Stops the run, and returns when all processes have ended; does nothing if the run is over.
 
-        Tasks have `timeouts.stop_grace_s` to end by themselves; with `now`, or after Ctrl-C meanwhile, they are killed.
+        Tasks have `timeouts.stop_grace_s` to end by themselves; `now`, or Ctrl-C during this time, kills the tasks.
         """
         process = self._started
         try:
@@ -185,9 +186,9 @@ class Cluster:
             raise
 
     def _hurry(self) -> None:
-        """Ends the grace. Asked at the socket: two signals at once may be handled in either order."""
+        """Ends the grace period. Uses the control socket, because two signals may be handled in either order."""
         if self._started.directory is not None:
-            with contextlib.suppress(DistlaunchError):  # it is over meanwhile
+            with contextlib.suppress(DistlaunchError):  # the run may have ended in the meantime
                 ask_to_stop_now(self._files)
 
     @property
@@ -204,7 +205,7 @@ class Cluster:
         return RunDir(directory)
 
     def _wait_for_start(self) -> None:
-        """Returns when all tasks of an attempt have been started, or the run is over."""
+        """Waits until all tasks of an attempt have been started, or the run is over."""
         attempt, started = 0, set[TaskId]()
         for record in self.events():
             if record.attempt != attempt:

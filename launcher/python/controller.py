@@ -1,4 +1,4 @@
-"""The controller process of a run that a Python program has started; it writes to no stream of the user's."""
+"""The controller process of a run that a Python program has started; it writes to none of the user's streams."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launcher.run.node_list import know_nodes
 from worker_entry.system import clock
 
 PARENT_S = 1.0
-"""How often the parent is looked for: its children may keep the pipe open that it has left."""
+"""How often to look for the parent process: after its end, its children may keep the pipe open."""
 
 
 def main() -> None:
-    """Reads an order from stdin, and writes what becomes of it to stdout."""
+    """Reads an order from stdin, and writes the news of its run to stdout."""
     order: Order = parse(sys.stdin.buffer.readline())
     channel = os.fdopen(os.dup(1), "wb")
     devnull = os.open(os.devnull, os.O_RDWR)
-    os.dup2(devnull, 1)  # what a library prints is no message
+    os.dup2(devnull, 1)  # the output of libraries must not mix with messages
     os.close(devnull)
     threading.Thread(target=_stop_without, args=(order.parent,), name="parent", daemon=True).start()
     send(channel, _run(order, channel))
@@ -43,7 +43,7 @@ def _run(order: Order, channel: IO[bytes]) -> News:
         return files[0]
 
     def announce(_planner: Planner, console: Console) -> None:
-        console.leave()  # the journal has the messages, and nobody needs the logs here
+        console.leave()  # the journal has the messages, and the logs are in files
         send(channel, Began(str(files[0].root)))
 
     try:
@@ -59,12 +59,12 @@ def _run(order: Order, channel: IO[bytes]) -> News:
     except Exception as error:
         ours = as_ours(error)
         if not isinstance(ours, DistlaunchError):
-            raise  # a bug; the other process reads its traceback from stderr
+            raise  # a bug; the parent reads the traceback from stderr
         return NotStarted.of(ours)
 
 
 def _stop_without(parent: int) -> None:
-    """Stops the run when the parent closes our stdin, or is gone."""
+    """Stops the run when the parent process closes our stdin, or is gone."""
     while os.getppid() == parent:
         if select.select([0], [], [], PARENT_S)[0]:
             break

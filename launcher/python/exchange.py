@@ -1,4 +1,4 @@
-"""What a Python process and the controller that it has started say to each other: one JSON object a line."""
+"""The messages between a Python process and the controller that it has started: one JSON array per line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from launcher.spec.models import ClusterSpec
 from worker_entry.protocol.frozen import asdict, dataclass
 
 _KINDS = (SpecError, UsageError, TooFewGpusError, RunDirectoryError)
-"""Errors that stay what they are; others arrive as DistlaunchError with their reference."""
+"""Errors that keep their class; others arrive as DistlaunchError with their reference."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the controller is to run. It has secrets, so it never goes onto a command line.
+    """The order to run a spec. It contains secrets, so it never appears on a command line.
 
     `parent`: the process whose end stops the run.
     """
@@ -50,7 +50,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class NotStarted:
-    """The run could not be started, and has no report of a cluster."""
+    """The run could not be started, and has no report."""
 
     message: str
     reference: str
@@ -79,7 +79,7 @@ def send(file: IO[bytes], message: Order | News) -> None:
 
 
 def parse(line: bytes) -> Any:
-    """The message in a complete line.
+    """Returns the message of a complete line.
 
     Raises:
         ValueError: the line is not complete.

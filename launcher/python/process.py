@@ -1,4 +1,4 @@
-"""Starts a controller process, and takes its messages."""
+"""Starts a controller process, and receives its messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from launcher.python.exchange import Began, Ended, News, NotStarted, Order, pars
 from launcher.report.models import RunReport
 
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from launcher.python.controller import main; main()"
-"""The controller imports from where this process does, except from the current folder."""
+"""The controller has the import path of this process, except for the current folder."""
 STDERR_BYTES = 4096
 STDERR_LINES = 5
 
 
 class ControllerLostError(DistlaunchError):
-    """The process that controls the run has ended without a result: it was killed, or there is a bug in it."""
+    """The controller of the run has ended without a result: it was killed, or it has a bug."""
 
     reference = "controller-lost"
 
 
 class ControllerProcess:
-    """A controller at work. One thread waits for its messages; all methods can be called from any thread.
+    """A running controller. One thread waits for its messages; any thread may call the methods.
 
     Raises:
         ProcessLimitError: no process or thread can be started.
@@ -55,7 +55,7 @@ class ControllerProcess:
             self._stderr.close()
             raise as_ours(error) from None
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended already, which the thread finds
+        with contextlib.suppress(OSError):  # the process has already ended; the thread detects that
             send(self._process.stdin, order)
         try:
             threading.Thread(target=self._read, name="distlaunch", daemon=True).start()
@@ -66,11 +66,11 @@ class ControllerProcess:
             raise as_ours(error) from None
 
     def ask_to_stop(self) -> None:
-        """Stops the run, also before it has a folder."""
+        """Stops the run, even before the run has a folder."""
         self._process.terminate()
 
     def result(self) -> RunReport:
-        """How the run ended; after `over`.
+        """The report of the run; call it after `over` is set.
 
         Raises:
             DistlaunchError: the run could not be started, or its controller was lost.
@@ -87,14 +87,14 @@ class ControllerProcess:
         return ControllerLostError(
             f"the controller of the run has ended with {how}, without a result",
             evidence=self._last_words,
-            hint=f"`distlaunch clean {self.directory}` stops what it may have left" if self.directory else "",
+            hint=f"`distlaunch clean {self.directory}` stops leftover processes" if self.directory else "",
         )
 
     def _read(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with contextlib.suppress(ValueError):  # cut off by its end
+            with contextlib.suppress(ValueError):  # the line was cut off when the process ended
                 news = parse(line)
                 if isinstance(news, Began):
                     self.directory = Path(news.directory)

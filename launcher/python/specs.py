@@ -1,4 +1,4 @@
-"""Specs for Python programs: from a file, or of a cluster on this machine."""
+"""Specs for Python programs: read from a file, or made for a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def load_spec(path: str | os.PathLike[str], *, settings: Sequence[str] = ()) -> 
 
     Args:
         path: the file.
-        settings: fields that are set to other values, like `restart.max_restarts=3`.
+        settings: overrides of fields, like `restart.max_restarts=3`.
 
     Raises:
-        SpecError: the file cannot be read, or something in it is wrong; the error has all mistakes with their lines.
+        SpecError: the file cannot be read, or has mistakes; the error lists all mistakes with their lines.
         UsageError: a setting is wrong.
 
     >>> spec = load_spec("cluster.yaml", settings=["restart.max_restarts=3"])
@@ -52,18 +52,18 @@ def local_spec(
     """The spec of a cluster on this machine, as `distlaunch local` makes it.
 
     Args:
-        script: a Python script; without it, `module` and `command`, the built-in demo.
-        args: its arguments, or those of the module.
+        script: a Python script; the built-in demo if `script`, `module` and `command` are all missing.
+        args: the arguments of the script or the module.
         module: a Python module, instead of a script.
         command: any other program with its arguments, instead of a script.
-        workers: how many; by default two, or one for a strategy of one process.
-        ps: how many parameter servers; by default one, for `parameter_server` only.
-        evaluator: whether there is an evaluator.
+        workers: the number of workers; by default two, or one for a strategy with one process.
+        ps: the number of parameter servers; by default one, for `parameter_server` only.
+        evaluator: whether to add an evaluator.
         strategy: the strategy of tf.distribute that the program uses.
         framework: `tensorflow`, or `torch` for torchrun's variables.
-        devices: splits each task's CPU into so many devices if there is no GPU.
-        env: variables of all tasks, besides those of this process.
-        python: the interpreter of the tasks; by default the one that runs this.
+        devices: splits each task's CPU into this many devices if there is no GPU.
+        env: environment variables of all tasks, in addition to those of this process.
+        python: the interpreter of the tasks; by default, the interpreter of this process.
         settings: fields of the spec, like `timeouts.start_s=60`.
 
     Raises:
@@ -76,7 +76,7 @@ def local_spec(
     if sum(given is not None for given in (script, module, command)) > 1:
         raise UsageError("script, module and command each name the program", hint="give one of them")
     if command is not None and args:
-        raise UsageError("a command has its arguments in its list")
+        raise UsageError("the arguments of a command belong in its list; remove `args`")
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; a cluster needs at least one")
     spec = command_line.make_spec(

@@ -1,4 +1,4 @@
-"""What remains of a run.
+"""Reports on runs and checks.
 
-In: finished attempts, or the answers of a check. Out: the models of report.json, and the same as text. Pure.
+In: finished attempts, or the answers of a check. Out: the models of report.json, and their text. Pure.
 """

@@ -1,4 +1,4 @@
-"""From finished checks to their report."""
+"""Makes the report of finished checks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make_check_report(
     job: JobReport | None = None,
     more: Sequence[Finding] = (),
 ) -> CheckReport:
-    """The report of finished checks; `state` knows which nodes are unusable.
+    """Makes the report of finished checks; `state` names the unusable nodes.
 
-    `job`: the Slurm job that gives the nodes; `more`: what else was found.
+    `job`: the Slurm job that allocates the nodes; `more`: further findings.
     """
     addresses, answers = preflight.choose_addresses(), preflight.answers
     unusable = {*state.lost, *(refusal.node for refusal in state.refusals)}
@@ -33,7 +33,7 @@ def make_check_report(
     if speed is not None:
         findings += speed.findings
     elif spec.check_speed:
-        message = "the speed was not measured, because the checks before it have found errors"
+        message = "the speed was not measured, because earlier checks found errors"
         findings.append(Finding(level="warning", node=spec.nodes[0].host, reference="speed-unknown", message=message))
     findings = sorted([*findings, *more], key=lambda finding: finding.level != "error")
     return CheckReport(

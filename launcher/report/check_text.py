@@ -34,7 +34,7 @@ def _row(node: NodeReport) -> tuple[str, ...]:
 
 
 def _render_rule(dials: Sequence[DialReport]) -> str:
-    """Who dialled whom."""
+    """Which nodes dialled which addresses, as a phrase."""
     nodes = len({dial.node for dial in dials})
     if nodes <= ALL_PAIRS:
         return "every node to every task's address"
@@ -48,7 +48,7 @@ LINK_COLUMNS = ("link", "there", "back", "latency")
 
 
 def make_speed_tables(speed: SpeedReport) -> list[Table]:
-    """The columns and rows of two tables: nodes, and links between them. A table without rows is left out."""
+    """Two tables, of the nodes and of the links between them; a table without rows is omitted."""
     nodes = [
         (node.node, f"{node.gflop_s:.3g} GFLOP/s", f"{node.memory_gb_s:.3g} GB/s", node.method) for node in speed.nodes
     ]
@@ -68,9 +68,9 @@ def make_speed_tables(speed: SpeedReport) -> list[Table]:
 def render_job(job: JobReport) -> str:
     """`Slurm 22.05, job 12 in batch, 58 min left; …`."""
     left = "without a time limit" if job.left_s is None else f"{render_age(job.left_s)} left"
-    warning = f"{job.grace_s:g} s before that" if job.grace_s else "without a warning before that"
+    warning = f"warns {job.grace_s:g} s earlier" if job.grace_s else "does not warn earlier"
     preemption = "" if job.preempt_mode in ("", "OFF") else f"; preemption ({job.preempt_mode}) {warning}"
-    again = "can be queued again" if job.requeues else "is not queued again"
+    again = "can be requeued" if job.requeues else "is not requeued"
     end = f"tasks have {job.kill_wait_s:g} s from SIGTERM to SIGKILL{preemption}"
     return f"Slurm {job.version}, job {job.job} in {job.partition}, {left}: {end}; the job {again}"
 
@@ -84,7 +84,7 @@ def render_findings(report: CheckReport) -> list[str]:
     for node in report.nodes:
         if node.addresses:
             who = "anyone" if node.unguarded else "only the cluster"
-            lines.append(f"{node.node} listens on {', '.join(node.addresses)}: {who} reaches its ports there")
+            lines.append(f"{node.node} listens on {', '.join(node.addresses)}: {who} can reach its ports there")
     if report.slurm is not None:
         lines.append(render_job(report.slurm))
     for finding in report.findings:

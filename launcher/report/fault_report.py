@@ -1,4 +1,4 @@
-"""What happened after the faults that were injected on purpose."""
+"""Reports what happened after each fault that was injected on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: each second of it is counted once."""
+"""Goodput: where the time of a run goes. Each second is counted once."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from launcher.wording import render_age
 
 
 class Goodput(Result):
-    """Seconds of a run by what they went into; their sum is the duration of the run."""
+    """Seconds of a run by kind; their sum is the duration of the run."""
 
     connecting_s: float = 0.0
-    """Connecting to the nodes, sending the program, checking; before the first start of the tasks."""
+    """Before the first start of the tasks: connecting to the nodes, sending the program, checking."""
     forming_s: float = 0.0
     """From each start of the tasks to the first step: imports, the cluster's formation, the first trace."""
     training_s: float = 0.0
-    """Training that counts; of a program that reports no steps, all the time in which the cluster is up."""
+    """Training that counts; for a program that reports no steps, all the time during which the cluster is up."""
     lost_s: float = 0.0
-    """Training since the last checkpoint before a restart, which is done again. A failure that no step follows loses
-    nothing; a program that reports no steps does not either, as far as is known."""
+    """Training since the last checkpoint before a restart, which is repeated after it. A failure that no step follows
+    loses nothing; the losses of a program that reports no steps are unknown and not counted."""
     restarting_s: float = 0.0
     """From a failure to the next start of the tasks, and between two controllers while nothing trains."""
     stalled_s: float = 0.0
-    """Since the last step, until the cluster was found to be stalled."""
+    """From the last step until the cluster was found to be stalled."""
     waiting_s: float = 0.0
-    """Since the last step, until a node was found to be lost; then for the node to come back, or to have ended its
-    tasks for certain."""
+    """From the last step until a node was found to be lost; then the wait until the node is back, or has certainly
+    ended its tasks."""
     ending_s: float = 0.0
     """From the end of the program, or the failure after which nothing starts again, to the end of the run."""
     share: float = 0.0
-    """Of all this, the share of `training_s`."""
+    """The share of `training_s` in the duration of the run."""
 
     def by_kind(self) -> dict[str, float]:
         """The seconds of `connecting`, `forming`, …"""
@@ -37,9 +37,9 @@ class Goodput(Result):
 
 SHOWN = 4
 LEAST_SHARE = 0.01
-"""Kinds that the text names beside training: so many, each at least this share of the time."""
+"""Besides training, the text names at most SHOWN kinds, each with at least LEAST_SHARE of the time."""
 EXACT_S = 100.0
-"""Below this, tenths of seconds are shown."""
+"""Durations below this are shown with tenths of seconds."""
 KINDS = tuple(name for name in Goodput.model_fields if name != "share")
 
 

@@ -1,7 +1,8 @@
-"""Counts a run's goodput from its journal, record by record, and from how far its tasks report to be.
+"""Counts a run's goodput from its journal, record by record, and from the progress that its tasks report.
 
-A *cycle* is the time from one start of the tasks to the next. What it went into is often known only later: whether a
-failure is followed by a restart, whether it was a stall. So a cycle keeps its moments until the next one begins.
+A *cycle* is the time from one start of the tasks to the next. The kind of its seconds is often known only later:
+whether a restart follows a failure, whether the failure was a stall. So a cycle keeps its times until the next cycle
+begins.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.values import Progress
 
 IDLE = {"stalled": "stalled_s", "node-lost": "waiting_s", "node-unreachable": "waiting_s"}
-"""Verdicts that tell what the time since the last step was spent with."""
+"""The kind of the time since the last step, by the verdict that explains it."""
 
 Afterwards = Literal["unknown", "restarting_s", "waiting_s"]
 
 
 @dataclass
 class _Cycle:
-    """Times are Unix seconds; None for what has not happened."""
+    """One cycle. Times are Unix seconds; None for an event that has not happened."""
 
     start: float
     formed: float | None = None
@@ -36,14 +37,14 @@ class _Cycle:
     """When the last of the tasks opened its port."""
     up: float | None = None
     guide: TaskId | None = None
-    """The task whose steps are counted: the first that has reported one."""
+    """The task whose steps are counted: the first task that reported a step."""
     began: float = 0.0
     """When the guide had done its first step."""
     resumed: int | None = None
     line_s: float = 0.0
-    """The training that counts of the cycles before."""
+    """Seconds of training that counts, from earlier cycles."""
     announced: bool = False
-    """Whether a task has said that it trains: then it reports steps."""
+    """Whether a task has reported training: then the program reports steps."""
     last: float = 0.0
     """When the last step was done."""
     trainers: set[TaskId] = field(default_factory=set)
@@ -51,18 +52,18 @@ class _Cycle:
     failed: float | None = None
     stopped: float | None = None
     idle: str = ""
-    """The kind of the time between the last step and the end of training, if that was not training."""
+    """The kind of the time between the last step and the end of training; empty if that time was training."""
     idle_since: float | None = None
-    """When that began, for a program that reports no steps."""
+    """When that time began, for a program that reports no steps."""
     afterwards: list[tuple[float, Afterwards]] = field(default_factory=list)
-    """What was done since the end of training, each from its time on."""
+    """The kinds of time since the end of training, each with its beginning."""
     gap: tuple[float, float] | None = None
-    """Between which times the run had no controller, if no step shows that the tasks outlived that."""
+    """The beginning and end of the time without a controller, unless a later step shows that the tasks survived it."""
     orphaned: bool = False
-    """Whether the controller is gone, and no other one has taken the tasks over."""
+    """Whether the controller is gone, and no later controller has taken over the tasks."""
 
     def spend(self, until: float, *, has_stepped: bool) -> dict[str, float]:
-        """The seconds up to then, by kind.
+        """Returns the seconds of the cycle up to `until`, by kind.
 
         Args:
             until: when the cycle ends, or now.
@@ -88,7 +89,7 @@ class _Cycle:
         return spent
 
     def _find_end(self, until: float) -> float:
-        """The end of training, be it a failure, the end of the program or a stop; `until` if there is none."""
+        """The end of training by a failure, the end of the program or a stop; `until` if training has not ended."""
         moments = [until if self.stopped is None else self.stopped]
         if self.failed is not None:
             moments.append(self.failed)
@@ -121,24 +122,24 @@ class GoodputCount:
         self._started = started
         self._decides = decides
         self._spent = dict.fromkeys(KINDS, 0.0)
-        """Of all cycles that are over, without their training."""
+        """The seconds of all finished cycles, without training."""
         self._line = TrainingLine()
         self._unseen_s = 0.0
-        """Training of cycles without steps, as long as no step was ever reported."""
+        """Training of finished cycles without steps, as long as no step was ever reported."""
         self._has_stepped = False
         self._latest = started
         self._cycle = _Cycle(started)
 
     @property
     def guide(self) -> tuple[int, TaskId] | None:
-        """The attempt that is under way, and the task whose progress matters; None before a step."""
+        """The current attempt and the task whose progress counts; None before the attempt's first step."""
         cycle = self._cycle
         return (cycle.attempt, cycle.guide) if cycle.guide is not None else None
 
     def note(self, record: Record) -> None:
-        """Takes the next record of the journal."""
+        """Counts the next record of the journal."""
         event, cycle = record.event, self._cycle
-        if cycle.orphaned and record.attempt == cycle.attempt:  # its tasks have been taken over
+        if cycle.orphaned and record.attempt == cycle.attempt:  # a controller took over its tasks
             cycle.orphaned, cycle.stopped, cycle.afterwards = False, None, []
         match event:
             case RunStarted() if event.generation:
@@ -163,7 +164,7 @@ class GoodputCount:
                 cycle.idle = IDLE.get(reference, "")
                 # A program that reports no steps may train without output.
                 cycle.idle_since = report.last_progress if reference == "stalled" else None
-                if cycle.gap is not None and cycle.idle == "waiting_s":  # they were gone when it took them over
+                if cycle.gap is not None and cycle.idle == "waiting_s":  # no task survived until the takeover
                     cycle.idle = ""
                     self._end_at(cycle.gap[0])
             case Ended():
@@ -171,7 +172,7 @@ class GoodputCount:
         self._latest = max(self._latest, record.time)
 
     def note_progress(self, task: TaskId, progress: Progress) -> None:
-        """Takes how far a task of the current attempt is."""
+        """Counts the progress of a task of the current attempt."""
         cycle = self._cycle
         if task.type not in self._decides or cycle.formed is None or cycle.stopped is not None:
             return
@@ -183,12 +184,12 @@ class GoodputCount:
         self._note_step(task, progress.time, progress.step, progress.epoch)
 
     def note_sample(self, task: TaskId, sample: ProgressSample) -> None:
-        """Takes how far a task was, from its file of samples; of the guide alone."""
+        """Counts a sample from a task's file of samples; ignores all tasks but the guide."""
         if task == self._cycle.guide:
             self._note_step(task, sample.time, sample.step, sample.epoch)
 
     def count(self, now: float) -> Goodput:
-        """The goodput up to now; `now`: Unix seconds, the end of a run that is over."""
+        """The goodput up to `now`, in Unix seconds; for a finished run, `now` is its end."""
         spent = self._cycle.spend(now, has_stepped=self._has_stepped)
         seconds = {kind: spent[kind] + self._spent[kind] for kind in KINDS}
         seconds["training_s"] += self._unseen_s + self._trained_before
@@ -206,7 +207,7 @@ class GoodputCount:
             case "forming":
                 self._close(time)
                 self._cycle = _Cycle(time, formed=time, attempt=record.attempt)
-            case "running" if cycle.up is None:  # known a moment after it was so
+            case "running" if cycle.up is None:  # reported a moment after the cluster was up
                 cycle.up = cycle.opened if cycle.opened is not None else time
             case "stopping" | "succeeded" | "failed" | "interrupted":
                 self._stop(time)
@@ -216,7 +217,7 @@ class GoodputCount:
                 self._stop(time, "restarting_s")
 
     def _note_successor(self, time: float) -> None:
-        """Notes that another controller begins to work at this time."""
+        """Notes that a later controller starts at this time."""
         cycle = self._cycle
         gone = max(self._latest, cycle.last)
         if cycle.stopped is None and cycle.formed is not None:
@@ -224,7 +225,7 @@ class GoodputCount:
         self._end_at(gone)
 
     def _end_at(self, gone: float) -> None:
-        """Notes that the tasks have not outlived their controller."""
+        """Notes that the tasks ended with their controller, at `gone`."""
         cycle = self._cycle
         cycle.stopped = gone if cycle.stopped is None else min(cycle.stopped, gone)
         cycle.afterwards.append((gone, "restarting_s"))
@@ -238,11 +239,11 @@ class GoodputCount:
 
     def _begin_training(self, task: TaskId, progress: Progress) -> None:
         cycle, first_step, epoch = self._cycle, progress.first_step or 0, progress.first_epoch or 0
-        if not self._has_stepped:  # what was taken for training was the way to the first step
+        if not self._has_stepped:  # so the time counted as training preceded the first step
             self._has_stepped = True
             self._spent["forming_s"] += self._unseen_s
             self._unseen_s = 0.0
-        # An optimizer that was not restored says nothing of weights that were.
+        # An optimizer that was not restored does not show whether weights were.
         cycle.resumed = progress.resumed if progress.resumed or epoch <= 1 else None
         cycle.guide, cycle.began = task, progress.began
         # With `model.fit`, the step counts from the beginning of the attempt.
@@ -261,7 +262,7 @@ class GoodputCount:
             self._line.add(cycle.line_s + max(time - cycle.began, 0.0), Place(step, epoch or 0, total))
 
     def _close(self, until: float) -> None:
-        """Adds the cycle to those that are over."""
+        """Adds the current cycle to the sums of the finished cycles."""
         spent = self._cycle.spend(until, has_stepped=self._has_stepped)
         training_s = spent.pop("training_s")
         for kind, seconds in spent.items():

@@ -1,4 +1,4 @@
-"""The state of a running run as metrics for Prometheus. `launcher/README.md` has the table of their names."""
+"""The state of a running run as metrics for Prometheus. `launcher/README.md` lists their names."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _NODE = ["run", "node"]
 _GPU = ["run", "node", "gpu"]
 
 Number = float | None
-"""A value; None if it is not known, and then there is no sample."""
+"""A value; None if it is unknown, so that the metric has no sample."""
 
 _OF_TASK: Mapping[str, tuple[str, Callable[[TaskState], Number]]] = {
-    "step": ("The last step that is done.", lambda task: task.step),
-    "epoch": ("The epoch of this step.", lambda task: task.epoch),
-    "final_step": ("The step with which training ends.", lambda task: task.total_steps),
-    "final_epoch": ("The epoch with which training ends.", lambda task: task.total_epochs),
+    "step": ("The last step done.", lambda task: task.step),
+    "epoch": ("The epoch of the last step.", lambda task: task.epoch),
+    "final_step": ("The step at which training ends.", lambda task: task.total_steps),
+    "final_epoch": ("The epoch at which training ends.", lambda task: task.total_epochs),
     "step_seconds": ("Seconds that a recent step took.", lambda task: task.step_s),
-    "step_own_seconds": ("The same without waiting for the other tasks.", lambda task: task.own_s),
-    "step_waiting_seconds": ("The part of a step that waits for the other tasks.", lambda task: task.waiting_s),
-    "step_data_seconds": ("The part of a step that waits for input.", lambda task: task.data_s),
-    "cpu_cores": ("Cores that it uses.", lambda task: task.cpu),
-    "starved_threads": ("Threads that could run and have no core.", lambda task: task.starved),
-    "threads": ("Its threads.", lambda task: task.threads),
-    "memory_bytes": ("Resident memory of all of its processes.", lambda task: task.memory),
-    "swapped_bytes": ("Memory of it in swap.", lambda task: task.swapped),
+    "step_own_seconds": ("Seconds of a recent step without waiting for other tasks.", lambda task: task.own_s),
+    "step_waiting_seconds": ("Seconds of a recent step that waited for other tasks.", lambda task: task.waiting_s),
+    "step_data_seconds": ("Seconds of a recent step that waited for input.", lambda task: task.data_s),
+    "cpu_cores": ("Cores that the task uses.", lambda task: task.cpu),
+    "starved_threads": ("Runnable threads without a core.", lambda task: task.starved),
+    "threads": ("Threads of the task.", lambda task: task.threads),
+    "memory_bytes": ("Resident memory of all processes of the task.", lambda task: task.memory),
+    "swapped_bytes": ("Memory of the task in swap.", lambda task: task.swapped),
     "read_bytes_per_second": ("Read from files, pipes and sockets.", lambda task: task.read_s),
     "written_bytes_per_second": ("Written to files, pipes and sockets.", lambda task: task.written_s),
 }
 
 _OF_NODE: Mapping[str, tuple[str, Callable[[NodeState], Number]]] = {
     "cores": ("Cores of the machine.", lambda node: node.cores),
-    "cpu_cores": ("Busy cores, of all users.", lambda node: node.cpu),
+    "cpu_cores": ("Busy cores, for all users.", lambda node: node.cpu),
     "memory_used_bytes": ("Memory in use.", lambda node: node.memory),
     "memory_size_bytes": ("Memory of the machine.", lambda node: node.memory_total),
     "received_bytes_per_second": ("Received from the network, without the loopback.", lambda node: node.received_s),
@@ -53,16 +53,16 @@ _OF_NODE: Mapping[str, tuple[str, Callable[[NodeState], Number]]] = {
 }
 
 _OF_GPU: Mapping[str, tuple[str, Callable[[GpuState], Number]]] = {
-    "use_ratio": ("The share of the time in which it works.", lambda gpu: gpu.use),
-    "memory_used_bytes": ("Its memory in use.", lambda gpu: gpu.memory),
-    "memory_size_bytes": ("Its memory.", lambda gpu: gpu.memory_total),
-    "power_watts": ("The power that it draws.", lambda gpu: gpu.power_w),
-    "temperature_celsius": ("Its temperature.", lambda gpu: gpu.celsius),
+    "use_ratio": ("The share of time in which the GPU works.", lambda gpu: gpu.use),
+    "memory_used_bytes": ("Memory in use on the GPU.", lambda gpu: gpu.memory),
+    "memory_size_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total),
+    "power_watts": ("The power that the GPU draws.", lambda gpu: gpu.power_w),
+    "temperature_celsius": ("The temperature of the GPU.", lambda gpu: gpu.celsius),
 }
 
 
 class RunCollector(Collector):
-    """Asks for the run's state at each scrape."""
+    """Makes the metrics from the run's status at each scrape."""
 
     def __init__(self, make_status: Callable[[], RunStatus]) -> None:
         self._make_status = make_status
@@ -71,19 +71,19 @@ class RunCollector(Collector):
         return make_families(self._make_status())
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what there is depends on the run."""
+        """Describes nothing: the metrics depend on the run."""
         return ()
 
 
 def make_registry(make_status: Callable[[], RunStatus]) -> CollectorRegistry:
-    """A registry with the run's metrics, and none of this process's."""
+    """A registry with the metrics of the run, without those of this process."""
     registry = CollectorRegistry()
     registry.register(RunCollector(make_status))
     return registry
 
 
 def make_families(status: RunStatus) -> Iterator[Metric]:
-    """All metrics of the run, without values that are not known."""
+    """Yields all metrics of the run, without unknown values."""
     yield from _families_of_run(status)
     yield from _families_of_tasks(status)
     nodes = [((status.run_id, node.node), node) for node in status.nodes]
@@ -99,7 +99,7 @@ def _families_of_run(status: RunStatus) -> Iterator[Metric]:
     info = InfoMetricFamily("distlaunch_run", "The run.", labels=["run"])
     info.add_metric(run, {"name": status.name, "directory": status.directory})
     yield info
-    state = StateSetMetricFamily("distlaunch_run_state", "The state that the run is in.", labels=["run"])
+    state = StateSetMetricFamily("distlaunch_run_state", "The state of the run.", labels=["run"])
     state.add_metric(run, {name: name == status.state for name in get_args(StateName)})
     yield state
     restarts = CounterMetricFamily(
@@ -116,7 +116,7 @@ def _families_of_run(status: RunStatus) -> Iterator[Metric]:
         yield from _gauge(
             "distlaunch_goodput_seconds",
             # No counter: training that turns out to be lost moves from one kind to another.
-            "Seconds of the run by what they went into; together, its duration.",
+            "Seconds of the run by kind; their sum is its duration.",
             ["run", "kind"],
             (((status.run_id, kind), value) for kind, value in status.goodput.by_kind().items()),
         )
@@ -126,7 +126,7 @@ def _families_of_run(status: RunStatus) -> Iterator[Metric]:
 
 def _families_of_tasks(status: RunStatus) -> Iterator[Metric]:
     tasks = [((status.run_id, task.task, task.node), task) for task in status.tasks]
-    info = InfoMetricFamily("distlaunch_task", "What the task does.", labels=_TASK)
+    info = InfoMetricFamily("distlaunch_task", "The state of the task.", labels=_TASK)
     for at, task in tasks:
         info.add_metric(at, {"state": task.state})
     yield info
@@ -134,7 +134,7 @@ def _families_of_tasks(status: RunStatus) -> Iterator[Metric]:
         yield from _gauge(f"distlaunch_task_{name}", meaning, _TASK, ((at, find(task)) for at, task in tasks))
     yield from _gauge(
         "distlaunch_task_metric",
-        "What the program reports, such as its loss.",
+        "A metric that the program reports, such as its loss.",
         [*_TASK, "name"],
         (((*at, name), value) for at, task in tasks for name, value in task.metrics.items()),
     )

@@ -16,40 +16,40 @@ class CrashReport(Result):
     """An unhandled Python exception, seen in the task's own interpreter."""
 
     time: float
-    """When it was raised, in Unix seconds by the controller's clock."""
+    """When the exception was raised, in Unix seconds by the controller's clock."""
     exception: str
     """The exception's class."""
     message: str
-    """Its text; of more than 20,000 characters, the beginning and the end."""
+    """The exception's text; if it is longer than 20,000 characters, its beginning and end."""
     file: str | None = None
     """The innermost file that is the user's own code."""
     line: int | None = None
     """The line in that file."""
     thread: str | None = None
-    """The thread that it ended, if not the main one."""
+    """The thread that the exception ended, if not the main thread."""
 
 
 class ProgressReport(Result):
     """How far the training of one task got."""
 
     epoch: int | None = None
-    """The epoch that was under way, from 1; null if the program reports none."""
+    """The current epoch, from 1; null if the program reports none."""
     first_epoch: int | None = None
     """The epoch that this attempt began with."""
     step: int
-    """Steps done: as the program counts them or, with `model.fit`, in this attempt."""
+    """Steps done, as the program counts them; with `model.fit`, in this attempt."""
     first_step: int
     """The first step that was done."""
     began: float
     """When the first step was done, in Unix seconds."""
     step_s: float | None = None
-    """Seconds that a step took, as last measured; null if it was never measured."""
+    """Seconds per step, as last measured; null if they were never measured."""
     own_s: float | None = None
-    """The same without the time for which the task waited for the others; null if that is unknown."""
+    """The same without the time during which the task waited for the others; null if unknown."""
     data_s: float | None = None
-    """The part of a step during which it waited for its input."""
+    """Seconds per step during which the program waited for its input."""
     metrics: dict[str, float | None] = {}
-    """The last values reported; null for a value that is not a finite number."""
+    """The last reported values; null for a value that is not a finite number."""
 
 
 class TaskReport(Result):
@@ -58,42 +58,42 @@ class TaskReport(Result):
     task: str
     """`worker:1`."""
     node: str
-    """The machine that it ran on: the `host` of the spec."""
+    """The machine on which the task ran: the `host` of the spec."""
     address: str
     """`host:port` as in TF_CONFIG."""
     unguarded: str | None = None
-    """Why others than the cluster could reach that port; null if they could not, or if it was never held."""
+    """Why strangers could reach that port; null if they could not, or if the port was never held."""
     pid: int | None = None
-    """Its process ID on that machine; null if it was never started."""
+    """The process ID on that machine; null if the task was never started."""
     started: float | None = None
-    """Unix seconds by the controller's clock, like all times; null if it was never started."""
+    """Unix seconds by the controller's clock, like all times; null if the task was never started."""
     port_opened: float | None = None
     """When TensorFlow's server began to listen; null if it never did."""
     ended: float | None = None
-    """When its process ended; null if that is unknown."""
+    """When the process ended; null if unknown."""
     exit_code: int | None = None
     """The exit status, if the process ended by itself."""
     exit_signal: int | None = None
-    """The signal that ended it, if one did."""
+    """The signal that ended the process, if any."""
     core_dumped: bool = False
     """Whether that signal left a core dump."""
     finished: bool = False
     """Whether the program ran to its end, whatever the interpreter did afterwards."""
     stopped_by_us: bool = False
-    """Whether it was still running when distlaunch stopped the attempt."""
+    """Whether the task was still running when distlaunch stopped the attempt."""
     crash: CrashReport | None = None
-    """The Python exception that it failed with, if any."""
+    """The Python exception with which the task failed, if any."""
     progress: ProgressReport | None = None
-    """How far it got; null if it did no step, or reported none."""
+    """How far the task got; null if it did or reported no step."""
     log: str
     """The log file, relative to the run's directory."""
 
 
 class CompileCacheReport(Result):
-    """What XLA has found and left in the folder that `cache` names, on all nodes."""
+    """The use of the folder that `cache` names, by XLA and `torch.compile`, on all nodes together."""
 
     loaded: int
-    """Entries that were loaded, and so not compiled."""
+    """Entries that were loaded instead of compiled."""
     stored: int
     """Entries that were compiled and added."""
 
@@ -102,29 +102,30 @@ class AttemptReport(Result):
     """One start of all tasks."""
 
     attempt: int
-    """Its number, from 1."""
+    """The attempt's number, from 1."""
     started: float
     """Unix seconds."""
     ended: float
-    """When none of its processes was left."""
+    """When no process of the attempt was left."""
     cluster_up: float | None = None
     """When every task had opened its port."""
     last_progress: float | None = None
-    """When it last made progress while it ran: a step, or output if the program reports none; null if it never ran."""
+    """When the attempt last made progress while it was running: a step, or output if the program reports no steps; null
+    if it was never running."""
     tasks: list[TaskReport]
     """Every task, in the order of the plan."""
     verdict: Verdict
-    """Why it ended."""
+    """Why the attempt ended."""
     processes_left: int | None = Field(ge=0)
     """Processes left on the nodes at the end: 0, or null if a node could not be asked."""
     unverified: list[str] = []
-    """The nodes that could not be asked for processes left on them."""
+    """The nodes that could not be asked for leftover processes."""
     left_behind: int = 0
     """Processes that outlived their task, and were stopped."""
     killed: int = 0
     """Processes that ignored SIGTERM, and were killed."""
     compile_cache: CompileCacheReport | None = None
-    """What the tasks did with the compile cache; null without `cache`, or if no node could count."""
+    """How the tasks used the compile cache; null without `cache`, or if no node could count its entries."""
 
 
 class WarmNode(Result):
@@ -135,20 +136,20 @@ class WarmNode(Result):
     pids: list[int]
     """The agent, its guardian and its forkserver."""
     bytes: int
-    """Memory of their own."""
+    """Memory of these processes without mapped files; shared memory counts in proportion."""
     until: float
-    """When they end by themselves, in Unix seconds."""
+    """When these processes end by themselves, in Unix seconds."""
 
 
 class LeftOutAttempts(Result):
-    """What is kept of the attempts that the report leaves out, because the run had very many."""
+    """Summary of the attempts that the report omits because the run had very many."""
 
     first: int
-    """The first of them."""
+    """The first omitted attempt."""
     last: int
-    """The last of them; all between the two are left out, too."""
+    """The last omitted attempt; all attempts between the two are omitted, too."""
     references: dict[str, int]
-    """How many of them had each verdict, by its reference."""
+    """The number of omitted attempts with each verdict, by its reference."""
 
 
 class NodeReport(Result):
@@ -157,23 +158,23 @@ class NodeReport(Result):
     node: str
     """The `host` of the spec."""
     usable: bool
-    """Whether its agent answered, and refused nothing."""
+    """Whether the node's agent answered, and refused nothing."""
     hostname: str | None = None
     """The node's own name for itself."""
     address: str | None = None
     """The address for TF_CONFIG."""
     addresses: list[str] = []
-    """All addresses of its interfaces but the loopback: TensorFlow listens on them all."""
+    """All addresses of the node's interfaces except the loopback; TensorFlow listens on all of them."""
     unguarded: dict[str, str] = {}
-    """By task, why others than the cluster would reach its port; the ports of all other tasks are guarded."""
+    """By task, why strangers can reach its port; the ports of all other tasks are guarded."""
     executable: str | None = None
-    """Its Python interpreter."""
+    """The node's Python interpreter."""
     python: str | None = None
     """The version of that interpreter."""
     tensorflow: str | None = None
-    """The version installed for that Python; null if there is none."""
+    """The version installed for that interpreter; null if not installed."""
     keras: str | None = None
-    """The version installed for that Python; null if there is none."""
+    """The version installed for that interpreter; null if not installed."""
     cores: int | None = None
     """Cores that tasks may use."""
     gpus: list[str] = []
@@ -181,31 +182,31 @@ class NodeReport(Result):
     free_bytes: int | None = None
     """Free space on the disk of the run's files."""
     clock_offset_s: float | None = None
-    """How far its clock is ahead of the controller's."""
+    """How far the node's clock is ahead of the controller's."""
     directory: str | None = None
-    """Where the program runs."""
+    """The working directory of the program."""
     program_hash: str | None = None
-    """SHA-256 of the program's own code; empty where there is none to compare."""
+    """SHA-256 of the program's own code; empty if no code can be compared."""
 
 
 class JobReport(Result):
-    """The Slurm job that a run is in, and how Slurm ends it. Durations are in seconds."""
+    """The Slurm job of a run, and how Slurm ends the job. Durations are in seconds."""
 
     job: str
-    """Its id."""
+    """The job's id."""
     version: str
     """Slurm's version."""
     partition: str
     preempt_mode: str
-    """What happens to a job that another one preempts: `OFF`, `REQUEUE`, `CANCEL`, …"""
+    """What happens to a job that another job preempts: `OFF`, `REQUEUE`, `CANCEL`, …"""
     grace_s: float
-    """From the warning of a preemption to its end; 0: there is no warning."""
+    """From the warning of a preemption to the end of the job; 0: no warning."""
     kill_wait_s: float
     """From SIGTERM to SIGKILL."""
     left_s: float | None
-    """Until its time is over; null if it has no limit."""
+    """Until the job's time limit; null if it has none."""
     requeues: bool
-    """Whether it can be queued again."""
+    """Whether the job can be requeued."""
     process_tracking: str
     """How Slurm finds the processes of a step."""
 
@@ -220,13 +221,13 @@ class CheckReport(Result):
     nodes: list[NodeReport]
     """All nodes, in the order of the spec."""
     dials: list[DialReport]
-    """One from every node to every task, those on the node itself included."""
+    """From every node to every task, including its own tasks; with more than 64 nodes, from a selection of nodes."""
     findings: list[Finding]
     """All errors and warnings, errors first."""
     slurm: JobReport | None = None
     """The Slurm job that distlaunch runs in, if `nodes: slurm` took its nodes."""
     speed: SpeedReport | None = None
-    """What nodes and links do in a second, if that was measured; its findings are in `findings`, too."""
+    """The measured speed of nodes and links; null if it was not measured. Its findings are also in `findings`."""
 
 
 class FaultReport(Result):
@@ -235,9 +236,9 @@ class FaultReport(Result):
     fault: str
     """`kill:worker:1@epoch=3`."""
     attempt: int | None = None
-    """The attempt in which it was injected; null if its moment never came."""
+    """The attempt in which the fault was injected; null if its moment never came."""
     resumed: bool | None = None
-    """Whether a later attempt resumed where an earlier one had been; null if no later one did a step."""
+    """Whether a later attempt resumed where an earlier attempt had been; null if no later attempt did a step."""
     message: str
     """One sentence."""
 
@@ -258,26 +259,25 @@ class RunReport(Result):
     versions: dict[str, str]
     """distlaunch, Python and TensorFlow (as installed on the first node)."""
     directory: str
-    """Where the files of the run are."""
+    """The folder of the run's files."""
     started: float
-    """Unix seconds by the controller's clock, as it was set when the run began: differences are true durations."""
+    """Unix seconds by the controller's clock, as set when the run began, so that differences are true durations."""
     ended: float
-    """The same, when no process of the run was left."""
+    """When no process of the run was left, by the same clock."""
     verdict: Verdict
-    """Why the run ended: the verdict on the last attempt, or on what ended the run outside of its attempts."""
+    """Why the run ended: the verdict on the last attempt, or on the event that ended the run outside its attempts."""
     attempts: list[AttemptReport]
-    """Every start of the cluster: one without restarts, none if the run ended first. Of more than 100, the first 20
-    and the last 80."""
+    """Every start of the cluster: one without restarts, none if the run ended before the first. If there are more than
+    100, the first 20 and the last 80."""
     left_out: LeftOutAttempts | None = None
-    """What is kept of the attempts between those; null if there are none."""
+    """Summary of the attempts between those; null if there are none."""
     chaos: list[FaultReport] = []
     """The faults that were injected on purpose."""
     goodput: Goodput | None = None
-    """Where the time went; null if the run ended before its first attempt."""
+    """Where the time of the run went; null if the run ended before its first attempt."""
     speed: SpeedReport | None = None
-    """What nodes and links did in a second before the first start; null if that was not measured, or by an earlier
-    controller."""
+    """The speed of nodes and links before the first start; null if this controller did not measure it."""
     kept_warm: list[WarmNode] = []
-    """What stays on the nodes on purpose, for the next run."""
+    """Processes that stay on the nodes on purpose, for the next run."""
     pods_left: int | None = None
-    """Pods of the run that are left in Kubernetes; null if it made none, or if they could not be counted."""
+    """Pods of the run that are left in Kubernetes; null if the run made none, or if they could not be counted."""

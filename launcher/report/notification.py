@@ -1,4 +1,4 @@
-"""What people are notified of: which events of a run's journal are happenings, and what is said of each."""
+"""Notifications: selects the happenings among the events of a run's journal, and writes a message for each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from worker_entry.protocol import environment
 from worker_entry.protocol.frozen import dataclass
 
 MESSAGE_LIMIT = 2000
-"""Characters of a message: it may be that of a program's exception."""
+"""The most characters of a message, which may come from a program's exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Happening:
-    """Something that has happened to a run; `task` and `host` are those that caused it, if one did."""
+    """An event of a run to notify people of; `task` and `host` caused the event, if a task did."""
 
     name: HappeningName
     time: float
@@ -34,10 +34,10 @@ class Happenings:
 
     def __init__(self) -> None:
         self._cause: tuple[str | None, str | None] = (None, None)
-        """Task and node that have ended the last attempt."""
+        """The task and the node that ended the last attempt."""
 
     def note(self, record: Record) -> Happening | None:
-        """The happening that this event is; None for all other events."""
+        """Returns the happening for this event; None for an event without notification."""
         match record.event:
             case AttemptEnded(report):
                 verdict = report.verdict
@@ -71,7 +71,7 @@ class Happenings:
 def make_payload(
     happening: Happening, *, run_id: str, name: str, directory: str, started: float, goodput: float | None
 ) -> dict[str, Any]:
-    """The JSON object; `goodput` is the share of training in the time so far, None if it is not known."""
+    """The JSON object of a notification; `goodput` is the share of training in the time so far, None if unknown."""
     return {
         "happening": happening.name,
         "run": run_id,
@@ -85,13 +85,13 @@ def make_payload(
         "elapsed_s": round(max(happening.time - started, 0.0), 3),
         "goodput": goodput,
         "directory": directory,
-        # What Slack, Mattermost and others show.
+        # The field that Slack, Mattermost and others show.
         "text": f"{name} {happening.name}: {happening.message} ({run_id}, attempt {happening.attempt})",
     }
 
 
 def make_variables(payload: Mapping[str, Any]) -> dict[str, str]:
-    """The main facts as environment variables."""
+    """The main fields of a notification as environment variables."""
     facts = {
         environment.HAPPENING: payload["happening"],
         environment.RUN: payload["run"],

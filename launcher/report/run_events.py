@@ -1,8 +1,8 @@
-"""The lines of events.jsonl, a run's journal: everything that happened, in order, one JSON object a line.
+"""The lines of events.jsonl, a run's journal: all events in order, one JSON object per line.
 
-Each object has the `time` in Unix seconds by the controller's clock, the `attempt` (0 before the first), the `event` by
-its kind, and the kind's own fields. What a node reported also has the `node`, and the `frame`: the number of its
-message on the node's link. The gang's events are complete, so that a later controller can replay them.
+Each object has the `time` in Unix seconds by the controller's clock, the `attempt` (0 before the first), the kind of
+the `event`, and the fields of that kind. An event that a node reported also has the `node` and the `frame`: the number
+of the message on the node's link. The gang's events are complete, so that a later controller can replay them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ StateName = Literal[
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A controller has begun to work; `generation`: how many controllers the run has had before."""
+    """A controller has started; `generation`: the number of earlier controllers of the run."""
 
     run_id: str
     name: str
@@ -51,7 +51,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class State:
-    """The run's state has changed; `reference` and `message` say why, if that is known."""
+    """The run's state has changed; `reference` and `message` say why, if known."""
 
     state: StateName
     reference: str = ""
@@ -84,10 +84,10 @@ class LinkResumed:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A task is slower than the others, as the message says, or, without a reason, is no longer slower.
+    """A task is slower than the others or, if `reason` is empty, no longer slower; `message` describes it.
 
     `score`: the others' median own time of a step, divided by the task's. `reason`: what is slow, as a phrase. Earlier
-    versions have recorded neither.
+    versions recorded neither.
     """
 
     task: TaskId
@@ -98,7 +98,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class StrangerRefused:
-    """A task's port has refused connections from this address, which is not of the cluster; once for each address."""
+    """A task's port has refused connections from this address outside the cluster; recorded once per address."""
 
     task: TaskId
     address: str
@@ -107,7 +107,7 @@ class StrangerRefused:
 
 @dataclass(frozen=True)
 class NodeMet:
-    """What a node's agent has said of itself."""
+    """A node's agent has reported that it is ready."""
 
     node: str
     ready: Ready
@@ -115,7 +115,7 @@ class NodeMet:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A task has saved something of this name in the checkpoint directory."""
+    """A task has saved a file or folder of this name in the checkpoint directory."""
 
     name: str
     time: float
@@ -123,7 +123,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CompileCache:
-    """How many entries of its compile cache a node's tasks have loaded in the attempt, and how many they have added."""
+    """The number of compile cache entries that a node's tasks have loaded in the attempt, and that they have added."""
 
     node: str
     loaded: int
@@ -132,7 +132,7 @@ class CompileCache:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    """An attempt is over; the report is that of report.json. `ending`: what the rule for restarts has to know of it."""
+    """An attempt is over. `report`: its report, as in report.json. `ending`: the attempt's end for the restart rule."""
 
     report: AttemptReport
     ending: Ending | None = None
@@ -140,7 +140,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run is over, and nothing is left of it as far as is known."""
+    """The run is over, and no process of it is known to be left."""
 
     outcome: OutcomeName
     exit_status: int
@@ -167,7 +167,7 @@ RunEvent = (
 
 @dataclass(frozen=True)
 class Record:
-    """One line. `node` and `frame` are empty for what no node has reported."""
+    """One line. `node` and `frame` are empty for an event that no node reported."""
 
     time: float
     attempt: int
@@ -183,11 +183,12 @@ _ENVELOPE: dict[str, Any] = {
     "frame": {"type": "integer"},
 }
 _OF_EVENT = {"time": "at"}
-"""Fields of events whose names are taken: `time` is when the controller handled the event, `at` when it happened."""
+"""New names of event fields whose names are taken: `time` is when the controller handled the event, `at` when it
+happened."""
 
 
 def kind_of(event: object) -> str:
-    """`task-started`: how the lines of the journal name an event like this."""
+    """The kind of an event in the journal, such as `task-started`."""
     return _kind(type(event))
 
 
@@ -205,7 +206,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def render_record(record: Record) -> bytes:
-    """The line, with its line break."""
+    """Renders the line, with its line break."""
     cls: Any = type(record.event)
     line: dict[str, Any] = {"time": round(record.time, 6), "attempt": record.attempt, "event": _kind(cls)}
     if record.node:
@@ -216,10 +217,10 @@ def render_record(record: Record) -> bytes:
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record; None for a kind that this version does not know.
+    """Parses a line; returns None for a kind that this version does not know.
 
     Raises:
-        ValueError: the line is not complete, or not one of a journal.
+        ValueError: the line is incomplete, or not a line of a journal.
     """
     try:
         return make_record(json.loads(line))
@@ -228,7 +229,7 @@ def parse_record(line: bytes) -> Record | None:
 
 
 def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
-    """The records of a journal's lines, in order. Lines that are torn, strange or of no known kind are ignored."""
+    """Yields the records of a journal's lines, in order; ignores torn and malformed lines and unknown kinds."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             record = parse_record(line)
@@ -237,10 +238,10 @@ def parse_records(lines: Iterable[bytes]) -> Iterator[Record]:
 
 
 def make_record(facts: Mapping[str, Any]) -> Record | None:
-    """The record of a line's object; None for a kind that this version does not know.
+    """Makes the record of a line's object; returns None for a kind that this version does not know.
 
     Raises:
-        ValueError: the object is not one of a journal.
+        ValueError: the object does not belong to a journal.
     """
     try:
         cls = KINDS.get(facts["event"])
@@ -252,7 +253,7 @@ def make_record(facts: Mapping[str, Any]) -> Record | None:
         node = str(facts["node"]) if "frame" in facts else ""
         return Record(float(facts["time"]), int(facts["attempt"]), event, node, int(facts.get("frame", 0)))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no record: {error}") from None
+        raise ValueError(f"not a record: {error}") from None
 
 
 def make_schema() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From finished attempts to the report of a run."""
+"""Makes the report of a run from its finished attempts."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from worker_entry.protocol.values import CrashRecord, TaskExit
 
 FIRST_KEPT = 20
 RECENT_KEPT = 79
-"""Attempts before the last that the report has in full; of those in between, it counts the verdicts."""
+"""The report has this many first and recent attempts before the last in full, and counts the verdicts of the others."""
 REFERENCES_KEPT = 50
-"""Different references to count: some come from nodes, and a broken node may send a new one each time."""
+"""The most different references to count: some come from nodes, and a broken node may send a new one each time."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the cluster that is over.
+    """A finished attempt.
 
     `started`, `ended` and `last_progress` are Unix seconds; `logs` are relative to the run's directory.
     """
@@ -70,7 +70,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What ended a run outside of its attempts."""
+    """The end of a run outside its attempts."""
 
     verdict: Verdict
     exit_status: int
@@ -78,7 +78,7 @@ class RunEnd:
 
 
 def end_by_error(error: Exception) -> RunEnd:
-    """The end of a run by an error of distlaunch's own."""
+    """The end of a run by an error of distlaunch itself."""
     error = as_ours(error)
     if isinstance(error, InterruptionError):
         return RunEnd(Verdict(reference=error.reference, message=error.message), error.exit_status, "interrupted")
@@ -97,21 +97,21 @@ def end_by_signal(signum: int) -> RunEnd:
 
 
 def end_without_progress(last: Verdict) -> RunEnd:
-    """The end of a run whose attempts fail without a new checkpoint; `last`: the verdict on the last one."""
+    """The end of a run whose attempts fail without a new checkpoint; `last`: the verdict on the last attempt."""
     message = f"{count_of(FRUITLESS, 'attempt')} in a row saved no checkpoint; the last one: {last.message}"
     return RunEnd(last.model_copy(update={"reference": "no-progress", "message": message}), EXIT_NO_PROGRESS)
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What is kept of the attempts before the last: not more and more, even if a run restarts for ever."""
+    """The reports of the attempts before the last; their size is bounded even if a run restarts for ever."""
 
     first: tuple[AttemptReport, ...] = ()
     recent: tuple[AttemptReport, ...] = ()
     left_out: LeftOutAttempts | None = None
 
     def add(self, report: AttemptReport) -> Earlier:
-        """The same with one more attempt, the latest."""
+        """Returns the reports with the latest attempt added."""
         if len(self.first) < FIRST_KEPT:
             return replace(self, first=(*self.first, report))
         if len(self.recent) < RECENT_KEPT:
@@ -142,23 +142,23 @@ def make_run_report(
     speed: SpeedReport | None = None,
     kept_warm: Sequence[WarmNode] = (),
 ) -> RunReport:
-    """The report of a run that is over.
+    """Makes the report of a finished run.
 
     Args:
-        attempts: the last attempt, after those that are not in `earlier`, in order.
-        earlier: the attempts before these.
+        attempts: the last attempt, preceded by those that are not in `earlier`, in order.
+        earlier: the attempts before `attempts`.
         run_id: the run's name.
         name: the cluster's name.
         directory: the folder of the run's files.
         started: when the run began, in Unix seconds.
         ended: when none of its processes was left, agents included.
-        left: how many processes are left on each node at the end; None where that is unknown.
-        versions: the versions of what took part.
-        end: what ended the run, if not the last attempt.
+        left: the number of processes left on each node at the end; None if unknown.
+        versions: the versions of distlaunch, Python and TensorFlow.
+        end: the end of the run, if the last attempt did not end it.
         chaos: the faults that were injected on purpose.
-        kept_warm: what stays on the nodes for the next run.
-        pods_left: how many of the pods that it made are left; None if that is unknown, or it made none.
-        speed: what the speed check has measured.
+        kept_warm: the processes that stay on the nodes for the next run.
+        pods_left: the number of the run's pods that are left; None if unknown, or if it made none.
+        speed: the results of the speed check.
     """
     if end is None:
         last = attempts[-1]
@@ -189,12 +189,12 @@ def make_run_report(
 
 
 def make_attempt_report(attempt: Attempt) -> AttemptReport:
-    """The report of an attempt that another one follows: its agents have stayed."""
+    """The report of an attempt that another attempt follows; its agents have stayed."""
     return _attempt_report(attempt, _left_after(attempt.state))
 
 
 def _left_after(state: AttemptState) -> dict[str, int | None]:
-    """Processes left after an attempt, as reported by agents that stay for the next one."""
+    """Processes left after an attempt, as reported by agents that stay for the next attempt."""
     return {node: 0 if node in state.empty or node not in state.ready else None for node in state.policy.nodes}
 
 
@@ -218,7 +218,7 @@ def _attempt_report(attempt: Attempt, left: Mapping[str, int | None]) -> Attempt
 
 
 def make_versions(nodes: Iterable[Ready]) -> dict[str, str]:
-    """The versions of what took part in a run."""
+    """The versions of distlaunch, Python and TensorFlow."""
     versions = {"distlaunch": metadata.version("distlaunch"), "python": platform.python_version()}
     for ready in nodes:
         if ready.tensorflow is not None:

@@ -15,17 +15,17 @@ from launcher.wording import count_of, render_age
 from worker_entry.protocol.values import TaskExit
 
 SHOWN_ATTEMPTS = 20
-"""Attempts before the last that get a line of the summary each."""
+"""The most attempts before the last that get a line each in the summary."""
 
 LONG_S, MOST = 120.0, 0.9
-"""A run without restarts gets a line about its goodput if it took this long, and did not train for most of it."""
+"""An uninterrupted run gets a line about its goodput if it took longer than LONG_S and trained for less than MOST."""
 
 TAIL_LINES = 10
 """The last log lines of a failed task that its error shows."""
 
 
 def render_error(verdict: Verdict, tail: Sequence[str] = ()) -> str:
-    """`Error: … [reference]`, the evidence, the log's last lines, what to do; nothing in it moves the cursor."""
+    """`Error: … [reference]`, the evidence, the log's last lines and the hint; no character moves the cursor."""
     evidence = [*verdict.evidence, *(f"  {verdict.task} │ {line}" for line in tail)]
     lines = error_lines(verdict.message, verdict.reference, evidence, verdict.hint)
     return "\n".join(lines)
@@ -37,7 +37,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     Args:
         report: the report of a run with at least one attempt.
         written: whether the report was written.
-        page: the file to look at, if one was written.
+        page: the path of the run's page, if it was written.
     """
     attempt = report.attempts[-1]
     lines = []
@@ -48,7 +48,7 @@ def render_summary(report: RunReport, *, written: bool = True, page: str = "") -
     lines += _render_kept(report)
     lines += _render_cache(attempt)
     if len(report.attempts) > 1:
-        lines.append(f"  {attempt.attempt:,} attempts; those before the last:")
+        lines.append(f"  {attempt.attempt:,} attempts; before the last one:")
         lines += _render_earlier(report)
     lines += [f"  Chaos: {fault.message}" for fault in report.chaos]
     if report.goodput is not None and _is_worth_a_line(report, report.goodput):
@@ -71,7 +71,7 @@ def _is_worth_a_line(report: RunReport, goodput: Goodput) -> bool:
 
 
 def _render_earlier(report: RunReport) -> list[str]:
-    """A line for each attempt but the last; of very many, one for all those in the middle."""
+    """A line for each attempt but the last; if there are many, a single line for those in the middle."""
     lines = [f"    {each.attempt}: {each.verdict.message} [{each.verdict.reference}]" for each in report.attempts[:-1]]
     if len(lines) <= SHOWN_ATTEMPTS:
         return lines
@@ -93,12 +93,12 @@ def _render_left(report: RunReport) -> list[str]:
         count = count_of(attempt.processes_left or 0, "process", "processes")
         return [f"  {count} left on {where}{_render_cleaning(attempt)}{pods}"]
     lines = [f"  0 processes left on {where}{_render_cleaning(attempt)}{pods}"] if verified else []
-    lines.append(f"  unknown what is left on {', '.join(unverified)}; once reachable, run:")
+    lines.append(f"  processes left on {', '.join(unverified)}: unknown; once reachable, run:")
     return [*lines, f"    distlaunch clean {shlex.quote(report.directory)}"]
 
 
 def _render_kept(report: RunReport) -> list[str]:
-    """What is left on purpose."""
+    """The line about processes that stay on purpose."""
     if not report.kept_warm:
         return []
     count = sum(len(kept.pids) for kept in report.kept_warm)
@@ -106,7 +106,7 @@ def _render_kept(report: RunReport) -> list[str]:
     where = "" if len(report.kept_warm) == 1 else f" on {len(report.kept_warm)} nodes"
     until = render_age(math.ceil(max(kept.until for kept in report.kept_warm) - report.ended))
     kept = count_of(count, "process", "processes")
-    return [f"  kept warm for {until}{where}: {kept}, {size:.0f} MiB; `distlaunch down --warm` ends them"]
+    return [f"  kept warm for {until}{where}: {kept}, {size:.0f} MiB; `distlaunch down --warm` stops them"]
 
 
 def _render_cache(attempt: AttemptReport) -> list[str]:
@@ -125,11 +125,11 @@ def _render_cleaning(attempt: AttemptReport) -> str:
 
 
 def render_end(task: TaskReport) -> str:
-    """`exit status 1`, and whether distlaunch stopped it."""
+    """`exit status 1`, and whether distlaunch stopped the task."""
     if task.started is None:
         return "not started"
     if task.ended is None:
-        return "its end was not seen"
+        return "end not observed"
     how = str(TaskExit(task.exit_code, task.exit_signal, task.core_dumped))
     if not task.stopped_by_us:
         return how

@@ -1,4 +1,4 @@
-"""Makes files of samples smaller: older samples get further apart, as far as they have to, and all equally far."""
+"""Makes files of samples smaller: spaces the older samples further apart, evenly and only as far as necessary."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 RECENT = 0.25
 """The share of a file, at its end, that is not thinned."""
 SHORTEST_S = 4.0
-"""What is left of older samples is at least so far apart; then twice as far, and so on."""
+"""The least interval between older samples; it is doubled until they are small enough."""
 LONGEST_S = 1e9
 
 _HEAD = re.compile(rb'\{"sample":"([a-z]+)","time":([0-9.e+-]+)(?:,"node":("(?:[^"\\]|\\.)*"))?[,}].*\}\n')
-"""The beginning of a line that `render_sample` has made: its kind, its time, and its node if it has one."""
+"""A line of `render_sample`, with its kind, its time, and its node if it has one."""
 
 
 def thin_lines(data: bytes, size: int) -> bytes:
-    """The lines of a file of samples, in order, with an older part that has at most `size` bytes if that is possible.
+    """Returns the lines of a file of samples, in order; reduces the older part to at most `size` bytes if possible.
 
-    Of each kind and of each node, the older part keeps the first sample of every 4, 8, 16… seconds. Lines in it that
-    are torn or strange are left out.
+    Of each kind and node, the older part keeps the first sample of every 4, 8, 16… seconds. Torn or malformed lines in
+    it are removed.
     """
     end = data.rfind(b"\n", 0, int(len(data) * (1 - RECENT))) + 1
     lines = [*_parse(data[:end].splitlines(keepends=True))]
@@ -38,7 +38,7 @@ def thin_lines(data: bytes, size: int) -> bytes:
 
 
 def _parse(lines: Iterable[bytes]) -> Iterable[tuple[bytes, float, bytes]]:
-    """What a line is a sample of, its time, and the line."""
+    """Yields the kind and node of each line's sample, its time, and the line."""
     for line in lines:
         found = _HEAD.fullmatch(line)
         if found is None:

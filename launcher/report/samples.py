@@ -1,9 +1,9 @@
-"""What was measured of tasks and nodes over time: the lines of files of samples, and what follows from two of them.
+"""Measurements of tasks and nodes over time: the lines of files of samples, and the rates between two samples.
 
-A task has a file in each attempt, `worker-1.samples.jsonl`; the nodes have one together, `nodes.samples.jsonl`. Each
-line is an object whose `sample` is `progress` (how far a task was), `use` (what it had used by then) or `node` (what a
-node had used). Times are Unix seconds by the controller's clock. In a file that has grown too long,
-older lines are further apart; see `sample_thinning`.
+Each task has a file in each attempt, `worker-1.samples.jsonl`; all nodes share a file, `nodes.samples.jsonl`. Each line
+is an object whose `sample` is `progress` (how far a task was), `use` (what the task had used by then) or `node` (what a
+node had used by then). Times are Unix seconds by the controller's clock. In a file that has grown too long, older lines
+are further apart; see `sample_thinning`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProgressSample:
 
 @dataclass(frozen=True)
 class TaskUseSample:
-    """What a task had used."""
+    """The resources that a task had used by `time`."""
 
     time: float
     use: TaskSample
@@ -42,7 +42,7 @@ class TaskUseSample:
 
 @dataclass(frozen=True)
 class NodeUseSample:
-    """What a node had used."""
+    """The resources that a node had used by `time`."""
 
     time: float
     node: str
@@ -74,14 +74,14 @@ def sample_progress(progress: Progress) -> ProgressSample:
 
 
 def render_sample(sample: Sample) -> bytes:
-    """The line, with its line break; what has its default value is left out."""
+    """Renders the line, with its line break; omits fields with their default values."""
     cls: Any = type(sample)
     values: bytes = _adapter(cls).dump_json(sample, exclude_defaults=True)
     return b'{"sample":"%s",%s\n' % (_NAMES[cls].encode(), values[1:])
 
 
 def parse_samples(lines: Iterable[bytes]) -> Iterator[Sample]:
-    """The samples of a file's lines, in order. Lines that are torn or strange are ignored."""
+    """Yields the samples of a file's lines, in order; ignores torn and malformed lines."""
     for line in lines:
         cls = _KINDS.get(kind_of(line))
         if cls is not None:
@@ -101,9 +101,9 @@ _BEGINNING = b'{"sample":"'
 
 @dataclass(frozen=True)
 class TaskUse:
-    """What a task uses between two samples; None for what is not known.
+    """The resources that a task uses between two samples; None for unknown values.
 
-    `cpu`: cores. `starved`: threads that could have run and had no core, on average. `memory`, `swapped`: bytes.
+    `cpu`: cores. `starved`: runnable threads without a core, on average. `memory`, `swapped`: bytes.
     `read_s`, `written_s`: bytes per second.
     """
 
@@ -119,7 +119,7 @@ class TaskUse:
 
 @dataclass(frozen=True)
 class NodeUse:
-    """The same of a node: `cpu` in cores, all others in bytes and bytes per second; `sample` has the rest."""
+    """The same for a node: `cpu` in cores, the network in bytes per second; `sample` has the rest."""
 
     time: float
     cpu: float | None
@@ -129,7 +129,7 @@ class NodeUse:
 
 
 def use_of_task(before: TaskUseSample | None, after: TaskUseSample) -> TaskUse:
-    """What the task used between the samples; `before`: None for the first one."""
+    """The use of a task between the samples; `before` is None for the first sample."""
     rate = _rates(before, after)
     return TaskUse(
         time=after.time,
@@ -144,7 +144,7 @@ def use_of_task(before: TaskUseSample | None, after: TaskUseSample) -> TaskUse:
 
 
 def use_of_node(before: NodeUseSample | None, after: NodeUseSample) -> NodeUse:
-    """What the node used between the samples; `before`: None for the first one."""
+    """The use of a node between the samples; `before` is None for the first sample."""
     rate = _rates(before, after)
     return NodeUse(
         time=after.time, cpu=rate("cpu_s"), received_s=rate("received"), sent_s=rate("sent"), sample=after.use
@@ -154,14 +154,14 @@ def use_of_node(before: NodeUseSample | None, after: NodeUseSample) -> NodeUse:
 def _rates(
     before: TaskUseSample | NodeUseSample | None, after: TaskUseSample | NodeUseSample
 ) -> Callable[[str], float | None]:
-    """How fast a counter grew between the samples, by its name; None if that is not known."""
+    """Returns a function that gives a counter's growth per second between the samples; None if unknown."""
 
     def rate(name: str) -> float | None:
         first = getattr(before.use, name) if before is not None else None
         last = getattr(after.use, name)
         if before is None or first is None or last is None or after.time <= before.time:
             return None
-        # Less than before: a process of the task is gone, or the task was started again.
+        # A counter falls if a process of the task is gone, or the task was started again.
         return float(max(last - first, 0.0) / (after.time - before.time))
 
     return rate

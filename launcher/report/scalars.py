@@ -1,7 +1,6 @@
-"""The state of a running run as points of curves that TensorBoard shows beside the loss.
+"""The state of a running run as points of curves that TensorBoard shows next to the loss.
 
-Each task has a folder, so that its curves have its name and colour; what is true of the whole run is in the folder
-above.
+Each task has a folder, so that its curves have its name and colour; curves of the whole run are in the parent folder.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ FOLDER = "distlaunch"
 
 
 def make_points(status: RunStatus, sent: Mapping[str, int]) -> Iterator[ScalarPoint]:
-    """The points of this moment.
+    """Yields the current points.
 
     Args:
         status: the run now.
-        sent: the step of the last point of each task; a task that has made no step since then has no new one.
+        sent: the step of the last point of each task; a task that has done no step since then gets no new point.
     """
     for task in status.tasks:
         values = _values_of(task)

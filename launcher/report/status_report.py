@@ -20,7 +20,7 @@ PHASES: dict[Phase, StateName] = {
     Phase.STOPPING: "stopping",
     Phase.FINISHED: "stopping",
 }
-"""The run's state in each phase of an attempt; before them, it is connecting."""
+"""The run's state in these phases of an attempt; in earlier phases, the run is connecting."""
 
 
 class TaskState(Result):
@@ -31,58 +31,58 @@ class TaskState(Result):
     state: str
     """A phrase: `is training`, `exit status 1`."""
     address: str | None = None
-    """Its address in TF_CONFIG, with the port; null before it is known."""
+    """The task's address in TF_CONFIG, with the port; null until it is known."""
     unguarded: str | None = None
-    """Why others than the cluster can reach that port; null if they cannot, or before it is held."""
+    """Why strangers can reach that port; null if they cannot, or before the port is held."""
     pid: int | None = None
-    """Its process on the node."""
+    """The process ID on the node."""
     epoch: int | None = None
     step: int | None = None
-    """The last step that is done; null before the first."""
+    """The last step done; null before the first."""
     step_s: float | None = None
     """Seconds that a recent step took."""
     own_s: float | None = None
-    """The same, without the time for which it waited for the others."""
+    """The same, without the time during which the task waited for the others."""
     data_s: float | None = None
-    """The part of a step during which it waited for its input."""
+    """The part of a step during which the program waited for its input."""
     score: float | None = None
-    """The others' median own time of a step, divided by its own; null if it was not compared."""
+    """The others' median own time of a step, divided by the task's; null if the task was not compared."""
     slow: str = ""
     """What has been slow for some time, as a phrase: `input pipeline`, `CPU starved`, `swapping`, `own computation`."""
     total_steps: int | None = None
-    """The step with which training ends; null if that is not known."""
+    """The step at which training ends; null if unknown."""
     total_epochs: int | None = None
-    """The epoch with which training ends; null if that is not known."""
+    """The epoch at which training ends; null if unknown."""
     metrics: dict[str, float | None]
     cpu: float | None = None
-    """Cores that it uses; null before the second sample."""
+    """Cores that the task uses; null before the second sample."""
     starved: float | None = None
-    """Threads that could run and have no core, on average; null if that is not known."""
+    """Runnable threads without a core, on average; null if unknown."""
     memory: int | None = None
-    """Bytes of resident memory of all of its processes."""
+    """Bytes of resident memory of all processes of the task."""
     swapped: int | None = None
-    """Bytes of them in swap."""
+    """Bytes of memory of these processes in swap."""
     threads: int | None = None
     read_s: float | None = None
-    """Bytes that it reads per second, from files, pipes and sockets."""
+    """Bytes read per second, from files, pipes and sockets."""
     written_s: float | None = None
-    """Bytes that it writes per second."""
+    """Bytes written per second."""
     gpus: list[str]
-    """The GPUs that it was given."""
+    """The GPUs that the task may use."""
 
     @property
     def waiting_s(self) -> float | None:
-        """Seconds of a recent step in which it waited for the others; None if that is not known."""
+        """Seconds of a recent step in which the task waited for the others; None if unknown."""
         return None if self.step_s is None or self.own_s is None else max(self.step_s - self.own_s, 0.0)
 
 
 class GpuState(Result):
-    """One GPU of a node now; null for what it does not tell."""
+    """One GPU of a node now; null for values that the GPU does not report."""
 
     gpu: str
-    """Its index on the node."""
+    """The GPU's index on the node."""
     use: float | None = None
-    """The share of the time in which it works."""
+    """The share of time in which the GPU works."""
     memory: int
     """Bytes in use."""
     memory_total: int
@@ -91,7 +91,7 @@ class GpuState(Result):
 
 
 class NodeState(Result):
-    """One node now: what all of its users use."""
+    """One node now; the values include all of its users."""
 
     node: str
     cores: int
@@ -127,15 +127,15 @@ class RunStatus(Result):
     goodput: Goodput | None = None
     """Where the time has gone so far."""
     waits_for: str = ""
-    """What a pending run waits for: its job, and why Slurm does not begin it yet."""
+    """What a pending run waits for: its job, and why Slurm has not started the job yet."""
     eta_s: float | None = None
-    """Seconds until training ends, by the recent time of a step; null if it is not known how many steps there are."""
+    """Seconds until training ends, by the recent time of a step; null if the number of steps is unknown."""
 
 
 def estimate_eta_s(state: AttemptState, now: float) -> float | None:
-    """Seconds until all training tasks have done their last step, as far as they tell; `now`: Unix seconds.
+    """Seconds until all training tasks have done their last step; None if no task reports it. `now`: Unix seconds.
 
-    What the program does between steps (validation, checkpoints) is left out.
+    The program's work between steps (validation, checkpoints) is not included.
     """
     if state.phase is not Phase.RUNNING:
         return None

@@ -23,7 +23,7 @@ def render_header(status: RunStatus) -> str:
 
 
 def make_rows(status: RunStatus) -> list[list[str]]:
-    """A row for each task, as wide as COLUMNS; columns in which no task has anything are kept."""
+    """A row of COLUMNS for each task, including columns in which no task has a value."""
     gpus = {(node.node, gpu.gpu): gpu for node in status.nodes for gpu in node.gpus}
     return [
         _make_row(task, [gpus[task.node, name] for name in task.gpus if (task.node, name) in gpus])
@@ -32,7 +32,7 @@ def make_rows(status: RunStatus) -> list[list[str]]:
 
 
 def make_node_rows(status: RunStatus) -> list[list[str]]:
-    """Rows for the nodes that were measured, as wide as NODE_COLUMNS; each GPU after a node's first has its own."""
+    """Rows of NODE_COLUMNS for the nodes that were measured; each GPU after a node's first has a separate row."""
     return [row for node in status.nodes for row in _make_node_rows(node, status.tasks)]
 
 
@@ -79,7 +79,7 @@ def _render_gpu(gpu: GpuState) -> str:
 
 
 def _render_gpus(gpus: Sequence[GpuState]) -> list[str]:
-    """`87%`, the average use, and `24 GiB`, all memory in use; what is not known is left out."""
+    """`87%`, the average use, and `24 GiB`, all memory in use; unknown values are omitted."""
     uses = [gpu.use for gpu in gpus if gpu.use is not None]
     use = [f"{sum(uses) / len(uses):.0%}"] if uses else []
     memory = [render_size(sum(gpu.memory for gpu in gpus))] if any(gpu.memory_total for gpu in gpus) else []

@@ -2,7 +2,7 @@
 
 In: a `ClusterSpec`. Out: a `RunReport` and the run's folder; nothing is left running.
 
-`from launcher import run` gives this folder as well, which can be called like the function `launcher.python.calls.run`.
+`from launcher import run` also gives this package, so the package can be called like `launcher.python.calls.run`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Callable(types.ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `help` and notebooks show."""
+        """The signature that `help` and notebooks show."""
         return inspect.signature(launcher.find("run"))
 
 

@@ -39,7 +39,7 @@ TAKEOVER_S = 30.0
 
 
 class Actions:
-    """The actions of one attempt. `plan` is what was started, `addresses` what the checks chose, by node."""
+    """The actions of one attempt. `plan` is the current plan; `addresses` maps nodes to what the checks chose."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Actions:
         return iter(self.plan.by_node.get(node, ()))
 
     def perform(self, action: Action, state: AttemptState) -> None:
-        """Sends what the action asks for."""
+        """Sends the action's orders to the nodes."""
         match action:
             case SyncNodes():
                 assert self._context.bundle is not None
@@ -99,7 +99,7 @@ class Actions:
                     self._links.send(node, Stop(grace_s, for_handlers))
 
     def take_over(self, state: AttemptState, history: History) -> None:
-        """Finds the tasks of an attempt that an earlier controller has started."""
+        """Reattaches to the tasks of an attempt that an earlier controller started."""
         self.plan = self._planner.plan(self._links.facts(), state.ports, self.addresses)
         for task in self.plan.tasks:
             self._follow(task)
@@ -156,7 +156,7 @@ class Actions:
             self._links.put(Checked())
 
     def _end_first_checks(self, checks: Preflight, state: AttemptState) -> None:
-        """Reports their errors, or begins the speed check if there is to be one."""
+        """Reports the errors of the first checks, or starts the speed check if the spec asks for one."""
         self._callers = checks.find_callers()
         self.addresses = checks.choose_addresses()
         for choice in checks.render_choices():

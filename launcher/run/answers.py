@@ -1,4 +1,4 @@
-"""What a controller answers to the requests at its control socket."""
+"""A controller's answers to the requests on its control socket."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ POLL_S = 0.05
 
 
 class Answers:
-    """Answers on the socket's threads; the run's own thread is only asked through its queue.
+    """Answers for the socket's threads, which reach the run's own thread only through its queue.
 
-    Until `attach`, the run has no tasks; it can be stopped nevertheless.
+    Until `attach`, the run has no tasks but can already be stopped.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Answers:
         self._run: tuple[Supervisor, NodeLinks] | None = None
 
     def attach(self, supervisor: Supervisor, links: NodeLinks) -> None:
-        """From now on, answers are about this supervisor's run."""
+        """Makes later answers describe this supervisor's run."""
         self._run = supervisor, links
 
     def __call__(self, request: Request) -> bytes:
-        """The answer.
+        """Returns the answer to a request.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: the request has no answer.
         """
         match request:
             case AskStop(now):
@@ -63,7 +63,7 @@ class Answers:
         return self.make_status().model_dump_json().encode()
 
     def make_status(self) -> RunStatus:
-        """The run now; from any thread."""
+        """Returns the run's current status; any thread may call it."""
         loop = self._run[0].loop if self._run is not None else None
         again, now = max(self._journal.attempt - 1, 0), clock.now()
         return RunStatus(

@@ -1,4 +1,4 @@
-"""What goes on beside a run, as its spec asks for it: metrics, notifications, and curves for TensorBoard."""
+"""The companions of a run that its spec asks for: metrics, notifications, and curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def opened_companions(spec: ClusterSpec, cwd: str) -> Iterator[Companions]:
-    """Opens what has to be there before the run begins, and closes everything in the end.
+    """Opens the companions that must exist before the run begins, and closes all of them at the end.
 
     Raises:
         UsageError: the spec asks for something impossible; nothing was started.
@@ -37,13 +37,15 @@ def opened_companions(spec: ClusterSpec, cwd: str) -> Iterator[Companions]:
 
 
 class Companions:
-    """None of them delays or fails the run. They begin with `begin` and `attach`, and are closed with `owned`.
+    """The companions of a run, which never delay or fail it.
+
+    `begin` and `attach` start them; `owned` closes them.
 
     Args:
-        spec: the user's.
+        spec: the user's spec.
         cwd: where the run was started; paths and commands are relative to it.
-        environ: has the URL of the webhook, if the spec does not.
-        owned: closes what is opened.
+        environ: has the URL of the webhook if the spec does not.
+        owned: closes the companions.
 
     Raises:
         UsageError: the spec asks for something impossible.
@@ -73,7 +75,7 @@ class Companions:
 
     @contextlib.contextmanager
     def warning_at(self, console: Console) -> Iterator[None]:
-        """Shows there what fails. At the end, waits for a moment for notifications, while that can still be shown."""
+        """Shows failures on the console. At the end, waits briefly for notifications, so their failures are shown."""
         self._console = console
         try:
             yield
@@ -83,7 +85,7 @@ class Companions:
             self._console = None
 
     def begin(self, answers: Answers, journal: Journal) -> None:
-        """Begins what needs no nodes."""
+        """Starts the companions that need no nodes."""
         self._make_status, self._journal = answers.make_status, journal
         if self._server is not None:
             self._server.begin(answers.make_status)
@@ -97,7 +99,7 @@ class Companions:
             journal.listen(self._notifier.note)
 
     def attach(self, spec: ClusterSpec, links: NodeLinks) -> None:
-        """Begins what needs the nodes; `spec`: with the log directory that its tasks have."""
+        """Starts the companions that need the nodes; `spec` has the tasks' own log directory."""
         if spec.tensorboard and spec.logs is not None and self._make_status is not None and self._journal is not None:
             sender = ScalarSender(spec.logs, self._make_status, self._journal, links)
             self._owned.callback(sender.close)
@@ -113,7 +115,7 @@ class Companions:
 
 def _check_client() -> None:
     try:
-        import prometheus_client  # noqa: F401 - only whether it is there
+        import prometheus_client  # noqa: F401 - only checks that it is installed
     except ImportError:
         raise UsageError(
             "metrics need the package prometheus_client, which is not installed",
@@ -131,7 +133,7 @@ def _find_recipients(spec: ClusterSpec, environ: Mapping[str, str], cwd: str) ->
     if notify.webhook_from is not None:
         url = environ.get(notify.webhook_from, "").strip()
         if not url.startswith(("http://", "https://")):
-            problem = "has no URL of a web server" if url else "is not set in this environment"
+            problem = "is not the URL of a web server" if url else "is not set in this environment"
             raise UsageError(
                 f"notify.webhook_from: {notify.webhook_from} {problem}",
                 hint="export the URL; the files of a run do not contain it",

@@ -1,4 +1,4 @@
-"""What the parts of a run share: frozen values, the links to its nodes, and the console."""
+"""The values that the parts of a run share, with the links to its nodes and the console."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker_entry.protocol.frozen import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What all attempts of a run share."""
+    """The context that all attempts of a run share."""
 
     run_id: str
     spec: ClusterSpec
@@ -35,21 +35,21 @@ class RunContext:
     """When the run began, in Unix seconds."""
     goodput: GoodputWatch
     generation: int = 0
-    """How many controllers the run has had before."""
+    """The number of earlier controllers of the run."""
     bundle: Bundle | None = None
     """The program's folder, if it is sent to the nodes."""
     engine: Engine | None = None
-    """What has given the run its nodes, if they may be taken away: Slurm or Kubernetes."""
+    """Slurm or Kubernetes, if it allocated the nodes and may take them away."""
     only_checks: bool = False
     """Whether the nodes are only checked."""
     write_page: Callable[[RunReport], str] = lambda _: ""
-    """Writes the page of the run once it has ended, and returns its path; nothing if no page is wanted."""
+    """Writes the page of an ended run and returns the page's path; empty if no page is wanted."""
     on_up: Callable[[], None] = lambda: None
     """Called when the cluster is up, in each attempt."""
 
     @property
     def timing(self) -> Timing:
-        """The clocks and waits of its links."""
+        """The clocks and waits of the links."""
         return self.links.timing
 
 
@@ -65,4 +65,4 @@ class AttemptSetup:
     addresses: Mapping[str, str] = field(default_factory=dict)
     """The addresses that an earlier check chose, by node."""
     taken_over: History | None = None
-    """What an earlier controller has written of this attempt, which is under way; None for a new attempt."""
+    """The history that an earlier controller wrote of this running attempt; None for a new attempt."""

@@ -1,6 +1,6 @@
 """The process that controls a run: its identity, and whether it is alive.
 
-The same pid is another process on another machine, in another container, and later on this machine.
+A pid alone identifies no process: other machines, other containers and later processes may use the same pid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ElsewhereError(UsageError):
         super().__init__(f"this run's controller is {place}", evidence=evidence, hint=hint)
         self.place = place
         self.job = ""
-        """The Slurm job whose batch host it is on, if it is in one."""
+        """The Slurm job on whose batch host the controller runs, if any."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def is_alive(controller: Controller) -> bool:
 
 
 def _start_of(pid: int) -> float | None:
-    """When the process was started; None if there is none, or only a zombie."""
+    """When the process was started; None if it does not exist or is a zombie."""
     # Imported here: most commands need no process.
     import psutil
 

@@ -19,18 +19,18 @@ from launcher.console.writer import Console
 from launcher.errors import as_ours
 
 _LEFT = signal.SIGUSR2
-"""What a controller in the foreground sends when it has left."""
+"""The signal that a controller in the foreground sends when it has left."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1)
 _WAITED_FOR = {*_PASSED_ON, _LEFT, signal.SIGCHLD, signal.SIGCONT}
 
 
 class Detachment:
-    """The controller's side.
+    """The controller's side of a run that can leave its terminal.
 
     Args:
-        pipe: leads to the process that waits.
+        pipe: leads to the waiting process.
         parent: in the foreground, a pipe that ends with the waiting process; -1 in the background.
-        waiting: that process.
+        waiting: the pid of the waiting process.
     """
 
     def __init__(self, pipe: int, parent: int = -1, waiting: int = -1) -> None:
@@ -40,7 +40,7 @@ class Detachment:
 
     @property
     def at_up(self) -> bool:
-        """Whether the run leaves once the cluster is up, and not when the user asks for it."""
+        """Whether the run leaves once the cluster is up, rather than when the user asks for it."""
         return self.parent < 0
 
     def leave(self, console: Console, directory: Path) -> None:
@@ -52,7 +52,7 @@ class Detachment:
         for descriptor in (1, 2) if self.at_up else (0, 1, 2):
             os.dup2(devnull, descriptor)
         os.close(devnull)
-        with contextlib.suppress(OSError):  # it may have been killed
+        with contextlib.suppress(OSError):  # the waiting process may have been killed
             os.write(self._pipe, os.fsencode(directory))
         os.close(self._pipe)
         self._pipe = -1
@@ -66,7 +66,7 @@ def run_detached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | N
     """Runs in a child process until the child leaves; in the child, returns the run's exit status at its end.
 
     Returns:
-        The exit status of a run that has ended, or the folder of one that is up.
+        The exit status of a run that has ended, or the folder of a run that is up.
 
     Raises:
         ProcessLimitError: no process can be started.
@@ -101,7 +101,7 @@ def _passing_signals(child: int) -> Iterator[None]:
 
     def pass_on(signum: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signum)  # our own child, which nobody else can have waited for
+            os.kill(child, signum)  # safe: only this process reaps the child, so the pid is not reused
 
     previous = {signum: signal.signal(signum, pass_on) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -112,24 +112,25 @@ def _passing_signals(child: int) -> Iterator[None]:
 
 
 def can_run_attached() -> bool:
-    """Whether `run_attached` can be used: a terminal of our session has all of our input and output."""
+    """Whether `run_attached` can be used: our input and output all belong to a terminal of our session."""
     try:
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             os.tcgetpgrp(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    # Without them (macOS), a signal to this process cannot be told from one to its group.
+    # Without sigwaitinfo (macOS), a signal to this process looks like a signal to its group.
     return hasattr(signal, "sigwaitinfo")
 
 
 def run_attached(run: Callable[[Detachment], int]) -> tuple[int | None, Path | None]:
     """Runs in a child process, in the foreground, until the run has ended or the child leaves the terminal.
 
-    The terminal sends Ctrl-C, Ctrl-Z and its end to both processes. What is sent to this process alone is passed on,
-    this process is suspended and ends as the child is and does, and its death counts as the terminal's end.
+    The terminal sends the signals of Ctrl-C, Ctrl-Z and its end to both processes. This process passes on the signals
+    that only it receives, and stops and exits in the same way as the child. The child treats the death of this process
+    as the end of the terminal.
 
     Returns:
-        The exit status of a run that has ended, or the folder of one that has left.
+        The exit status of a run that has ended, or the folder of a run that has left.
 
     Raises:
         ProcessLimitError: no process can be started.
@@ -173,23 +174,23 @@ def _wait(child: int) -> int | None:
             return None
         if info.si_signo == signal.SIGCONT:
             os.kill(child, signal.SIGCONT)
-        # What the kernel has sent, the child has got as well; but of the terminal's end it tells only the leader of the
-        # session, which we are in a terminal without a shell.
+        # The child also receives the signals that the kernel sends, except for the end of the terminal: the kernel
+        # sends SIGHUP only to the session leader, which is this process in a terminal without a shell.
         elif info.si_signo in _PASSED_ON and (info.si_code <= 0 or info.si_signo == signal.SIGHUP):
             os.kill(child, info.si_signo)
-        # Looked at after every signal: one SIGCHLD may stand for several.
+        # Polled after every signal: one SIGCHLD may stand for several.
         found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if found and not os.WIFSTOPPED(status):
             return status
-        if found and os.WSTOPSIG(status) != signal.SIGSTOP:  # a job is suspended as a whole, the child first
-            os.kill(os.getpid(), os.WSTOPSIG(status))  # one with that of the terminal, if that still waits
+        if found and os.WSTOPSIG(status) != signal.SIGSTOP:  # a shell job stops as a whole, the child first
+            os.kill(os.getpid(), os.WSTOPSIG(status))  # merges with the terminal's signal if that is still pending
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {os.WSTOPSIG(status)})
             signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
             os.kill(child, signal.SIGCONT)
 
 
 def _remember_terminal() -> Callable[[], None]:
-    """A function that restores the terminal after a child that was killed."""
+    """Returns a function that restores the terminal after the child was killed."""
     import termios
 
     descriptor = sys.stdin.fileno()

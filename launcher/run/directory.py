@@ -32,11 +32,11 @@ PADDING = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """What run.json says of a run from its start.
+    """The facts that run.json has from the start of a run.
 
-    `started`: Unix seconds. `generation`: how many controllers the run has had before. `socket`: the path of the
-    controller's. `cwd`: where it was started. `checks`: whether its nodes are checked. `command`: what was typed,
-    without secrets. `job`: the Slurm job that it belongs to, if it belongs to one.
+    `started`: Unix seconds. `generation`: the number of earlier controllers. `socket`: the path of the control socket.
+    `cwd`: where the run was started. `checks`: whether its nodes are checked. `command`: the command line, without
+    secrets. `job`: the Slurm job that the run belongs to, if any.
     """
 
     run_id: str
@@ -73,18 +73,18 @@ class RunDir(RunPaths):
         return cls(root)
 
     def write_waiting(self, start: RunStart) -> None:
-        """Writes run.json of a run that waits for its job; this process is not its controller for long."""
+        """Writes run.json of a run that waits for its job; the job's own process becomes the controller later."""
         facts = {**asdict(start), "directory": str(self.root), "controller": asdict(this_process())}
         self.write_text(self.run, f"{_render({**facts, 'ended': False, 'waits': True})}\n")
 
     def note_job(self, start: RunStart, job: str) -> None:
-        """Adds the job to what `write_waiting` wrote, unless the run has begun meanwhile and knows it."""
+        """Adds the job to run.json, unless the run no longer waits."""
         with self._lock():
             if read_record(self).waits:
                 self.write_waiting(replace(start, job=job))
 
     def note_cancelled(self, exit_status: int) -> None:
-        """Notes that the run waits no longer, because the user has cancelled its job."""
+        """Marks a waiting run as ended because the user cancelled its job."""
         end = {"ended": True, "ended_at": clock.now(), "waits": False, "outcome": "interrupted"}
         with self._lock():
             facts = json.loads(self.run.read_bytes())
@@ -104,7 +104,7 @@ class RunDir(RunPaths):
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """A lock that goes with the process: a run never has two controllers."""
+        """Holds a lock that ends with the process, so that a run never has two controllers."""
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -114,7 +114,7 @@ class RunDir(RunPaths):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(f"another process is resuming the run {self.root}") from None
-            except OSError:  # a network disk without locks: run.json alone has to do
+            except OSError:  # a network disk without locks: only run.json protects the run
                 pass
             yield
         finally:
@@ -143,7 +143,7 @@ class RunDir(RunPaths):
         finally:
             journal.close()
             end = asdict(journal.ended) if journal.ended is not None else {}
-            if self.find_generation() <= start.generation:  # else run.json is another controller's by now
+            if self.find_generation() <= start.generation:  # otherwise another controller owns run.json
                 end |= {"ended": True, "ended_at": clock.now(), "waits": journal.waits}
                 self._write_end(f"{_render({**facts, **end})}\n")
 
@@ -156,7 +156,7 @@ class RunDir(RunPaths):
                 file.write(data + b" " * (os.fstat(file.fileno()).st_size - len(data)))
 
     def read_run(self) -> tuple[str, Controller | None]:
-        """The run's name, and its controller; None if the run has ended.
+        """Returns the run's ID and its controller; None if the controller has ended.
 
         Raises:
             RunDirectoryError: this is not a run's folder.
@@ -170,19 +170,19 @@ class RunDir(RunPaths):
             raise
 
     def find_generation(self) -> int:
-        """How many controllers the run has had before the latest one; 0 if that cannot be read."""
+        """Returns the number of controllers before the latest one; 0 if run.json cannot be read."""
         try:
             return read_record(self).generation
         except RunDirectoryError:
             return 0
 
     def log_sizes(self, attempt: int, tasks: Iterable[TaskId]) -> dict[str, int]:
-        """How many bytes of each task's log are here."""
+        """Returns the bytes of each task's log that are in the folder."""
         logs = {str(task): self.log(attempt, task) for task in tasks}
         return {task: log.stat().st_size for task, log in logs.items() if log.exists()}
 
     def write_stacks(self, text: str) -> str:
-        """Writes the stacks; returns an error message, or nothing: training continues on a full disk."""
+        """Writes the stacks; returns an error message or an empty string, since training continues on a full disk."""
         try:
             self.write_text(self.stacks, text)
         except RunDirectoryError as error:

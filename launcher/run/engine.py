@@ -1,4 +1,4 @@
-"""What has given a run its nodes, and takes them away: a job of Slurm, or Kubernetes."""
+"""The engine that allocates a run's nodes and may take them away: a Slurm job or Kubernetes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from launcher.gang.events import EndAnnounced
 
 
 class Engine(Protocol):
-    """What a run asks of its engine."""
+    """The interface of an engine."""
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
-        """From now on, announces that nodes are taken away."""
+        """Starts to announce nodes that are taken away."""
 
     def close(self) -> None:
-        """Ends that."""
+        """Stops the announcements."""
 
     def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
-        """Asks why it has sent a signal, to us or to a node; the answer may come in another thread."""
+        """Asks why the engine sent a signal to this process or to a node; the answer may come on another thread."""
 
     def forget(self) -> None:
-        """Forgets what belongs to earlier attempts."""
+        """Forgets the state of earlier attempts."""
 
     def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
-        """Why the nodes of the last attempt, of which these were lost, were taken away; None if they were not."""
+        """Why nodes of the last attempt were taken away; None if none were. `lost`: the nodes that it lost."""
 
     def release(self) -> int | None:
-        """Gives back what was made for the run; returns how many pods are left, None if unknown or none were made."""
+        """Removes the pods made for the run; returns how many are left, None if unknown or none were made."""

@@ -1,4 +1,4 @@
-"""Waits until files change, without polling them: Linux's inotify, which Python's library does not have."""
+"""Waits for changes of files without polling: uses Linux's inotify, which Python's library lacks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 STAT_S = 1.0
-"""How often the caller looks by itself: inotify does not see what other machines write."""
+"""How often the caller checks the files anyway: inotify does not see writes from other machines."""
 PAUSE_S = 0.05
-"""Between two looks: a program that prints all the time wakes us so often at most."""
+"""The least time between two wake-ups, for programs that print all the time."""
 
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _EVENT = struct.Struct("iIII")
@@ -24,7 +24,7 @@ class FileWatch:
     """Waits for changes of files, and for new files with certain names in folders.
 
     Args:
-        names: a new file matters if its name has one of these.
+        names: a new file matters if its name contains one of these.
     """
 
     def __init__(self, *names: str) -> None:
@@ -33,10 +33,10 @@ class FileWatch:
         self._woke = 0.0
         self._libc = ctypes.CDLL(None, use_errno=True)
         begin = getattr(self._libc, "inotify_init1", None)
-        self._descriptor = -1 if begin is None else int(begin(_NON_BLOCKING))  # -1: none, or the user has too many
+        self._descriptor = -1 if begin is None else int(begin(_NON_BLOCKING))  # -1: none, or too many of the user's
 
     def add(self, paths: Iterable[Path]) -> bool:
-        """Watches files and folders from now on; returns whether one is new, so that it may have changed before."""
+        """Starts to watch files and folders; returns whether any is new and so may have changed already."""
         found = False
         for path in paths:
             if path not in self._watched and self._descriptor >= 0:
@@ -47,10 +47,10 @@ class FileWatch:
         return found
 
     def wait(self, readable: Collection[int] = (), until_closed: int | None = None) -> list[int]:
-        """Returns after a change, at the latest after STAT_S; returns which of the descriptors can be read.
+        """Waits for a change, at most for STAT_S; returns the descriptors that can be read.
 
         Raises:
-            BrokenPipeError: the reader of `until_closed` has gone.
+            BrokenPipeError: the reader of `until_closed` is gone.
         """
         time.sleep(max(self._woke + PAUSE_S - time.monotonic(), 0.0))
         poll = select.poll()

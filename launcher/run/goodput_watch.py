@@ -1,4 +1,4 @@
-"""Counts the goodput of a run as it goes on, and of what earlier controllers of the run have written down."""
+"""Counts the goodput of a run while it goes on, including the records of earlier controllers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from worker_entry.protocol.values import Progress
 
 
 class GoodputWatch:
-    """A count for all threads of the controller."""
+    """A goodput count for all threads of the controller."""
 
     def __init__(self, count: GoodputCount) -> None:
         self._count = count
         self._lock = threading.Lock()
 
     def note(self, record: Record) -> None:
-        """Takes the next record of the journal."""
+        """Counts the next record of the journal."""
         with self._lock:
             self._count.note(record)
 
     def note_progress(self, task: TaskId, progress: Progress) -> None:
-        """Takes how far a task of the current attempt is."""
+        """Counts the progress of a task of the current attempt."""
         with self._lock:
             self._count.note_progress(task, progress)
 
@@ -39,13 +39,13 @@ class GoodputWatch:
 
 
 def watch_goodput(files: RunPaths, journal: Journal, started: float, spec: ClusterSpec) -> GoodputWatch:
-    """Counts from the journal's first record on, those of earlier controllers included.
+    """Counts from the journal's first record on, including the records of earlier controllers.
 
     Args:
-        files: the run's.
-        journal: of this controller, which writes to the same file.
+        files: the run's folder.
+        journal: this controller's journal, which appends to the same file.
         started: when the run began, in Unix seconds.
-        spec: says whose steps and ends count.
+        spec: says which tasks' steps and ends count.
     """
     watch = GoodputWatch(count_recorded(files, started, spec))
     journal.listen(watch.note)
@@ -53,7 +53,7 @@ def watch_goodput(files: RunPaths, journal: Journal, started: float, spec: Clust
 
 
 def count_recorded(files: RunPaths, started: float, spec: ClusterSpec) -> GoodputCount:
-    """The count of what is in a run's folder; lines that are torn or of no known kind are ignored."""
+    """Counts the records in a run's folder; ignores torn lines and unknown kinds."""
     count = GoodputCount(started, spec.rules.decides)
     try:
         lines = files.events.read_bytes().splitlines()
@@ -68,7 +68,7 @@ def count_recorded(files: RunPaths, started: float, spec: ClusterSpec) -> Goodpu
 
 
 def _note_samples(count: GoodputCount, files: RunPaths, until: float) -> None:
-    """Counts how far the attempt that is under way had come by then."""
+    """Counts the progress of the running attempt up to `until`."""
     if count.guide is None:
         return
     attempt, task = count.guide

@@ -1,4 +1,4 @@
-"""What a later controller reads in a run's journal: the attempts that ended, and the one that may go on."""
+"""The history that a later controller reads from the journal: ended attempts, and the attempt that may go on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GANG = get_args(gang.Event)
 
 @dataclass(frozen=True)
 class History:
-    """A run so far."""
+    """The history of a run so far."""
 
     attempts: tuple[AttemptReport, ...] = ()
     """The attempts that are over, in order."""
     endings: tuple[Ending, ...] = ()
-    """How they ended, as the rule for restarts has to know it."""
+    """The ends of these attempts, for the restart rule."""
     attempt: int = 0
     """The number of the last attempt that began."""
     state: StateName = "connecting"
@@ -41,7 +41,7 @@ class History:
     ready: Mapping[str, Ready] = field(default_factory=dict)
     """The facts of each node whose agent was met."""
     frames: Mapping[str, int] = field(default_factory=dict)
-    """The number of the last message of each agent that is known to have been handled."""
+    """The number of each agent's last message that is known to have been handled."""
 
     @property
     def ports(self) -> dict[TaskId, int]:
@@ -61,11 +61,11 @@ class History:
 
 
 NO_HISTORY = History()
-"""That of a run's first controller."""
+"""The history for a run's first controller."""
 
 
 def read_history(path: Path) -> History:
-    """The history in a journal; empty if there is none. Lines that are torn or of no known kind are ignored."""
+    """Returns the history in a journal; empty if there is none. Ignores torn lines and unknown kinds."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
@@ -111,12 +111,12 @@ def read_history(path: Path) -> History:
 
 
 def replay(history: History, policy: AttemptPolicy, monotonic_of: Callable[[float], float]) -> AttemptState:
-    """The state of the last attempt, by what its journal tells.
+    """Rebuilds the state of the last attempt from its events.
 
     Args:
-        history: with the attempt's events.
-        policy: the attempt's.
-        monotonic_of: the monotonic clock at a moment in Unix seconds.
+        history: has the attempt's events.
+        policy: the attempt's policy.
+        monotonic_of: returns the monotonic clock at a moment in Unix seconds.
     """
     state = new_attempt(policy, monotonic_of(history.began))
     for record in history.records:

@@ -22,7 +22,7 @@ class Interruption(BaseException):
 
 
 class Interrupts:
-    """The signals of one run, from before other processes can see the run; no signal is lost.
+    """The signals of one run, caught before other processes can see the run, so that none is lost.
 
     `install` comes first. Within `raising`, the first signal that asks to stop raises Interruption. After
     `deliver_to`, its function gets all signals, earlier ones first. `mute` or `restore` comes last.
@@ -43,7 +43,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """For slow work that starts nothing, or only what ends by itself; see `asked` for other work.
+        """For slow work that starts no process, or only processes that end by themselves; see `asked` for other work.
 
         Interruption is raised at most once, and only here.
         """
@@ -59,7 +59,7 @@ class Interrupts:
     def asked(self) -> int | None:
         """The first signal that has asked to stop, if nothing has handled it yet.
 
-        For slow work that starts processes: an exception that is raised while one starts would leave it behind.
+        For slow work that starts processes: an exception during the start of a process would leave the process behind.
         """
         return next((signum for signum in self._early if signum in SIGNALS), None)
 
@@ -69,7 +69,7 @@ class Interrupts:
             deliver(self._early.pop(0))
 
     def ignore_hangup(self) -> None:
-        """Ignores SIGHUP from now on: the run has left its terminal. From any thread, unlike `signal.signal`."""
+        """Ignores SIGHUP from now on: the run has left its terminal. Any thread may call it, unlike `signal.signal`."""
         self._hangup_counts = False
 
     def ask(self, signum: int) -> None:

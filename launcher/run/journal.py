@@ -18,17 +18,17 @@ from launcher.tasks import TaskId
 
 
 class Journal:
-    """Appends lines from any thread. A disk that is full costs lines, never the run.
+    """A file to which any thread may append lines. A full disk loses lines, but never stops the run.
 
     Args:
         path: the file; made if it is missing.
-        now: Unix seconds.
+        now: returns Unix seconds.
     """
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
         self.attempt = 0
         self.waits = False
-        """Whether the run ends only to go on when Slurm has nodes for it again."""
+        """Whether the run ends for now and continues when Slurm has nodes for it again."""
         self._now = now
         self._lock = threading.Lock()
         self._state: StateName | None = None
@@ -51,7 +51,7 @@ class Journal:
         return self._ended
 
     def listen(self, listener: Callable[[Record], None]) -> None:
-        """Calls `listener` with each line from now on, on the thread that writes it: it must return at once."""
+        """Calls `listener` with each line from now on, on the writing thread; `listener` must return at once."""
         self._listeners.append(listener)
 
     def write(self, event: RunEvent, node: str = "", frame: int = 0) -> None:
@@ -76,13 +76,13 @@ class Journal:
         self._reported.clear()
 
     def note_event(self, before: AttemptState, after: AttemptState, event: Event, node: str, frame: int) -> None:
-        """Appends an event of the gang that has changed its state, except for steps and output alone."""
+        """Appends an event that changed the gang's state, unless the event reports only steps or output."""
         if after is not before and not isinstance(event, (Tick, TaskWrote)) and self._is_news(event):
             self.write(event, node, frame)
         self.note_state(PHASES.get(after.phase, "connecting"))
 
     def note_state(self, state: StateName, reference: str = "", message: str = "") -> None:
-        """Appends the run's state if it is another one."""
+        """Appends the run's state if it has changed."""
         if state != self._state:
             self._state = state
             self.write(State(state, reference, message))

@@ -1,4 +1,4 @@
-"""Reads `events.jsonl` of a run, also while it is written."""
+"""Reads `events.jsonl` of a run, even while the run writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Entry = dict[str, Any]
 
 
 class JournalReader:
-    """Reads complete lines from `offset` on; with an offset within a line, from the next line on."""
+    """A reader of complete lines. An `offset` skips the line that it falls into."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class JournalReader:
         self._begins_within = offset > 0
 
     def read(self) -> Iterator[Entry]:
-        """The entries since the last call; nothing if there is no file. What is not an entry is skipped."""
+        """Yields the entries since the last call; none if there is no file. Skips lines that are not entries."""
         rest = b""
         try:
             with os.fdopen(open_regular(self._path), "rb") as file:
@@ -45,7 +45,7 @@ class JournalReader:
 
 
 def read_last_entries(path: Path, size: int = PIECE) -> tuple[list[Entry], JournalReader]:
-    """The entries in the last `size` bytes, and a reader of those that follow."""
+    """Returns the entries in the last `size` bytes, and a reader for later entries."""
     try:
         offset = max(path.stat().st_size - size, 0)
     except OSError:
@@ -55,10 +55,10 @@ def read_last_entries(path: Path, size: int = PIECE) -> tuple[list[Entry], Journ
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read a file.
+    """Opens a file for reading.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file: to open a named pipe would wait for a writer.
+        OSError: the file cannot be read or is not regular (opening a named pipe would wait for a writer).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -73,7 +73,7 @@ def said_text(entry: Entry) -> str:
 
 
 def said_level(entry: Entry) -> Level:
-    """The level of a `said` entry; a note if it is of no level that we know."""
+    """The level of a `said` entry; `note` if the level is unknown."""
     level = entry.get("level")
     return level if level in ("warning", "error") else "note"
 

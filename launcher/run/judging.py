@@ -1,4 +1,4 @@
-"""Finds out why an attempt ended: from its last state, its logs, and the engine that gave it its nodes."""
+"""Finds out why an attempt ended: from its last state, its logs, and the engine that allocated its nodes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ JUDGED_LINES = 60
 def judge_attempt(
     context: RunContext, state: AttemptState, plan: LaunchPlan, logs: Mapping[TaskId, Path]
 ) -> tuple[AttemptState, Verdict]:
-    """The last state, with what the engine says of its end, and the verdict on it.
+    """Returns the last state, with the engine's announcement if there is one, and the verdict.
 
     Args:
-        context: of the run.
+        context: the run's context.
         state: the state with which the attempt ended.
-        plan: what was started.
-        logs: where the tasks' logs are.
+        plan: the plan of the started tasks.
+        logs: the paths of the tasks' logs.
     """
     if context.engine is not None and state.announced is None and outcome(state) == "failed":
-        # It may have acted before anybody could ask.
+        # The engine may have acted before it could be asked.
         state = replace(state, announced=context.engine.find_end({*state.lost}))
     failed = [task for task, event in state.exits.items() if event.failed]
     verdict = judge(

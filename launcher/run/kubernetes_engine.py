@@ -1,4 +1,4 @@
-"""What a run has to do with the cluster of its pods: it hears which of them are taken away, and why."""
+"""The Kubernetes engine of a run: finds out which of its pods are taken away, and why."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from launcher.wording import count_of
 from worker_entry.protocol.frozen import replace
 
 NEWS_S = 2.0
-"""How long after the loss of a pod the cluster may take to say why."""
+"""How long the cluster may take to report why a pod was lost."""
 _POLL_S = 0.1
 
 
 class KubernetesEngine:
-    """The pods of a run, as what gives it nodes and takes them away."""
+    """The engine of a run whose nodes are pods."""
 
     def __init__(self, pods: RunPods, warn: Callable[[str], None]) -> None:
         self._pods = pods
@@ -38,14 +38,14 @@ class KubernetesEngine:
         self._pods.watcher = lambda _pod, _is_there: None
 
     def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
-        """Signals of Kubernetes reach neither us nor the agents: only each pod's own first process."""
+        """Answers None: Kubernetes signals only each pod's first process, neither this process nor the agents."""
         answer(None)
 
     def forget(self) -> None:
-        """Nothing is kept of earlier attempts but the order of the pods."""
+        """Does nothing: the engine keeps no state of earlier attempts except the order of the pods."""
 
     def find_end(self, lost: Collection[str]) -> EndAnnounced | None:
-        """Why a pod of the run was taken away or has ended; None if none was, as far as is known."""
+        """Why a pod of the run was taken away or has ended; None if no such pod is known."""
         until = time.monotonic() + (NEWS_S if lost else 0.0)
         while True:
             for name in self._pods.order:

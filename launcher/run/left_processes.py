@@ -12,7 +12,7 @@ from worker_entry.protocol import environment
 
 
 def find_left_processes(run_id: str) -> list[int]:
-    """The processes of this machine with the run's id in their environment, as far as it is readable."""
+    """Returns the processes of this machine that have the run's id in a readable environment."""
     import psutil  # only at the end of a run
 
     found = []
@@ -32,5 +32,5 @@ def confirm_left(left: Mapping[str, int | None], run_id: str, console: Console) 
     if len(found) != counted:
         pids = f": {', '.join(map(str, found))}" if found else ""
         agents = count_of(counted, "process", "processes")
-        console.warn(f"the agent of this machine counts {agents} left, psutil {len(found)}{pids}")
+        console.warn(f"the agent on this machine counts {agents} left, but psutil counts {len(found)}{pids}")
     return {**left, LOCAL: max(counted, len(found))}

@@ -1,4 +1,4 @@
-"""The live view of a run in its own terminal: where its status comes from, and what its keys do."""
+"""The live view of a run in its own terminal: the source of its status, and the actions of its keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.run.interrupts import STACKS_SIGNAL, Interrupts
 from launcher.tasks import parse_task_id
 
 LOOK_S = 0.5
-"""How often a background job looks whether it is in the foreground."""
+"""How often a background job checks whether it is in the foreground."""
 
 END_S = 1.0
 """How long the thread may take to end."""
@@ -37,7 +37,7 @@ def show_run(console: Console, make_status: Callable[[], RunStatus]) -> None:
 def keys_taken(
     console: Console, interrupts: Interrupts, directory: Path, detachment: Detachment | None
 ) -> Iterator[None]:
-    """With the live view: reads keys, gives the terminal back while suspended, watches the process that waits."""
+    """With the live view: reads keys, gives the terminal back while suspended, and watches the waiting process."""
     parent = detachment.parent if detachment is not None else -1
     if console.region is None:
         yield
@@ -55,10 +55,10 @@ def keys_taken(
 
     actions = KeyActions(
         stop=partial(interrupts.ask, signal.SIGINT),
-        stop_text="stop the run, after a question; Ctrl-C stops it at once",
+        stop_text="stop the run after confirmation; Ctrl-C stops it at once",
         stop_question="Stop the run? y/n",
         detach=leave if parent >= 0 else None,
-        detach_text="leave; the run goes on in the background",
+        detach_text="detach; the run continues in the background",
         stacks=partial(interrupts.ask, STACKS_SIGNAL),
         show_only=show_only,
     )
@@ -89,10 +89,10 @@ class _Watch:
     """A thread that waits for keys, and for the end of the waiting process.
 
     Args:
-        keyboard: where keys come from; a shell's `fg` may make it ours without a signal.
+        keyboard: the source of keys; a shell's `fg` may make it ours without a signal.
         press: called with the keys.
         parent: the pipe that ends with the waiting process; -1 if there is none.
-        orphaned: called when it has ended.
+        orphaned: called when the waiting process has ended.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class _Watch:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._wake)
-        self._thread.join(END_S)  # it does not end if another program reads the keys that it was told of
+        self._thread.join(END_S)  # the thread hangs if another program reads the keys that it waits to read
 
     def wake(self) -> None:
-        """Looks anew where keys come from."""
+        """Makes the thread check the keyboard again."""
         os.write(self._wake, b"\0")
 
     def _run(self) -> None:

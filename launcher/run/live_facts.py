@@ -1,4 +1,4 @@
-"""What a run that is running is at: from the end of its journal, and from its controller."""
+"""The progress of an active run, from the end of its journal and from its controller."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Progress = tuple[int | None, int | None]
 """Epoch and step."""
 
 ATTEMPT_BYTES = 256 << 10
-"""How much of events.jsonl is read."""
+"""Bytes of events.jsonl that are read."""
 ANSWER_S = 0.2
-"""How long a controller may take to say how far its tasks are; then the journal has to do."""
+"""How long a controller may take to report its tasks' progress before the journal is used instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveFacts:
-    """What is known of a run's current attempt."""
+    """The known facts about a run's current attempt."""
 
     state: LiveState = "running"
     attempt: int = 0
@@ -34,14 +34,14 @@ class LiveFacts:
 
 
 def live_facts(files: RunPaths, record: RunRecord) -> LiveFacts:
-    """The current attempt by the journal, and its steps by the controller if it answers at once."""
+    """Returns the current attempt's facts from the journal, and its steps from the controller if it answers in time."""
     facts = replay(read_last_entries(files.events, ATTEMPT_BYTES)[0], _count_tasks(files))
     epoch, step = _ask_progress(record)
     return facts if epoch is None and step is None else replace(facts, epoch=epoch, step=step)
 
 
 def replay(events: Sequence[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
-    """The facts that follow from a journal's last events. What began before them is not known."""
+    """Returns the facts that follow from a journal's last events; earlier events are unknown."""
     state: LiveState = "running"
     attempt = 0
     progress: dict[str, Progress] = {}
@@ -80,7 +80,7 @@ def replay(events: Sequence[Mapping[str, Any]], tasks: int | None) -> LiveFacts:
 def _ask_progress(record: RunRecord) -> Progress:
     if not record.socket:
         return None, None
-    # Imported here: it needs the protocol's messages, and a list of runs that have ended does not.
+    # Imported here: this loads the protocol's messages, which a list of ended runs does not need.
     from launcher.run.control import AskStatus, RefusedError, ask
 
     try:

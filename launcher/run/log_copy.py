@@ -1,4 +1,4 @@
-"""Copies logs to our output, by the kernel where it can."""
+"""Copies logs to our output, inside the kernel where possible."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from worker_entry.system.file_holes import end_of_hole
 
 PIECE = 1 << 20
 PIPE = 1 << 20
-"""Bytes that a pipe may hold, so that we and its reader seldom wait for each other; the most that users may ask for."""
+"""The capacity of a pipe in bytes: the most that users may ask for, so that writer and reader seldom wait."""
 
 
 def widen_pipe(output: int) -> None:
-    """Lets a pipe hold more, if the output is one and the system allows it."""
+    """Enlarges the pipe's buffer if the output is a pipe and the system allows it."""
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE)
 
 
 def copy_log(log: LogFile, output: int) -> int:
-    """Writes what is new in the log; returns how many zeros were left out, which no program has written.
+    """Writes the new part of the log; returns how many zeros were left out, which no program has written.
 
     Raises:
-        OSError: the reader has gone, or the output's disk is full.
+        OSError: the reader is gone, or the output's disk is full.
     """
     left_out, size = 0, log.size()
     if size < log.position:  # the program has truncated its log
@@ -47,10 +47,10 @@ def copy_log(log: LogFile, output: int) -> int:
 
 
 def write_all(output: int, data: bytes) -> None:
-    """Writes everything, also to a pipe or terminal that another program has made non-blocking.
+    """Writes everything, even to a pipe or terminal that another program has made non-blocking.
 
     Raises:
-        OSError: the reader has gone, or the output's disk is full.
+        OSError: the reader is gone, or the output's disk is full.
     """
     rest = memoryview(data)
     while rest:
@@ -75,7 +75,7 @@ def _copy(log: LogFile, output: int, count: int) -> int:
 
 
 def _end_of_data(descriptor: int, offset: int, size: int) -> int:
-    """Where the next hole begins that is long enough to be left out; the size if there is none."""
+    """Returns the start of the next hole that is long enough to leave out; `size` if there is none."""
     try:
         hole = os.lseek(descriptor, offset, os.SEEK_HOLE)
         while hole < size and end_of_hole(descriptor, hole) - hole < HOLE:

@@ -16,11 +16,11 @@ from worker_entry.protocol.log_index import RECORD, RESTART, SUFFIX, parse_index
 from worker_entry.system.file_holes import end_of_hole, is_zeros, last_data, render_bytes
 
 PIECE = 256 << 10
-"""Bytes that one read takes."""
+"""Bytes per read."""
 LONGEST = 1 << 20
-"""Bytes of a line that is kept whole; a longer one is cut into several."""
+"""Bytes of the longest line that is kept whole; longer lines are cut."""
 HOLE = 64 << 10
-"""Bytes of zeros that are left out: a program that extends its log by truncation leaves terabytes of them."""
+"""Bytes of the shortest hole that is left out: a program that extends its log by truncation may leave terabytes."""
 
 
 class Block(NamedTuple):
@@ -35,7 +35,7 @@ class LogFile:
     """The log of one task of one attempt, and how far it has been read.
 
     Raises:
-        OSError: the log cannot be opened, or is no file.
+        OSError: the log cannot be opened, or is not a regular file.
     """
 
     def __init__(self, task: TaskId, path: Path) -> None:
@@ -43,7 +43,7 @@ class LogFile:
         self.path = path
         self.position = 0
         """The offset of the next byte."""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # should it be a FIFO
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be a FIFO
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             os.close(self._descriptor)
             raise OSError(errno.EINVAL, "not a file", str(path))
@@ -100,7 +100,7 @@ class LogFile:
         self.position = begin
 
     def _line_start(self, place: int) -> int:
-        """Where the line that this offset is in begins."""
+        """Returns the start of the line that contains this offset."""
         start = max(0, place - LONGEST)
         data = os.pread(self._descriptor, place - start, start)
         return start + data.rfind(b"\n") + 1 if b"\n" in data or not start else place
@@ -108,10 +108,10 @@ class LogFile:
     # --- reading ---
 
     def blocks(self, now: float | None, *, timed: bool = True) -> Iterator[Block]:
-        """The lines up to the log's present end.
+        """Yields the lines up to the log's current end.
 
         Args:
-            now: lines that are not indexed yet were written by then; None: by the index's last record.
+            now: the time of lines that are not indexed yet; None: the time of the index's last record.
             timed: whether the blocks need their times.
         """
         status = os.fstat(self._descriptor)
@@ -139,7 +139,7 @@ class LogFile:
             yield from self._cut(data, begin, now, timed=timed)
 
     def _cut(self, data: bytes, begin: int, now: float | None, *, timed: bool) -> Iterator[Block]:
-        """The piece's lines, cut where their times change."""
+        """Yields the piece's lines, cut where their times change."""
         done, number = 0, bisect_right(self._offsets, begin) if timed else len(self._offsets)
         while done < len(data):
             known = number < len(self._offsets)
@@ -164,11 +164,11 @@ class LogFile:
         return Block(self._time_at(self.position, None), self.task, rest + b"\n") if rest else None
 
     def unread(self) -> int:
-        """How much of the last line has been read that no block has had yet."""
+        """The bytes of the last line that have been read but not yielded in a block."""
         return len(self._partial)
 
     def _time_at(self, place: int, now: float | None) -> float | None:
-        """When what is before this offset had been written."""
+        """When the bytes before this offset had been written."""
         number = bisect_left(self._offsets, place)
         if number < len(self._offsets):
             return self._micros[number] / 1e6
@@ -177,7 +177,7 @@ class LogFile:
         return self._micros[-1] / 1e6 if self._micros else None
 
     def _read_index(self) -> None:
-        """Reads what is new in the index; a record whose end is missing may be completed later."""
+        """Reads the new records of the index; an incomplete record may be completed later."""
         try:
             with self._index_path.open("rb") as file:
                 file.seek(self._indexed)
@@ -186,7 +186,7 @@ class LogFile:
             return
         offsets, micros = parse_index(data)
         self._indexed += len(offsets) * RECORD.size
-        for _ in range(offsets.count(RESTART)):  # what was before the log was cut says nothing of it
+        for _ in range(offsets.count(RESTART)):  # records from before the log was cut no longer apply
             number = offsets.index(RESTART) + 1
             offsets, micros = offsets[number:], micros[number:]
             self._offsets, self._micros = array("q"), array("q")

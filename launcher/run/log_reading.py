@@ -18,10 +18,10 @@ _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,9})")
 
 @dataclass(frozen=True, kw_only=True)
 class LogChoice:
-    """Which lines are read. `attempt` of None: the last one, and those that follow."""
+    """The choice of lines to read. `attempt` of None: the last attempt, and later ones as they start."""
 
     patterns: Sequence[TaskPattern] = ()
-    """The tasks; without one, all except auxiliary ones."""
+    """The tasks; if empty, all except auxiliary tasks."""
     attempt: int | None = None
     tail: int | None = None
     """The last lines of each task only."""
@@ -63,7 +63,7 @@ def find_logs(folder: Path) -> dict[TaskId, Path]:
 
 
 class LogReader:
-    """Reads what a choice selects. Each `read` begins where the last one ended."""
+    """A reader of the chosen lines. Each `read` begins where the last `read` ended."""
 
     def __init__(self, files: RunPaths, choice: LogChoice) -> None:
         self.attempt = choice.attempt or 0
@@ -74,7 +74,7 @@ class LogReader:
         self._choice = choice
         self._folder_changed = 0
         self._left: dict[TaskId, int] = {}
-        """How many lines of each task are still wanted, if that is limited."""
+        """How many more lines of each task to read, if limited."""
         self._is_first = True
 
     @property
@@ -83,7 +83,7 @@ class LogReader:
         return self._files.attempt(self.attempt)
 
     def find(self) -> None:
-        """Opens the logs that are new in this attempt, each at its first line that is wanted."""
+        """Opens the new logs of this attempt, each at its first chosen line."""
         if not self.attempt:
             self.attempt = max(find_attempts(self._files), default=0)
         try:
@@ -112,10 +112,10 @@ class LogReader:
             log.skip_to_tail(choice.tail)
 
     def read(self, now: float | None) -> Iterator[Block]:
-        """The new lines of all logs.
+        """Yields the new lines of all logs.
 
-        `now`: the moment of lines that are not indexed yet. None: nothing more is written, so that the last line of a
-        log needs no line break.
+        `now`: the time of lines that are not indexed yet. None: the logs are complete, so that the last line of a log
+        needs no line break.
         """
         self.find()
         logs = [self.logs[task] for task in sorted(self.logs)]
@@ -124,16 +124,16 @@ class LogReader:
         self._is_first = self._is_first and not logs
 
     def is_behind(self) -> bool:
-        """Whether a later attempt has begun; all processes of the one that is read are gone."""
+        """Whether a later attempt has begun, so that all processes of this attempt are gone."""
         return self._choice.attempt is None and max(find_attempts(self._files), default=0) > self.attempt
 
     def advance(self) -> Iterator[Block]:
-        """The rest of this attempt; then the next one is read."""
+        """Yields the rest of this attempt, then moves to the next one."""
         yield from self.read(None)
         self.next_attempt()
 
     def next_attempt(self) -> None:
-        """Leaves this attempt for the next one, of which everything is read."""
+        """Moves to the next attempt, which is read completely."""
         self.close()
         following = [number for number in find_attempts(self._files) if number > self.attempt]
         if following:

@@ -35,7 +35,7 @@ def find_size(path: Path) -> int:
 
 
 def last_lines(path: Path, count: int, *, fold: bool = True) -> list[str]:
-    """The last lines that are not blank; with `fold`, without TensorFlow's chatter; empty if the file is unreadable."""
+    """Returns the last non-blank lines; `fold` drops TensorFlow's chatter; empty if the file is unreadable."""
     try:
         with path.open("rb") as file:
             begin, end = last_data(file.fileno())

@@ -1,4 +1,4 @@
-"""Facts that only task logs show: which tasks the leader has found, and that a task is writing."""
+"""Facts that only task logs show: which tasks the leader has found, and whether a task still writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.tasks import TaskId, find_leader
 POLL_S = 0.2
 """How often logs are read."""
 SILENCE_S = 1.0
-"""A leader that logs nothing for so long after all ports have opened has a reduced log level."""
+"""If the leader logs nothing for this long after all ports have opened, its log level is reduced."""
 
 
 class LogWatch:
-    """Polls the logs of one attempt."""
+    """The polling of one attempt's logs."""
 
     def __init__(self, files: RunPaths, attempt: int) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""Looks at a running run's files whenever they change, until the run is over."""
+"""Watches the files of a run for changes until the run is over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = (".log", "attempt-", "run.json", "events.jsonl")
 
 
 class Look(NamedTuple):
-    """`over`: the run was over before this look, which is the last one; `readable`: descriptors that can be read."""
+    """One look. `over`: the run was over before it, so it is the last; `readable`: descriptors that can be read."""
 
     over: bool
     readable: Collection[int]
@@ -30,7 +30,7 @@ def looks(
     """Yields at once, and then whenever one of the paths has changed or one of the descriptors can be read.
 
     Raises:
-        BrokenPipeError: the reader of `stdout` has gone.
+        BrokenPipeError: the reader of `stdout` is gone.
     """
     watch = FileWatch(*NAMES)
     found: Collection[int] = ()
@@ -41,7 +41,7 @@ def looks(
             if over:
                 return
             found = ()
-            if not watch.add(paths()):  # else it may have changed between the caller's look and now
+            if not watch.add(paths()):  # a new path may have changed since the caller's look
                 found = watch.wait(readable, until_closed=stdout)
     finally:
         watch.close()

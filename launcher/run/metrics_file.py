@@ -21,10 +21,10 @@ LAST_S = 2.0
 
 
 class MetricsFile:
-    """Replaces the file every few seconds, and at the end; a file that cannot be written costs metrics only.
+    """A metrics file, replaced every few seconds and at the end; a failed write does not fail the run.
 
     Raises:
-        UsageError: no file can be written there.
+        UsageError: no file can be written at `path`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class MetricsFile:
             )
 
     def begin(self, make_status: Callable[[], RunStatus], warn: Callable[[str], None]) -> None:
-        """Writes the run's state from now on; `warn` is called with the first failure."""
+        """Starts to write the run's state; calls `warn` with the first failure."""
         self._warn = warn
         self._registry = make_registry(make_status)
         self._end = SystemTiming().repeat(self._write, EVERY_S)
@@ -57,7 +57,7 @@ class MetricsFile:
             if self._registry is not None:
                 try:
                     write_to_textfile(str(self._path), self._registry)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+                except Exception as error:  # noqa: BLE001 - the run must continue whatever it is
                     self._note_failure(error)
         return False
 
@@ -65,4 +65,4 @@ class MetricsFile:
         if not self._failed:
             self._failed = True
             reason = error.strerror if isinstance(error, OSError) else repr(error)
-            self._warn(f"cannot write the metrics to {self._path}: {reason}; the run goes on")
+            self._warn(f"cannot write the metrics to {self._path}: {reason}; the run continues")

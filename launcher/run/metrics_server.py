@@ -1,4 +1,4 @@
-"""Serves the metrics of a run over HTTP, on threads of its own."""
+"""Serves the metrics of a run over HTTP, on its own threads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CLIENT_S = 10.0
 
 
 class MetricsServer:
-    """Listens from the first moment on, and answers after `begin`.
+    """An HTTP server that listens as soon as it is created, and answers after `begin`.
 
     Raises:
-        UsageError: this machine cannot listen there.
+        UsageError: this machine cannot listen at the endpoint.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -35,7 +35,7 @@ class MetricsServer:
             )
             self._server = _Server(family, address)
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not a name"
+            reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
             raise UsageError(
                 f"cannot serve metrics at {endpoint}: {reason}",
                 hint="choose another address or port with --metrics, or stop the program that uses it",
@@ -44,11 +44,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Its TCP port."""
+        """The server's TCP port."""
         return int(self._server.server_address[1])
 
     def begin(self, make_status: Callable[[], RunStatus]) -> None:
-        """Answers with the run's state from now on."""
+        """Starts to answer with the run's state."""
         self._server.set_app(make_wsgi_app(make_registry(make_status)))
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class MetricsServer:
         """Stops answering, without waiting for a client."""
         if self._thread is None:
             self._server.server_close()
-        else:  # this waits for the next turn of the server's loop
+        else:  # `shutdown` waits for the next turn of the server's loop
             threading.Thread(target=self._server.shutdown, daemon=True).start()
 
     def _serve(self) -> None:
@@ -69,15 +69,15 @@ class _Handler(WSGIRequestHandler):
     timeout = CLIENT_S
 
     def log_message(self, *_: object) -> None:
-        """Logs nothing: the terminal is the run's."""
+        """Logs nothing: the terminal is for the run's output."""
 
     def get_stderr(self) -> IO[str]:
-        """Where the traceback of a scrape that fails goes: nowhere, for the same reason."""
+        """Discards the traceback of a failed scrape, for the same reason."""
         return io.StringIO()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each client."""
+    """A server with one thread per client."""
 
     daemon_threads = True
 
@@ -86,10 +86,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)  # type: ignore[arg-type]  # an IPv6 address has four parts
 
     def server_bind(self) -> None:
-        """Binds without asking for a name of the address, which may take long."""
+        """Binds without a reverse lookup of the address, which may be slow."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "localhost", int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, *_: object) -> None:
-        """A client that is gone, or sends what is no request, is its own affair."""
+        """Ignores clients that disconnect or send malformed requests."""

@@ -1,4 +1,4 @@
-"""How a run is named, and where its folder is by default."""
+"""The name of a run, and its default folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def make_run_id(name: str) -> str:
 
 
 def name_job(job: str) -> str:
-    """The folder's name of a job's run, by which the job finds it when it is queued again."""
+    """The folder name of a job's run; a requeued job finds its run by this name."""
     return f"slurm-{job}"
 
 
 def make_job_folder(job: str) -> str:
-    """A new name of the same form: `slurm-12`, or `slurm-12-2` for a second run in the same job."""
+    """An unused folder name: `slurm-12`, or `slurm-12-2` for a second run in the same job."""
     taken = {folder.name for folder in runs_directory(os.environ).glob(f"{name_job(job)}*")}
     names = itertools.chain([name_job(job)], (f"{name_job(job)}-{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
@@ -36,7 +36,7 @@ def runs_directory(environ: Mapping[str, str]) -> Path:
     """The default folder of runs, in the user's state directory.
 
     Raises:
-        RunDirectoryError: the user has neither a state directory nor a home.
+        RunDirectoryError: the user has neither a state directory nor a home directory.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
@@ -49,12 +49,12 @@ def runs_directory(environ: Mapping[str, str]) -> Path:
 
 
 def choose_folder(run_dir: Path | None, run_id: str) -> Path:
-    """The folder that the user has chosen for a run, else its own in the default folder of runs."""
+    """The folder that the user has chosen for a run; otherwise, `run_id` in the default folder of runs."""
     return run_dir if run_dir is not None else runs_directory(os.environ) / run_id
 
 
 def name_run(directory: Path) -> str:
-    """How commands find the run: by its name in the default folder of runs, else by its folder."""
+    """The argument by which commands find the run: a name in the default folder of runs, otherwise a path."""
     return directory.name if directory.parent == runs_directory(os.environ) else str(directory)
 
 
@@ -71,12 +71,14 @@ def current_directory() -> Path:
             f"the current directory cannot be used: {error.strerror}", hint="change to a directory that exists"
         ) from None
     if not is_utf_8(here):
-        raise UsageError(f"the current directory {os.fsencode(here)!r} is not UTF-8", hint="change to another one")
+        raise UsageError(
+            f"the current directory {os.fsencode(here)!r} is not UTF-8", hint="change to another directory"
+        )
     return here
 
 
 def current_command() -> str:
-    """The command line of this process as one types it, without secrets."""
+    """The command line of this process as typed in a shell, without secrets."""
     return printable(shlex.join(["distlaunch", *hide_command(sys.argv[1:])]))
 
 

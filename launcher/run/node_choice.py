@@ -1,4 +1,4 @@
-"""Which nodes the next attempt uses: without those that were lost, and with those that are named now."""
+"""Chooses the nodes of the next attempt: without lost nodes, and with nodes that are newly named."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from launcher.run.node_links import NodeLinks
 from worker_entry.protocol.orders import Goodbye
 
 Relist = Callable[[Planner, Callable[[], bool]], Planner]
-"""Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the nodes
-that there are now, or the same planner if nothing has changed. May take a minute."""
+"""Takes a run's planner, and a function that says whether the answer is still wanted. Returns a planner for the current
+nodes, or the same planner if nothing has changed. May take a minute."""
 
 
 class NodeChoice:
@@ -24,9 +24,9 @@ class NodeChoice:
 
     Args:
         planner: plans for all nodes of the spec.
-        links: the links to them.
+        links: the links to these nodes.
         console: gets the notes about changes.
-        relist: asks before each restart which nodes there are.
+        relist: called before each restart to find the current nodes.
         checks: whether nodes are checked before they are used.
     """
 
@@ -42,7 +42,7 @@ class NodeChoice:
 
     @property
     def speed(self) -> SpeedReport | None:
-        """What the speed check has measured; None if there was none, or it has not ended."""
+        """The result of the speed check; None if no speed check was made, or it has not ended."""
         speed = self._first.speed if self._first is not None else None
         return speed.make_report() if speed is not None and speed.is_over else None
 
@@ -71,7 +71,7 @@ class NodeChoice:
             self.lost |= {node: (ready[node].reattach_folder or "") if node in ready else "" for node in state.lost}
             self._links.forget(state.lost.keys())
         if state.announced is not None and state.announced.replaced:
-            self._leave({state.announced.node}, state.empty)  # it may end now; others may wait for its room
+            self._leave({state.announced.node}, state.empty)  # frees the node; its replacement may need it
         planner = self._relist(self._planner, is_wanted)
         if planner is self._planner and not state.lost:
             return chosen
@@ -85,18 +85,18 @@ class NodeChoice:
         return again
 
     def take_back(self, nodes: Collection[str]) -> None:
-        """From now on, these lost nodes can be used."""
+        """Makes these lost nodes usable again."""
         self.lost = {node: folder for node, folder in self.lost.items() if node not in nodes}
 
     def find_fences(self) -> dict[str, float]:
-        """When the tasks of lost nodes have certainly ended, in monotonic seconds, for those that may still run."""
+        """The lost nodes whose tasks may still run, and the monotonic time when these tasks have certainly ended."""
         return {node: until for node, until in self._links.fences.items() if node in self.lost}
 
     def _leave(self, nodes: Collection[str], empty: Collection[str]) -> None:
-        """Closes the links to nodes that are not used as they were; nodes whose tasks may still run count as lost.
+        """Closes the links to nodes that the run stops using as before; nodes whose tasks may still run become lost.
 
         Args:
-            nodes: those nodes.
+            nodes: the nodes to leave.
             empty: the nodes on which nothing of the last attempt runs.
         """
         left = self._links.ready.keys() & nodes

@@ -24,22 +24,22 @@ NODE_FILES = "~/.local/state/distlaunch/nodes"
 """Where an agent on another machine keeps a run's logs."""
 CLOSING_AT_ONCE = 64
 SILENT_S = 10.0
-"""How long an agent is not heard that is silent: several beats."""
+"""An agent counts as silent after this time: several heartbeats."""
 HURRIED_SILENCE_S = 5.0
-"""How long an agent may be silent while the run stops: more than two beats."""
+"""How long an agent may be silent while the run stops: more than two heartbeats."""
 POLL_S = 0.25
-"""How often silent agents are looked for while the run stops."""
+"""How often to look for silent agents while the run stops."""
 
 Incoming = tuple[str, Message | LinkNews] | Event
 """A node's message, or an event of our own."""
 
 
 class NodeLinks:
-    """At most one link to each node.
+    """The links of a run, at most one to each node.
 
-    `transports`: how each node is reached. `sample_s`: how often agents measure what tasks use; 0: never.
-    `isolated`: whether they and their tasks live in a network of their own. `keep_warm_s`: how long what the next run
-    can use stays.
+    `transports`: how each node is reached. `sample_s`: how often agents measure the resource use of tasks; 0: never.
+    `isolated`: whether agents and tasks run in a separate network. `keep_warm_s`: how long warm state stays on the
+    nodes for the next run.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class NodeLinks:
         self._isolated = isolated
         self._keep_warm_s = keep_warm_s
         self.kept: dict[str, Kept] = {}
-        """What stays on each node for the next run, after `close`."""
+        """The warm state that stays on each node for the next run; set by `close`."""
         self._mirror = LogMirror(lambda attempt, task: run_dir.log(attempt, parse_task_id(task)))
         self._links: dict[str, Link] = {}
         self._left: dict[str, int | None] = {}
-        """How many processes are left on lost nodes; None if unknown."""
+        """The number of processes left on each lost node; None if unknown."""
         self.fences: dict[str, float] = {}
         """When the tasks of lost nodes have certainly ended, in monotonic seconds."""
         self._inboxes: dict[str, Inbox] = {}
@@ -77,7 +77,7 @@ class NodeLinks:
         self._placement = Placement()
         self._queue: queue.SimpleQueue[Arrived | Incoming] = queue.SimpleQueue()
         self._handling: Arrived | None = None
-        """What `next` returned last."""
+        """The item that `next` returned last."""
         self._end_hurry: Callable[[], None] | None = None
 
     @property
@@ -86,11 +86,11 @@ class NodeLinks:
         return frozenset(node for node, transport in self._transports.items() if not transport.shares_files)
 
     def add(self, transports: Mapping[str, Transport]) -> None:
-        """From now on, nodes that are not connected are reached in these ways."""
+        """Adds or replaces transports; they apply to nodes that are not connected."""
         self._transports |= transports
 
     def begin(self, attempt: int, nodes: Mapping[str, Collection[TaskId]]) -> None:
-        """From now on, each node may report only these tasks, and only for this attempt."""
+        """Begins an attempt: from now on, each node may report only its tasks of this attempt."""
         self._placement = Placement.of(attempt, nodes)
         self._mirror.begin(attempt)
 
@@ -113,7 +113,7 @@ class NodeLinks:
         )
 
     def resume(self, node: str, resumption: Resumption) -> None:
-        """Takes over the node's agent from an earlier controller; after `begin`. The result goes into the queue."""
+        """Takes over the node's agent from an earlier controller; call it after `begin`. Queues the result."""
         if resumption.ready is not None:
             self.ready[node] = resumption.ready
         self._open(node, resumption)
@@ -145,12 +145,12 @@ class NodeLinks:
                 self.fences.pop(node, None)
 
     def clear_fences(self, nodes: Collection[str]) -> None:
-        """Nothing of the last attempt runs on these nodes."""
+        """Removes the fences of nodes on which nothing of the last attempt runs."""
         for node in nodes:
             self.fences.pop(node, None)
 
     def give_up(self, nodes: Collection[str]) -> None:
-        """Drops the links to lost nodes on which somebody else stops what is left."""
+        """Drops the links to lost nodes whose leftover processes another party stops."""
         for node in self._links.keys() & {*nodes}:
             self._close_inbox(node)
             self._links.pop(node).abandon()
@@ -165,7 +165,7 @@ class NodeLinks:
         self._queue.put(incoming)
 
     def next(self, timeout_s: float) -> Incoming | None:
-        """The next item; None if there is none in time. What it returned before counts as handled."""
+        """Returns the next item; None after the timeout. The item returned before then counts as handled."""
         if self._handling is not None:
             self._handling.inbox.settle(self._handling)
             self._handling = None
@@ -186,23 +186,23 @@ class NodeLinks:
 
     @property
     def frame(self) -> int:
-        """The number of the frame that `next` returned last, by its agent's count; 0 if that was none."""
+        """The agent's number of the frame that `next` returned last; 0 if that item was not a frame."""
         return self._handling.frame if self._handling is not None else 0
 
     def send(self, node: str, message: Message, body: bytes = b"") -> None:
-        """Sends it if the node is connected; from any thread."""
+        """Sends the message if the node is connected; any thread may call it."""
         link = self._links.get(node)
         if link is not None:
             link.send(message, body)
 
     def is_heard(self, node: str) -> bool:
-        """Whether the node's agent has answered Hello, and has not been silent since; from any thread."""
+        """Whether the node's agent has answered Hello and is not silent; any thread may call it."""
         link = self._links.get(node)
         silent_s = self.timing.monotonic() - link.last_heard if link is not None else 0.0
         return link is not None and node in self.ready and silent_s < SILENT_S
 
     def hurry(self) -> None:
-        """Stops waiting for agents that hang or cannot be reached; otherwise that lasts until their leases expire."""
+        """Drops agents that hang or cannot be reached, instead of waiting until their leases expire."""
         if self._end_hurry is None:
             self._end_hurry = self.timing.repeat(self._drop_silent, POLL_S, POLL_S)
 
@@ -218,25 +218,25 @@ class NodeLinks:
         return {node: self.facts_of(node) for node in self.ready}
 
     def facts_of(self, node: str) -> NodeFacts:
-        """What a node that is ready has reported."""
+        """The facts that a ready node has reported."""
         ready = self.ready[node]
         return NodeFacts(ready.cores, tuple(ready.gpus))
 
     def abandon(self) -> None:
-        """Closes all links without a word to the agents."""
+        """Closes all links and sends nothing to the agents."""
         for node, link in self._links.items():
             self._close_inbox(node)
             link.abandon()
         self._mirror.close()
 
     def close(self) -> dict[str, int | None]:
-        """Stops every agent; returns how many processes are left on each node, None if that is unknown."""
+        """Stops every agent; returns the number of processes left on each node, None if unknown."""
         self.hurry()
         assert self._end_hurry is not None
         for node, link in self._links.items():
             self._close_inbox(node)
             link.send(Goodbye(self._keep_warm_s))
-        # This machine last: closing its link kills all of our descendants, proxies to other machines included.
+        # This machine last: closing its link kills all of our descendants, including proxies to other machines.
         here = [node for node in self._links if self._transports[node].shares_files]
         others = [node for node in self._links if node not in here]
         ends = map_parallel(lambda node: self._links[node].close(), others, CLOSING_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Asks the command that names a spec's nodes, on this machine."""
+"""Finds the nodes of a spec that does not list them: runs the command that names them, or reads the Slurm job."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ ANSWER_S = 60.0
 OUTPUT_LIMIT = 16 << 20
 """Bytes that a command may print."""
 STDERR_LINES = 5
-"""Lines of its stderr in an error, which are"""
+"""Lines of the command's stderr that an error shows."""
 STDERR_LIMIT = 1 << 16
-"""within so many bytes at its end."""
+"""Bytes at the end of stderr that are searched for these lines."""
 _POLL_S = 0.1
 
 
@@ -47,8 +47,8 @@ def ask_nodes(
     """The spec with the nodes that its source names now; the same spec if it has no source.
 
     Args:
-        spec: what to find nodes for.
-        is_wanted: whether to go on; the spec stays as it is if the answer is no longer wanted.
+        spec: the spec to find nodes for.
+        is_wanted: whether the answer is still wanted; if not, returns the spec unchanged.
         limit_s: how long the command may take.
 
     Raises:
@@ -79,17 +79,17 @@ def _take_allocation(spec: ClusterSpec) -> ClusterSpec:
 
 
 def expect(spec: ClusterSpec) -> ClusterSpec:
-    """The spec with nodes to look at or to rehearse; those of a Slurm job need not be there.
+    """The spec with nodes for a plan or a rehearsal; a Slurm job need not exist yet.
 
     Raises:
-        UsageError: a job like that does not fit the spec.
+        UsageError: the nodes of the Slurm job do not fit the spec.
         InterruptionError, NodeCommandError: see `ask_first`.
     """
     return ask_first(spec) if spec.source != SLURM else take(spec, expect_nodes(spec), "the job that it asks for")
 
 
 def expect_pods(spec: ClusterSpec) -> ClusterSpec:
-    """The spec with nodes for the pods that it asks for; their names are known once Kubernetes has made them."""
+    """The spec with placeholder nodes for its pods; the real names are known once Kubernetes has created the pods."""
     assert isinstance(spec.source, PodsSpec)
     return take_pods(spec, [(f"pod-{index}", None) for index in range(spec.source.count)])
 
@@ -111,10 +111,10 @@ def take_pods(spec: ClusterSpec, pods: Sequence[tuple[str, str | None]]) -> Clus
 
 
 def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> ClusterSpec:
-    """The spec with these nodes; `source`: what they are, for an error.
+    """The spec with these nodes; `source` describes them in an error.
 
     Raises:
-        UsageError: they do not fit the spec.
+        UsageError: the nodes do not fit the spec.
     """
     try:
         return take_fields(spec, nodes)
@@ -123,10 +123,10 @@ def take(spec: ClusterSpec, nodes: Sequence[Mapping[str, Any]], source: str) -> 
 
 
 def ask_first(spec: ClusterSpec) -> ClusterSpec:
-    """The spec with the nodes that its source names; see `ask_nodes`. For the time before a run has its own signals.
+    """Like `ask_nodes`, for the time before a run handles signals itself.
 
     Raises:
-        InterruptionError: a signal ended this; the command has ended too.
+        InterruptionError: a signal arrived; the command has ended too.
         NodeCommandError: the command gives no valid nodes.
     """
     if spec.source is None or threading.current_thread() is not threading.main_thread():
@@ -136,7 +136,7 @@ def ask_first(spec: ClusterSpec) -> ClusterSpec:
     try:
         if isinstance(spec.source, NodeSourceSpec):
             answered = ask_nodes(spec, lambda: interrupts.asked is None)
-            with interrupts.raising():  # also for a signal that has come meanwhile
+            with interrupts.raising():  # a signal may have arrived in the meantime
                 return answered
         with interrupts.raising():
             return ask_nodes(spec)
@@ -152,7 +152,7 @@ def know_nodes(spec: ClusterSpec) -> ClusterSpec:
 
 
 def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limit_s: float) -> bytes | None:
-    """What the command prints; None if that is no longer wanted. Its process group has ended then."""
+    """Returns the command's output, None if no longer wanted, after the command's process group has ended."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:  # a pipe would have to be drained
         try:
             process = subprocess.Popen(
@@ -160,7 +160,7 @@ def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limi
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                start_new_session=True,  # Ctrl-C is for us, and a signal to the group ends what the command started
+                start_new_session=True,  # Ctrl-C is for us; a signal to the group ends the command's children too
             )
         except OSError as error:
             raise NodeCommandError(
@@ -176,7 +176,7 @@ def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limi
             return None
         answer = _read(stdout, 0)
         if not problem and not answer.strip():
-            problem = "printed nothing; it has to print one host a line, or JSON"
+            problem = "printed nothing; it must print one host a line, or JSON"
         if not problem:
             return answer
         lines = _read(stderr, -STDERR_LIMIT).decode(errors="replace").splitlines()
@@ -188,7 +188,7 @@ def _run(command: Sequence[str], shown: str, is_wanted: Callable[[], bool], limi
 
 
 def _wait(process: subprocess.Popen[bytes], stdout: IO[bytes], is_wanted: Callable[[], bool], limit_s: float) -> str:
-    """Waits until the command has ended; returns what is wrong with it, or nothing."""
+    """Waits until the command has ended; returns its problem, or an empty string."""
     until = time.monotonic() + limit_s
     while is_wanted():
         status = None
@@ -206,7 +206,7 @@ def _wait(process: subprocess.Popen[bytes], stdout: IO[bytes], is_wanted: Callab
 
 
 def _read(file: IO[bytes], start: int) -> bytes:
-    """The file from there on; a negative start counts from its end."""
+    """Returns the file's content from `start`, up to the limit; a negative start counts from the end."""
     size = os.fstat(file.fileno()).st_size
     file.seek(start if start >= 0 else max(size + start, 0))
     return file.read(OUTPUT_LIMIT)

@@ -1,4 +1,4 @@
-"""Notifies people of what happens to a run, on a thread of its own: the run never waits for them."""
+"""Notifies people of a run's events, on a separate thread: a slow delivery never delays the run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from worker_entry.protocol.frozen import dataclass
 LIMIT_S = 10.0
 """How long one delivery may take."""
 OVERTIME_S = 1.0
-"""How long it may take then to end the command; a server that still drips is given up."""
+"""How long it may take after that to kill the command; a server that still sends bytes slowly is given up."""
 LAST_S = 5.0
-"""How long the end of a run waits for what is not delivered yet."""
+"""How long the end of a run waits for pending deliveries."""
 WAITING = 64
 """Happenings that may wait for delivery; more are dropped."""
 STDERR_LIMIT = 4096
@@ -35,7 +35,7 @@ STDERR_LIMIT = 4096
 
 @dataclass(frozen=True)
 class Recipients:
-    """Who is notified, and of what. `url` is a secret."""
+    """The recipients of notifications, and the happenings they want. `url` is a secret."""
 
     url: str | None
     command: Sequence[str] | None
@@ -44,9 +44,9 @@ class Recipients:
 
 
 class Notifier:
-    """Delivers the happenings of a run in their order, each to all recipients at once.
+    """A thread that delivers the happenings of a run in order, each to all recipients at once.
 
-    `warn` is called with each reason for a failure, once.
+    Calls `warn` once with each reason for a failure.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Notifier:
         self._stopped = False
         self._idle = threading.Condition()
         self._open = 0
-        """Happenings that are not delivered yet, and have not failed either."""
+        """The number of happenings that are neither delivered nor failed."""
         threading.Thread(target=self._deliver_all, name="notifier", daemon=True).start()
 
     def note(self, record: Record) -> None:
@@ -80,7 +80,7 @@ class Notifier:
             self._say("too many notifications wait for delivery; some are dropped")
 
     def settle(self, limit_s: float = LAST_S) -> None:
-        """Waits for what is not delivered yet; after `limit_s`, gives up and ends the commands that still run."""
+        """Waits for pending deliveries; after `limit_s`, gives up and kills the commands that still run."""
         with self._idle:
             if self._stopped or self._idle.wait_for(lambda: not self._open, limit_s):
                 return
@@ -88,7 +88,7 @@ class Notifier:
         self._say(f"a notification was not delivered: the end of the run waits for {limit_s:g} s at most")
 
     def close(self) -> None:
-        """Settles, and delivers nothing from then on."""
+        """Settles, then delivers nothing more."""
         self.settle()
         self._stop()
 
@@ -108,7 +108,7 @@ class Notifier:
         while (happening := self._queue.get()) is not None and not self._stopped:
             try:
                 self._deliver(happening)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+            except Exception as error:  # noqa: BLE001 - the run must continue whatever it is
                 self._fail("delivery", type(error).__name__)
             finally:
                 self._end_one()
@@ -137,7 +137,7 @@ class Notifier:
             thread.start()
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
-            if thread.is_alive():  # a server that sends a byte from time to time
+            if thread.is_alive():  # the server sends a byte from time to time
                 self._fail("webhook", f"no answer within {LIMIT_S:g} s")
 
     def _try(self, target: str, deliver: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class Notifier:
 
     def _fail(self, target: str, reason: str) -> None:
         if not self._stopped:
-            self._say(f"the {target} of `notify` has failed: {reason}; the run goes on")
+            self._say(f"the {target} of `notify` has failed: {reason}; the run continues")
 
     def _say(self, text: str) -> None:
         with self._idle:
@@ -163,10 +163,10 @@ class Notifier:
         """Runs the command to its end.
 
         Raises:
-            DeliveryError: it has failed, or hangs.
+            DeliveryError: the command has failed, or hangs.
         """
         inherited = {name: value for name, value in os.environ.items() if name != environment.RUN_ID}
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:  # nobody has to fill or drain them
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:  # pipes need a reader and a writer
             stdin.write(body)
             stdin.seek(0)
             try:
@@ -177,7 +177,7 @@ class Notifier:
                     stdin=stdin,
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
-                    start_new_session=True,  # Ctrl-C is for us, and a signal to the group ends what the command started
+                    start_new_session=True,  # Ctrl-C is for us; a signal to the group ends the command's children too
                 )
             except OSError as error:
                 raise DeliveryError(f"it cannot be run: {error.strerror}") from None
@@ -199,7 +199,7 @@ class Notifier:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and its group, if it has not ended by itself."""
+    """Kills the process and its group if the process has not ended by itself."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

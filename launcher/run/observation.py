@@ -28,7 +28,7 @@ from worker_entry.protocol.strangers import Repelled
 
 
 class Observer:
-    """Reads the queue of a run's links during one attempt; passes answers to its checks and stack requests."""
+    """The reader of a run's queue during one attempt; it also passes answers to the checks and stack requests."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Observer:
         self.saved: Saved | None = None
         """The last checkpoint that was saved in this attempt."""
         self.compile_cache: CompileCacheReport | None = None
-        """What the nodes have loaded from their compile caches, and added to them."""
+        """The number of entries that the nodes have loaded from and added to their compile caches."""
         self.uses = Uses(SampleFiles(context.files, attempt))
-        """What tasks and nodes use."""
+        """The resource use of tasks and nodes."""
         self.taken_over: set[str] = set()
         """The nodes whose agents this controller has taken over from an earlier one."""
         self.origin = ("", 0)
-        """The node that has reported the last event, and the number of its message; empty for an event of our own."""
+        """The node of the last event and the number of its message; empty for the controller's own event."""
 
     def next_events(self, timeout_s: float) -> Iterator[Event]:
-        """The next events; a Tick if there is none in time."""
+        """Yields the next events; a Tick after the timeout."""
         incoming = self._context.links.next(timeout_s)
         self.origin = ("", 0)
         if incoming is None:
@@ -101,7 +101,7 @@ class Observer:
             if isinstance(message, Ready):
                 self._context.journal.write(run_events.NodeMet(node, message))
             if isinstance(message, Saved) and message != self.saved:
-                self.saved = message  # each node that shares the directory sees it
+                self.saved = message  # every node that shares the directory reports it
                 self._context.journal.write(Checkpoint(message.name, message.time))
             if isinstance(message, CacheUsed):
                 self._note_cache(node, message)

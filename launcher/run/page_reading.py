@@ -1,4 +1,4 @@
-"""Reads everything that a run's page shows. The folder may be copied, half-written, or hold what no run has written."""
+"""Reads everything that a run's page shows. The folder may be a copy, half-written, or hold foreign files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from launcher.tasks import TaskId, parse_task_id
 TEXT_LIMIT = 8 << 20
 REPORT_LIMIT = 64 << 20
 JOURNAL_HEAD, JOURNAL_TAIL = 8 << 20, 40 << 20
-"""Bytes of a very long journal that are read."""
+"""Bytes read at the start and at the end of a very long journal."""
 SAMPLES_LIMIT = 256 << 20
-"""Bytes of all files of samples that are read, the latest attempts first."""
+"""Bytes read of all sample files together, the latest attempts first."""
 SAMPLES_OF_FILE = 24 << 20
 LINES_OF_KIND = 20_000
-"""Samples of each kind, and of each node, that are read of one file; of more, every second or third."""
+"""Samples read from one file for each kind and node; longer series are thinned to every second or third sample."""
 NODE_WITHIN = 400
-"""Bytes of a line within which it names its node."""
+"""The first bytes of a line, which contain the node's name."""
 
 LOGS = 64
 LINES = 40
@@ -55,11 +55,11 @@ def read_material(
     Args:
         files: the run's folder.
         now: Unix seconds.
-        report: the report of a run that is ending just now; else it is read.
-        status: what the controller of a running run says.
+        report: the report of a run that is just ending; otherwise, the report is read from the folder.
+        status: the status from the controller of a running run.
 
     Raises:
-        RunDirectoryError: this is not a run's folder.
+        RunDirectoryError: the folder is not a run's folder.
     """
     record = read_record(files)
     summary = summarize(files) if report is None else None
@@ -115,13 +115,13 @@ def _read_report(files: RunPaths) -> RunReport | None:
 
 
 def _read_name(files: RunPaths, run_id: str) -> str:
-    """The name of the cluster, as run.json has it; else the run's."""
+    """The name of the cluster from run.json; otherwise, the run's ID."""
     name = _read_object(files.run).get("name")
     return name if isinstance(name, str) and name else run_id
 
 
 def _read_journal(files: RunPaths) -> tuple[list[Record], bool]:
-    """The records, and whether some were left out."""
+    """Returns the records, and whether some were skipped."""
     try:
         with os.fdopen(open_regular(files.events), "rb") as file:
             head = file.read(JOURNAL_HEAD + JOURNAL_TAIL)
@@ -169,7 +169,7 @@ def _task_of(path: Path) -> TaskId | None:
 
 
 def _spread(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines; of a kind or a node that has too many, every second or third one."""
+    """Yields the lines; thins a kind or a node with too many lines to every second or third line."""
     keys = [_key_of(line) for line in lines]
     counts = Counter(keys)
     seen: Counter[bytes] = Counter()
@@ -180,7 +180,7 @@ def _spread(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def _key_of(line: bytes) -> bytes:
-    """What a line is a sample of: its kind, and its node if it has one."""
+    """The key of a line's series: the kind, and the node if the line names one."""
     node = _NODE.search(line, 0, NODE_WITHIN)
     return kind_of(line).encode() + (node[1] if node is not None else b"")
 
@@ -201,7 +201,7 @@ def _make_nodes(attempt: int, samples: Sequence[Sample]) -> list[NodeSamples]:
 
 
 def _read_logs(files: RunPaths, attempts: Sequence[AttemptReport]) -> list[LogEnd]:
-    """The logs of the last attempt, the one that failed first, and those of the tasks that broke earlier ones."""
+    """The logs of the last attempt, starting with the blamed task, and of the tasks that broke earlier attempts."""
     last = max(find_attempts(files), default=0)
     blamed = {attempt.attempt: attempt.verdict.task for attempt in attempts}
     found = find_logs(files.attempt(last)) if last else {}
@@ -216,7 +216,7 @@ def _read_logs(files: RunPaths, attempts: Sequence[AttemptReport]) -> list[LogEn
 
 
 def _read_end(files: RunPaths, attempt: int, task: str, path: Path, lines: int) -> LogEnd:
-    shown = last_lines(path, lines) if path.is_file() else []  # to open a named pipe would wait for a writer
+    shown = last_lines(path, lines) if path.is_file() else []  # opening a named pipe would wait for a writer
     return LogEnd(attempt, task, files.relative(path), [_COLOUR.sub("", line) for line in shown])
 
 

@@ -1,4 +1,4 @@
-"""Makes the page of a run, and writes it."""
+"""Renders and writes the page of a run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from worker_entry.system import clock
 
 def make_page(files: RunDir, *, report: RunReport | None = None, status: RunStatus | None = None) -> str:
     """The page's text; see `read_material`."""
-    from launcher.pages.html import render_page  # both only when a page is made
+    from launcher.pages.html import render_page  # both are needed only for a page
     from launcher.run.page_reading import read_material
 
     return render_page(read_material(files, now=clock.now(), report=report, status=status))
 
 
 def write_page(path: Path, text: str, mode: int = 0o600) -> None:
-    """Writes the page in one go: a reader never sees half of it.
+    """Writes the page atomically: a reader never sees half of it.
 
     Args:
-        path: the file; replaced if it is there.
-        text: its content.
-        mode: what others may do with it, less what the user's mask forbids.
+        path: the file; replaced if it exists.
+        text: the page.
+        mode: the file's permissions, restricted by the user's umask.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():  # a terminal, a pipe; a folder is an error
@@ -44,11 +44,11 @@ def write_page(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def write_at_end(files: RunDir, report: RunReport, warn: Callable[[str], None]) -> str:
-    """Writes the page of a run that ends now, and returns its path; nothing after a warning: the outcome stands."""
+    """Writes the page of a run that ends now, and returns the page's path; on failure, warns and returns ''."""
     try:
         write_page(files.page, make_page(files, report=report))
     except Exception as error:  # noqa: BLE001 - whatever it is, the run is over and must be reported
         reason = error.message if isinstance(error, DistlaunchError) else repr(error)
-        warn(f"the page of the run is missing: {reason}; `distlaunch report {files.root}` makes it")
+        warn(f"the page of the run is missing: {reason}; `distlaunch report {files.root}` writes it")
         return ""
     return str(files.page)

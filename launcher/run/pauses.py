@@ -1,4 +1,4 @@
-"""The waits between two attempts: a pause, or for lost nodes. The links are read meanwhile, and a signal ends them."""
+"""The waits between two attempts. During a wait, the links are still read; a signal ends the wait."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Pauses:
     """The waits of one run.
 
     Args:
-        context: the run's.
-        nodes: which nodes are lost.
+        context: the context of the run.
+        nodes: knows which nodes are lost.
         recover: cleans a lost node; returns whether the node can be used again.
         is_wanted: whether the run goes on; if not, every wait ends.
     """
@@ -30,7 +30,7 @@ class Pauses:
         self._is_wanted = is_wanted
 
     def fence(self, why: Verdict) -> None:
-        """Waits until the tasks of lost nodes have certainly ended: two chiefs would write the same checkpoint.
+        """Waits until the tasks of lost nodes have certainly ended; otherwise, two chiefs could write one checkpoint.
 
         Args:
             why: the verdict on the last attempt.
@@ -46,7 +46,7 @@ class Pauses:
             self.pause(wait_s)
 
     def await_return(self, limit_s: float, why: Verdict) -> AttemptSetup | None:
-        """The setup with nodes that came back; None at the time limit, or after a signal."""
+        """Waits for lost nodes; returns a setup that includes them, None after the time limit or a signal."""
         names = ", ".join(sorted(self._nodes.lost))
         self._note_state(why)
         self._context.console.note(f"No spare node is left; waiting up to {limit_s:g} s for {names} to come back")
@@ -64,7 +64,7 @@ class Pauses:
         return chosen
 
     def pause(self, seconds: float) -> None:
-        """Waits so long."""
+        """Waits this long and reads the links; returns early if the run is no longer wanted."""
         until = self._timing.monotonic() + seconds
         closed = []
         while self._is_wanted() and (left_s := until - self._timing.monotonic()) > 0:
@@ -72,7 +72,7 @@ class Pauses:
             if isinstance(incoming, tuple) and isinstance(incoming[1], LinkClosed):
                 closed.append(incoming)
         for incoming in closed:
-            self._context.links.put(incoming)  # the node is lost to the next attempt
+            self._context.links.put(incoming)  # so that the next attempt sees the loss
 
     def _note_state(self, why: Verdict) -> None:
         self._context.journal.note_state("waiting", why.reference, why.message)

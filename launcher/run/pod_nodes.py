@@ -20,15 +20,15 @@ from launcher.tasks import name_tasks
 from worker_entry.protocol import environment
 
 IDLE_MARGIN_S = 300.0
-"""How much longer a pod without an agent stays than a run may need to come back to it."""
+"""How long a pod without an agent stays after the time in which a run may return to it."""
 
 
 @contextlib.contextmanager
 def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | None]:
-    """The pods of a run, not made yet; None if its nodes are others. They are removed at the end, if they still exist.
+    """Yields the pods of a run, not created yet, None if its nodes are not pods; removes the pods at the end.
 
     Raises:
-        UsageError: the template of its pods cannot be read.
+        UsageError: the pod template cannot be read.
     """
     source = spec.source
     if not isinstance(source, PodsSpec):
@@ -47,7 +47,7 @@ def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | 
     try:
         yield pods
     except TakenOverError:
-        pods.close()  # they are another controller's now
+        pods.close()  # the pods now belong to another controller
         raise
     except BaseException:
         pods.remove()
@@ -58,10 +58,10 @@ def opened_pods(spec: ClusterSpec, run_id: str, cwd: str) -> Iterator[RunPods | 
 def ask_pods(
     spec: ClusterSpec, pods: RunPods, is_wanted: Callable[[], bool], tell: Callable[[str], None]
 ) -> ClusterSpec:
-    """The spec with the pods that run now, once all do; the same spec if they are not wanted any more.
+    """Waits until all pods run and returns the spec with them; the same spec if they are no longer wanted.
 
     Raises:
-        KubernetesError: they cannot be made, or do not run in time.
+        KubernetesError: the pods cannot be created, or do not run in time.
     """
     assert isinstance(spec.source, PodsSpec)
     pods.begin()
@@ -71,10 +71,10 @@ def ask_pods(
 
 
 def read_pod_template(source: PodsSpec, cwd: str) -> Mapping[str, Any]:
-    """The manifest on which the pods are based; empty if there is none.
+    """The manifest on which the pods are based; empty if the spec names none.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the manifest cannot be read.
     """
     if source.template is None:
         return {}
@@ -87,7 +87,7 @@ def read_pod_template(source: PodsSpec, cwd: str) -> Mapping[str, Any]:
 
 
 def _find_owner(environ: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The job of this process's own pod, with which all is deleted that it makes."""
+    """The job of this process's own pod: its deletion also deletes everything that this process creates."""
     name, uid = environ.get(environment.OWNER_NAME), environ.get(environment.OWNER_UID)
     if not name or not uid:
         return None

@@ -1,4 +1,4 @@
-"""Has the tasks of an attempt profiled, by the agent of the leader's node: from there, their addresses are reached."""
+"""Profiles the tasks of an attempt through the agent on the leader's node, which can reach the tasks' addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker_entry.protocol.profiles import Profile, Profiled, ProfileTarget
 from worker_entry.task.profiling import ATTEMPTS, GATHER_S
 
 MARGIN_S = 30.0
-"""Time for an interpreter to start and connect."""
+"""Time for a Python interpreter to start and connect."""
 
 
 def profile_limit_s(duration_s: float) -> float:
@@ -19,14 +19,14 @@ def profile_limit_s(duration_s: float) -> float:
 
 
 class ProfileRequests:
-    """`answers`: all that came so far."""
+    """The profile requests of an attempt; `answers`: all answers so far."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self.answers: tuple[Profiled, ...] = ()
 
     def ask(self, plan: LaunchPlan, duration_s: float) -> None:
-        """Asks for one capture of all tasks; its answer comes at any time, or never if the node is lost."""
+        """Requests one capture of all tasks; the answer may come at any time, or never if the node is lost."""
         tasks, directory = find_servers(plan), self._context.spec.logs
         if directory is None:
             self.note(Profiled(problem="the run has no log directory: set `log_directory:` in the spec"))
@@ -38,18 +38,18 @@ class ProfileRequests:
             self._context.links.send(node, Profile([*tasks.values()], directory, duration_s))
 
     def note(self, answer: Profiled) -> None:
-        """Takes an answer."""
+        """Adds an answer."""
         self.answers = (*self.answers, answer)
 
 
 def find_servers(plan: LaunchPlan) -> dict[TaskId, ProfileTarget]:
     """The tasks with a profiler server, and whether TensorFlow's operations are recorded.
 
-    They are recorded in every task except the workers that ask the leader to order their collectives. In those,
-    TensorFlow (2.21) gathers its threads' records through pointers into a vector that grows meanwhile, and writes to
-    freed memory (`TraceMeRecorder::Consume`, an activity that begins in one thread and ends in another): such a worker
-    died of SIGSEGV or SIGABRT in one of 10 to 90 captures. Python functions and GPU work are recorded by other means,
-    in all tasks.
+    Operations are recorded in every task except the workers that ask the leader to order their collectives. In these
+    workers, TensorFlow (2.21) gathers its threads' records through pointers into a vector that is still growing, and
+    writes to freed memory (`TraceMeRecorder::Consume`, an activity that begins in one thread and ends in another): one
+    in 10 to 90 captures killed such a worker with SIGSEGV or SIGABRT. Python functions and GPU work are recorded in a
+    different way, in all tasks.
     """
     servers = [task for task in plan.tasks if task.tf_config is not None and task.task.type != "evaluator"]
     leader = find_leader(task.task for task in servers) if servers else None

@@ -1,4 +1,4 @@
-"""Runs that wait for Slurm: their jobs are queued, for the first time or again."""
+"""Runs that wait for Slurm because their jobs are queued or requeued."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 
 @dataclass(frozen=True)
 class Queued:
-    """`reason`: why the job does not run yet, in Slurm's words."""
+    """A queued Slurm job; `reason`: why the job does not run yet, in Slurm's words."""
 
     job: str
     state: str
@@ -29,7 +29,7 @@ class Queued:
 
 
 def look_up(job: str) -> Queued | None:
-    """The job's place in the queue; None if Slurm does not know the job any more, or does not answer."""
+    """The job's state in the queue; None if Slurm no longer knows the job, or does not answer."""
     try:
         state, _, reason = call(["squeue", "-h", "--states=all", "-j", job, "-o", "%T %r"]).strip().partition(" ")
     except SlurmError:
@@ -38,7 +38,7 @@ def look_up(job: str) -> Queued | None:
 
 
 def find_queued(record: RunRecord) -> Queued | None:
-    """The run's job, if the run waits for it to begin, or to begin again."""
+    """The run's job, if the run waits for the job to start or restart."""
     if not record.waits:
         return None
     found = look_up(record.job)
@@ -46,7 +46,7 @@ def find_queued(record: RunRecord) -> Queued | None:
 
 
 def run_in_job(job: str, words: Sequence[str]) -> None:
-    """Becomes a step of the job on the node that runs its script; returns only if that cannot be done."""
+    """Replaces this process with a step of the job on the node that runs the job's script; returns only on failure."""
     try:
         host = show_job(job).get("BatchHost", "")
         is_there = (os.environ.get(JOB_ID), os.environ.get("SLURMD_NODENAME")) == (job, host)
@@ -63,7 +63,7 @@ def cancel(job: str, *, now: bool = False) -> None:
     """Cancels the job; `now`: kills all of its processes at once.
 
     Raises:
-        SlurmError: Slurm does not do it.
+        SlurmError: Slurm does not cancel the job.
     """
     if now:
         call(["scancel", "--signal=KILL", "--full", job])

@@ -1,7 +1,7 @@
-"""What a run's folder says of the run without a question to its controller: run.json, and the end of events.jsonl.
+"""Reads the record of a run from its folder, without asking its controller: run.json and report.json.
 
-The folder may be another user's, copied, half-written or no run's at all: nothing that is read here is trusted to be
-whole, and no file is read that is not a regular one or is larger than expected.
+The folder may belong to another user or be a copy, half-written, or not a run's folder at all. Therefore, the code
+trusts no content to be complete, and reads only regular files of limited size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPORT_LIMIT = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedEnd:
-    """How a run ended, as run.json, events.jsonl and report.json have it; None or empty for what they leave out."""
+    """The end of a run as recorded in run.json, events.jsonl or report.json; missing values are None or empty."""
 
     outcome: str
     reference: str
@@ -38,12 +38,11 @@ class RecordedEnd:
 class RunRecord:
     """The content of run.json.
 
-    `directory`: where the controller writes; this is another folder if the run's was copied or moved. `started`: Unix
-    seconds. `generation`: how many controllers the run has had before. `socket`: the path of the controller's. `ended`:
-    whether an end is recorded; `end`: what is recorded of it. `cwd`: where the run was started, empty if that is not
-    recorded. `checks`: whether its nodes are checked. `command`: what was typed, without secrets; empty if that is not
-    recorded. `job`: the Slurm job that it belongs to; empty if it belongs to none. `waits`: whether it
-    waits for that job to begin.
+    `directory`: the folder to which the controller writes, which differs if the run's folder was copied or moved.
+    `started`: Unix seconds. `generation`: the number of earlier controllers. `socket`: the path of the controller's
+    control socket. `ended`: whether an end is recorded; `end`: the recorded end. `cwd`: the folder where the run was
+    started. `checks`: whether the run checks its nodes. `command`: the command line as typed, without secrets. `job`:
+    the run's Slurm job, if any. `waits`: whether the run waits for this job to start. Texts are empty if not recorded.
     """
 
     run_id: str
@@ -62,10 +61,10 @@ class RunRecord:
 
 
 def read_record(files: RunPaths) -> RunRecord:
-    """Reads run.json; without a time of the start in it, this is when the file was written.
+    """Reads run.json; if it has no start time, the file's modification time stands in.
 
     Raises:
-        RunDirectoryError: this is not a run's folder.
+        RunDirectoryError: the folder is not a run's folder.
     """
     try:
         content, written = read_limited(files.run, RECORD_LIMIT)
@@ -101,7 +100,7 @@ def parse_end(facts: Mapping[str, Any], time: object) -> RecordedEnd:
 
 
 def read_report(files: RunPaths) -> Mapping[str, Any]:
-    """The content of report.json; empty if there is none that can be read."""
+    """The content of report.json; empty if it cannot be read."""
     try:
         report = json.loads(read_limited(files.report, REPORT_LIMIT)[0])
     except (OSError, ValueError, RecursionError):
@@ -110,7 +109,7 @@ def read_report(files: RunPaths) -> Mapping[str, Any]:
 
 
 def last_written(files: RunPaths) -> float:
-    """When the run's controller last wrote its record or an event, in Unix seconds; 0 if it has written neither."""
+    """When the run's controller last wrote run.json or an event, in Unix seconds; 0 if neither file exists."""
     written = 0.0
     for path in (files.run, files.events):
         with contextlib.suppress(OSError):
@@ -119,11 +118,11 @@ def last_written(files: RunPaths) -> float:
 
 
 def read_limited(path: Path, limit: int) -> tuple[bytes, float]:
-    """The file's content, and when it was written.
+    """Returns the file's content and modification time.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file.
-        ValueError: it is longer than `limit` bytes.
+        OSError: the file cannot be read, or is not a regular file.
+        ValueError: the file is longer than `limit` bytes.
     """
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:

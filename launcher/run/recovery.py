@@ -15,7 +15,7 @@ all processes below it have ended. May take a minute."""
 
 
 class ReturnWatch:
-    """Polls nodes, each by itself, until `close`; `nodes`: the reattach folders of their last agents."""
+    """A watch that polls each node separately until `close`; `nodes`: the reattach folders of their last agents."""
 
     def __init__(self, nodes: Mapping[str, str], recover: Recover, timing: Timing) -> None:
         self._recover = recover

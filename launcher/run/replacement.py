@@ -1,4 +1,4 @@
-"""Replaces files in one go: a reader never sees half of one."""
+"""Replaces files atomically: a reader never sees half of a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def replace_text(path: Path, text: str, mode: int = 0o600) -> None:
-    """Writes the file; one that is there is replaced once the new one is on the disk.
+    """Writes the file; replaces an existing file once the new content is on the disk.
 
     Args:
         path: the file.
         text: its content.
-        mode: its permissions, less what the user's mask forbids.
+        mode: its permissions, restricted by the user's umask.
 
     Raises:
-        OSError: it cannot be written; what is there stays.
+        OSError: the file cannot be written; an existing file stays unchanged.
     """
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

@@ -1,4 +1,4 @@
-"""Resumes a run whose controller is gone: takes its tasks over while they train, or starts them again."""
+"""Resumes a run whose controller is gone: takes over its running tasks, or starts them again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NODES_AT_ONCE = 32
 
 
 class LeftoverError(DistlaunchError):
-    """It is not certain that nothing is left of a run's last attempt."""
+    """Processes of a run's last attempt may still be running."""
 
     reference = "leftover"
 
@@ -54,18 +54,18 @@ def resume(
     live: bool = False,
     detachment: Detachment | None = None,
 ) -> RunReport:
-    """Goes on with a run: its attempts are counted on, and its checkpoints are where they were.
+    """Resumes a run: the attempt numbers continue, and the checkpoints stay in place.
 
     Args:
         files: the run's folder.
-        spec: what to run from now on; None: what the run was started with.
-        environ: where the values of variables are that were not written down because they are secrets.
+        spec: the spec from now on; None: the spec with which the run was started.
+        environ: has the values of secret variables, which the run's files do not contain.
         verbose: whether the console shows TensorFlow's start-up messages.
         live: whether the console has the live view, on a terminal.
         detachment: leaves the terminal, if the run can.
 
     Raises:
-        DistlaunchError: the run is still running, or cannot be resumed; then nothing has changed.
+        DistlaunchError: the run is still running, or cannot be resumed; nothing has changed.
         ShownError: an error ended the run; the report is written.
     """
     clock.share()
@@ -81,8 +81,8 @@ def resume(
         recorded = ask_first(recorded)
         changed = changed or recorded.nodes != known
     if not (job and job == record.job and count_restarts(environ)):
-        history = replace(history, endings=())  # only what is one run to Slurm has one budget of restarts
-    has_begun = files.events.exists()  # or this is the first start of a submitted run
+        history = replace(history, endings=())  # only a requeued job keeps the earlier endings
+    has_begun = files.events.exists()  # otherwise, this is the first start of a submitted run
     start = RunStart(
         run_id=record.run_id,
         name=recorded.name,
@@ -108,7 +108,7 @@ def resume(
 
 
 def find_requeued(run_dir: Path | None, environ: Mapping[str, str]) -> RunDir | None:
-    """The folder of the run that this process's Slurm job ran before it was queued again; None if it ran none."""
+    """The folder of the run that this process's Slurm job ran before it was requeued; None if it ran none."""
     job = environ.get(JOB_ID, "")
     if not job or not count_restarts(environ):
         return None
@@ -150,26 +150,26 @@ def _load_recorded(files: RunDir, environ: Mapping[str, str]) -> ClusterSpec:
 def _find_cwd(record: RunRecord) -> str:
     cwd = record.cwd or str(Path.cwd())
     if not os.access(cwd, os.X_OK):
-        raise UsageError(f"the run was started in {cwd}, which is not there any more")
+        raise UsageError(f"the run was started in {cwd}, which no longer exists")
     return cwd
 
 
 def _prepare(
     files: RunDir, history: History, run_id: str, planner: Planner, console: Console, *, changed: bool
 ) -> AttemptSetup | None:
-    """The attempt that is under way; None after everything that may be left of the last one has been stopped.
+    """Returns the running attempt; if there is none, stops leftover processes of the last attempt and returns None.
 
     Raises:
-        LeftoverError: something may be left.
+        LeftoverError: leftover processes may still run.
     """
     taken_over = find_running_attempt(files, history, planner) if not changed else None
     if taken_over is not None:
-        console.note(f"Taking over attempt {history.attempt} while its tasks go on")
+        console.note(f"Taking over attempt {history.attempt} while its tasks continue")
         return taken_over
     last = history.attempts[-1] if history.attempts else None
     if history.ended is not None and not history.is_open and (last is None or last.processes_left == 0):
         return None
-    console.note("Stopping what is left of the last attempt")
+    console.note("Stopping leftover processes of the last attempt")
     cleaned = map_parallel(lambda node: clean_node(planner.spec, node, [run_id]), planner.spec.nodes, NODES_AT_ONCE)
     if any(node.gone for node in cleaned):
         _await_leases(files, planner.spec.timeouts.lease_s, console)
@@ -184,7 +184,7 @@ def _prepare(
 
 
 def _await_leases(files: RunDir, lease_s: float, console: Console) -> None:
-    """Waits until tasks that nobody can ask for have certainly ended: a pod that does not exist may still run."""
+    """Waits until tasks that cannot be queried have certainly ended: containers of a deleted pod may still run."""
     wait_s = last_written(files) + lease_s + MARGIN_S - clock.now()
     if wait_s > 0:
         console.note(
@@ -194,7 +194,7 @@ def _await_leases(files: RunDir, lease_s: float, console: Console) -> None:
 
 
 def find_running_attempt(files: RunDir, history: History, planner: Planner) -> AttemptSetup | None:
-    """The last attempt, if its tasks may be running and what would be planned now is exactly what was started."""
+    """The last attempt, if its tasks may still run and a plan made now equals the plan that was started."""
     if history.ended is not None or not history.is_open or history.state != "running":
         return None
     try:

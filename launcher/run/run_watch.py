@@ -1,4 +1,4 @@
-"""Whether a run is over, and how it ended, from its files alone."""
+"""Finds out from a run's files alone whether the run is over, and how it ended."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from launcher.run.queue import ASK_SLURM_S, find_queued
 from launcher.run.record import read_record
 
 ASK_S = 1.0
-"""How often the controller's process is looked at."""
+"""How often to look at the controller's process."""
 
 
 class RunWatch:
-    """Looks at run.json again only when it has changed, and at the controller's process once a second."""
+    """A watch that reads run.json only after changes, and looks at the controller's process once a second."""
 
     def __init__(self, files: RunDir) -> None:
         self.facts: Mapping[str, Any] = {}
-        """What run.json says."""
+        """The content of run.json."""
         self.is_lost = False
-        """Whether the controller has gone without a word."""
+        """Whether the controller is gone and recorded no end."""
         self._files = files
         self._seen: tuple[int, int] | None = None
         self._asked = time.monotonic()
@@ -39,7 +39,7 @@ class RunWatch:
         if not self.facts.get("ended") and time.monotonic() - self._asked >= ASK_S:
             self._asked = time.monotonic()
             gone = self._is_gone()
-            self._read()  # it may have ended meanwhile
+            self._read()  # the run may have ended in the meantime
             self.is_lost = gone and not self.facts.get("ended")
         return bool(self.facts.get("ended")) or self.is_lost
 
@@ -62,7 +62,7 @@ class RunWatch:
     def _is_gone(self) -> bool:
         try:
             _, controller = self._files.read_run()
-        except UsageError:  # it is on another machine, and only its files are visible here
+        except UsageError:  # the controller is on another machine; only its files are visible here
             return False
         except RunDirectoryError:
             return True

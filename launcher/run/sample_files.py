@@ -15,17 +15,17 @@ from launcher.tasks import TaskId
 from worker_entry.protocol.file_names import make_private_directory
 
 LIMIT = 12 << 20
-"""Bytes at which a file is thinned. A step a second for a week is 180 MB otherwise."""
+"""Bytes at which a file is thinned. Without thinning, one step per second takes 180 MB in a week."""
 HARD_LIMIT = 1.5
-"""A file that cannot be thinned, as on a full disk, grows to so many times the limit and no further."""
+"""A file that cannot be thinned, for example on a full disk, grows at most to this multiple of the limit."""
 AGAIN = 0.1
-"""After so much of the limit, thinning that has failed is tried again."""
+"""After thinning, or a failure to thin, the file may grow by this fraction of the limit before the next attempt."""
 PROGRESS_S = 1.0
-"""How often a task's progress is written down."""
+"""How often a task's progress is written."""
 
 
 class SampleFiles:
-    """The files of one attempt. A disk that is full costs samples, never the run."""
+    """The sample files of one attempt. A full disk costs samples, but never fails the run."""
 
     def __init__(self, files: RunPaths, attempt: int, limit: int = LIMIT) -> None:
         self._files = files
@@ -35,7 +35,7 @@ class SampleFiles:
         self._written: dict[TaskId, ProgressSample] = {}
 
     def write_progress(self, task: TaskId, sample: ProgressSample) -> None:
-        """Appends how far the task is, if it has got on and the last line is not of the same second."""
+        """Appends the task's progress, if the step has changed and the last line is at least a second old."""
         last = self._written.get(task)
         if last is None or (sample.step != last.step and sample.time - last.time >= PROGRESS_S):
             self._written[task] = sample
@@ -59,9 +59,9 @@ class SampleFiles:
 
 
 class SampleFile:
-    """A file of samples, which a thread of its own thins when it has grown beyond `limit` bytes.
+    """A sample file; a separate thread thins it when it has grown beyond `limit` bytes.
 
-    Thinning takes a fifth of a second, for which the run cannot wait.
+    Thinning takes a fifth of a second, too long for the run's own thread.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -69,13 +69,13 @@ class SampleFile:
         self._limit = self._thin_at = limit
         self._size: int | None = None
         self._torn = False
-        """Whether the file does not end with a line break: a disk was full, or a controller was killed."""
+        """Whether the last line is incomplete: a disk was full, or a controller was killed."""
         self._lock = threading.Lock()
         """Held while a line is written, and while a thinned file takes the file's place."""
         self._thread: threading.Thread | None = None
 
     def append(self, line: bytes) -> None:
-        """Writes a line, unless that is impossible."""
+        """Writes a line; drops it if the file cannot be written or has reached the hard limit."""
         with contextlib.suppress(OSError), self._lock:
             if self._size is None:
                 self._begin()
@@ -83,7 +83,7 @@ class SampleFile:
                 self._write(line)
         if (self._size or 0) > self._thin_at and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._thin, name="thin-samples")
-            with contextlib.suppress(RuntimeError):  # no more threads can be started; later perhaps
+            with contextlib.suppress(RuntimeError):  # no thread can be started now; perhaps later
                 self._thread.start()
 
     def wait(self) -> None:
@@ -96,8 +96,8 @@ class SampleFile:
         return self._path.with_name(f".{self._path.name}.thinned")
 
     def _begin(self) -> None:
-        """Looks at what an earlier controller has left."""
-        make_private_directory(str(self._path.parent))  # of other machines, nothing may have been written here yet
+        """Reads the state of the file that an earlier controller may have left."""
+        make_private_directory(str(self._path.parent))  # missing if no task of this machine has written yet
         self._temporary.unlink(missing_ok=True)
         self._size = 0
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
@@ -118,13 +118,13 @@ class SampleFile:
         self._torn = written < len(line) and (written > 0 or self._torn)
 
     def _thin(self) -> None:
-        """Runs in the thread: writes a thinned file beside the file, and then puts it in its place."""
+        """Runs in the thread: writes a thinned copy next to the file, then replaces the file with the copy."""
         assert self._size is not None
         try:
             with self._path.open("rb") as source, self._open_temporary() as target:
                 target.write(thin_lines(source.read(self._size), self._limit // 2))
                 target.flush()
-                os.fsync(target.fileno())  # or a machine that crashes now may have neither of the two
+                os.fsync(target.fileno())  # otherwise, a crash of the machine may lose both files
                 with self._lock:
                     target.write(source.read())
                     target.flush()

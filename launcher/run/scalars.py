@@ -1,4 +1,4 @@
-"""Sends step times and goodput to the node that runs TensorBoard, whose agent writes them beside the loss."""
+"""Sends step times and goodput to the agent on TensorBoard's node, which writes them to the log directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from worker_entry.protocol.orders import Scalars
 
 EVERY_S = 5.0
 OF_RUN = 1000
-"""In a long run, a point follows after this part of its time: a week has 6,000."""
+"""In a long run, the interval between points is this fraction (1/1000) of the run's time: a week has 6,000 points."""
 POINTS = 200
-"""Points of one order."""
+"""Points in one order."""
 
 
 class ScalarSender:
-    """Sends the points of a run from `begin` to `close`: every few seconds, and at the end of each attempt."""
+    """A sender of a run's points from `begin` to `close`: every few seconds, and at the end of each attempt."""
 
     def __init__(
         self, directory: str, make_status: Callable[[], RunStatus], journal: Journal, links: NodeLinks
@@ -37,12 +37,12 @@ class ScalarSender:
         self._end: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """Sends from now on."""
+        """Starts to send."""
         self._journal.listen(self._note)
         self._end = SystemTiming().repeat(self._send_due, EVERY_S, EVERY_S)
 
     def close(self) -> None:
-        """Sends no more."""
+        """Stops sending."""
         self._end()
 
     def _note(self, record: Record) -> None:
@@ -60,7 +60,7 @@ class ScalarSender:
         with self._lock:
             status = self._make_status()
             node = next((task.node for task in status.tasks if task.task == str(TENSORBOARD)), None)
-            if node is None or not self._links.is_heard(node):  # what is sent to a silent node is kept in memory
+            if node is None or not self._links.is_heard(node):  # orders to a silent node would pile up in memory
                 return
             points = [*make_points(status, self._steps)]
             self._steps |= {task.task: task.step for task in status.tasks if task.step is not None}

@@ -1,7 +1,7 @@
-"""RUN: the run that a command is about, from what was typed; and all runs of this user.
+"""Finds the run that a command's argument RUN means, and all runs of this user.
 
-RUN is the name of a run's folder in the runs directory, a part of one that no other has, or a folder's path. Left out,
-it is the only run that is running, else the latest one.
+RUN is the name of a run's folder in the runs directory, a unique part of such a name, or the path of a folder. Without
+RUN, a command takes the only running run, or the latest run if none is running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def select_run(text: str | None, *, running: bool = False) -> RunDir:
 
     Args:
         text: RUN as typed; None if it was left out.
-        running: the command is for running runs: it prefers these, and is never about the latest one that has ended.
+        running: the command is for running runs: prefer them, and do not fall back to the latest ended run.
 
     Raises:
         UsageError: no run, or more than one, is meant.
@@ -40,7 +40,7 @@ def select_run(text: str | None, *, running: bool = False) -> RunDir:
             raise _no_such_run(text)
         path = absolute(Path(text))
         return RunDir(path.resolve() if ".." in path.parts else path)
-    # An empty text is what an unset variable of the shell leaves; it means no run, and not any.
+    # An empty text comes from an unset shell variable; it must not match every run.
     exact = runs_directory(os.environ) / text
     if text and _is_folder(exact):
         return RunDir(exact)
@@ -72,7 +72,7 @@ def _has_record(folder: Path) -> bool:
 
 
 def find_runs() -> Iterator[tuple[RunDir, RunRecord]]:
-    """The runs in the runs directory, the latest first. What is no run there, or cannot be read, is left out."""
+    """The runs in the runs directory, the latest first. Other and unreadable folders are skipped."""
     runs = []
     for files in run_folders():
         try:
@@ -83,12 +83,12 @@ def find_runs() -> Iterator[tuple[RunDir, RunRecord]]:
 
 
 def run_folders() -> Iterator[RunDir]:
-    """The folders in the runs directory; not all of them have to be runs'."""
+    """The folders in the runs directory; some may not belong to runs."""
     directory = runs_directory(os.environ)
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError:  # there was no run yet
+    except OSError:  # there has been no run yet
         return
     yield from (RunDir(directory / name) for name in names)
 
@@ -99,7 +99,7 @@ def list_runs() -> list[RunSummary]:
 
 
 def list_running() -> list[RunSummary]:
-    """The runs that are running, the latest first; quicker than to list all."""
+    """The running runs, the latest first; faster than `list_runs`."""
     unended = (files for files, record in find_runs() if not record.ended or record.waits)
     return [found for files in unended if (found := _summarize(files)) is not None and found.running]
 
@@ -110,7 +110,7 @@ def is_running(files: RunDir) -> bool:
 
 
 def _summarize(files: RunDir) -> RunSummary | None:
-    """None: the run was removed meanwhile."""
+    """The run's summary; None if the run has been removed in the meantime."""
     try:
         return summarize(files)
     except RunDirectoryError:
@@ -127,7 +127,7 @@ def _select_without_name(*, running: bool) -> RunDir:
     if running or latest is None:
         raise UsageError(
             "no run is running" if running else f"there is no run in {runs_directory(os.environ)}",
-            hint="`distlaunch ls -a` lists those that have ended; name the folder of a run that is elsewhere",
+            hint="`distlaunch ls -a` lists ended runs; give the folder of a run that is elsewhere",
         )
     return latest
 
@@ -144,5 +144,5 @@ def _ambiguous(message: str, candidates: Sequence[RunDir]) -> UsageError:
 
 def _no_such_run(text: str) -> UsageError:
     return UsageError(
-        f"there is no run {text or repr(text)}", hint="`distlaunch ls -a` lists them; or give the run's folder"
+        f"there is no run {text or repr(text)}", hint="`distlaunch ls -a` lists all runs; or give the run's folder"
     )

@@ -1,4 +1,4 @@
-"""What there is to know of a Slurm job before a run in it starts: how it ends, and whether the program resolves it."""
+"""Checks a Slurm job before a run in it starts: how the job ends, and whether the program uses Slurm's resolver."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worker_entry.system import clock
 
 RESOLVER = "SlurmClusterResolver"
 PROGRAM_LIMIT = 4 << 20
-"""Bytes of a program that are looked at."""
+"""Bytes of a program's file that are searched."""
 
 
 def report_job(job: str) -> JobReport:
-    """What Slurm does with this job.
+    """Reports how Slurm handles this job.
 
     Raises:
-        SlurmError: it does not answer.
+        SlurmError: Slurm does not answer.
     """
     found = parse_job(show_job(job))
     partition, configuration = show_partition(found.partition), show_configuration()
@@ -44,30 +44,30 @@ def report_job(job: str) -> JobReport:
 
 
 def find_program_problems(spec: ClusterSpec, cwd: str) -> Iterator[Finding]:
-    """What the user may want to change in the program; `cwd`: where it runs by default."""
+    """Warnings about the program; `cwd`: where the program runs by default."""
     if uses_resolver(spec.program, Path(spec.working_directory or cwd)):
         yield Finding(
             level="warning",
             node="",
             reference="slurm-resolver",
-            message=f"the program uses {RESOLVER}, which sorts nodes as text and uses the ports from 8888 on",
-            hint="leave it out: MultiWorkerMirroredStrategy() takes the cluster from TF_CONFIG, which is complete",
+            message=f"the program uses {RESOLVER}, which sorts nodes as text and uses ports from 8888 on",
+            hint="remove it: MultiWorkerMirroredStrategy() takes the cluster from TF_CONFIG, which is complete",
         )
 
 
 def find_job_problems(spec: ClusterSpec, job: str, report: JobReport | None) -> Iterator[Finding]:
-    """What the user may want to change in the job.
+    """Warnings about the job.
 
     Args:
-        spec: what to run in the job.
-        job: its id.
-        report: what is known of the job; None if Slurm does not answer.
+        spec: the spec of the run in the job.
+        job: the job's ID.
+        report: the report on the job; None if Slurm does not answer.
     """
     if report is None:
-        yield Finding(level="warning", node="", reference="slurm", message=f"Slurm tells nothing of job {job}")
+        yield Finding(level="warning", node="", reference="slurm", message=f"Slurm does not report job {job}")
         return
     if spec.restart.max_restarts and not report.requeues:
-        message = f"job {job} is not queued again at its end: it is no batch job, or has --no-requeue"
+        message = f"job {job} is not requeued at its end: it is not a batch job, or has --no-requeue"
         yield Finding(level="warning", node="", reference="no-requeue", message=message)
     if report.left_s is not None and report.left_s <= spec.slurm.stop_early_s:
         early = f"`slurm.stop_early_s` stops tasks {spec.slurm.stop_early_s:g} s before its end"
@@ -76,7 +76,7 @@ def find_job_problems(spec: ClusterSpec, job: str, report: JobReport | None) -> 
 
 
 def uses_resolver(program: ProgramSpec, folder: Path) -> bool:
-    """Whether the program's own file names TensorFlow's resolver for Slurm, outside of comments and texts."""
+    """Whether the program's own file names TensorFlow's Slurm resolver outside of comments and strings."""
     if program.script is not None:
         path = folder / program.script
     elif program.module is not None:
@@ -92,7 +92,7 @@ def uses_resolver(program: ProgramSpec, folder: Path) -> bool:
 
 
 def ask_job(job: str) -> JobReport | None:
-    """What Slurm does with this job; None if it does not answer."""
+    """Like `report_job`; None if Slurm does not answer."""
     try:
         return report_job(job)
     except SlurmError:

@@ -1,4 +1,4 @@
-"""What a run within a Slurm job has to do with Slurm: it asks why nodes are taken away, and goes on in another turn."""
+"""The Slurm job of a run: asks Slurm why nodes are taken away, and requeues the job to continue the run later."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from worker_entry.system import clock
 from worker_entry.system.engine import is_managed
 
 MARGIN_S = 5.0
-"""How long before Slurm's SIGKILL our own one comes, so that the report is written; at most a third of the time."""
+"""How long before Slurm's SIGKILL we kill tasks ourselves, to write the report; at most a third of the time left."""
 WORDS_S = 0.5
-"""How long after a signal Slurm's daemons may take to say why."""
+"""How long Slurm's daemons may take after a signal to report its reason."""
 RECHECK_S = 30.0
-"""How often the end of the job's time is asked: an administrator may have changed it."""
+"""How often to ask for the job's time limit: an administrator may change it."""
 
 
 class SlurmEngine:
     """The job of a run.
 
     Args:
-        job: its id.
+        job: the job's ID.
         restarts: how often the job has been requeued before.
-        ways: the ways to its nodes now.
+        ways: returns the current ways to the job's nodes.
         stop_early_s: how long before the end of the job's time the tasks are stopped.
     """
 
@@ -44,7 +44,7 @@ class SlurmEngine:
         self._closed = threading.Event()
 
     def watch(self, put: Callable[[EndAnnounced], None]) -> None:
-        """Announces the end of the job's time, early enough for the tasks to save; unless that is left to Slurm."""
+        """Announces the job's time limit early enough for the tasks to save, if `stop_early_s` asks for it."""
         if self._stop_early_s:
             threading.Thread(target=self._await_end, args=(put,), name="slurm time", daemon=True).start()
 
@@ -52,7 +52,7 @@ class SlurmEngine:
         self._closed.set()
 
     def ask(self, answer: Callable[[EndAnnounced | None], None]) -> None:
-        """Asks Slurm why it has sent a signal; the answer comes in another thread."""
+        """Asks Slurm why it sent a signal; calls `answer` in another thread."""
 
         def find() -> None:
             self._closed.wait(WORDS_S)
@@ -61,20 +61,20 @@ class SlurmEngine:
         threading.Thread(target=find, name="slurm end", daemon=True).start()
 
     def forget(self) -> None:
-        """Forgets what Slurm has said of earlier attempts."""
+        """Forgets Slurm's messages about earlier attempts."""
         for way in self._ways():
             if isinstance(way, SlurmWay):
                 way.said.clear()
 
     def find_end(self, lost: Collection[str] = ()) -> EndAnnounced | None:
-        """Why the job ends, and how long its tasks may still run; None if it goes on, as far as is known."""
+        """Why the job ends, and how long its tasks may still run; None if no end of the job is known."""
         job = self._show()
         said = [line for way in self._ways() if isinstance(way, SlurmWay) for line in [*way.said]]
         found = explain_end(job, self.job, said, restarts=self._restarts, since=self._began, now=clock.now())
         return replace(found, grace_s=self._find_grace(job)) if found is not None else None
 
     def release(self) -> int | None:
-        """The job's nodes are given back when it ends."""
+        """Does nothing: Slurm releases the job's nodes when the job ends."""
         return None
 
     @property
@@ -85,15 +85,15 @@ class SlurmEngine:
 
     @property
     def can_requeue(self) -> bool:
-        """Whether the job is queued again already, or may be, as far as is known."""
+        """Whether the job has been requeued or may be requeued; True if Slurm does not answer."""
         job = self._show()
         return job is None or job.restarts > self._restarts or job.can_requeue
 
     def requeue(self) -> None:
-        """Queues the job again, as the last act: Slurm ends all of its processes, this one included.
+        """Requeues the job. Call it last: Slurm ends all processes of the job, including this one.
 
         Raises:
-            SlurmError: it cannot be queued.
+            SlurmError: the job cannot be requeued.
         """
         call(["scontrol", "requeue", self.job])
 
@@ -104,7 +104,7 @@ class SlurmEngine:
             return None
 
     def _find_grace(self, job: Job | None) -> float:
-        """How long after a signal that has just come the tasks may run, before Slurm kills them and us."""
+        """How long the tasks may run after a signal that has just arrived, before Slurm kills them and us."""
         wait_s = KILL_WAIT_S
         try:
             wait_s = parse_seconds(show_configuration().get("KillWait", "")) or KILL_WAIT_S
@@ -133,7 +133,7 @@ class SlurmEngine:
 
 
 def find_engine(spec: ClusterSpec, ways: Callable[[], Iterable[object]]) -> SlurmEngine | None:
-    """The job that this process belongs to, if the run depends on it; None if it does not."""
+    """The Slurm job of this process, if the run depends on the job."""
     job = os.environ.get(JOB_ID, "")
     if not job.isdigit() or not (is_managed() or any(node.way == SLURM for node in spec.nodes)):
         return None

@@ -14,7 +14,7 @@ from worker_entry.protocol.orders import ShowStacks
 
 
 class StackRequests:
-    """At most one request at a time."""
+    """The stack requests of an attempt, at most one at a time."""
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class StackRequests:
                 self._context.links.send(node, ShowStacks())
 
     def note(self, message: Stacks) -> None:
-        """Takes one task's answer.
+        """Adds one task's answer.
 
         Raises:
             ValueError: the message names no task.
@@ -41,7 +41,7 @@ class StackRequests:
             self._collector.note(parse_task_id(message.task), message.text, message.activity)
 
     def take(self) -> Iterator[StacksReceived]:
-        """The answers, once all tasks have answered or their time is over."""
+        """Yields the answers once all tasks have answered or the time limit has passed."""
         texts = self._collector.texts(self._context.timing.monotonic()) if self._collector is not None else None
         if self._collector is None or texts is None:
             return

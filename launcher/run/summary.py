@@ -1,4 +1,4 @@
-"""What a run is at now, as far as its folder tells."""
+"""Summarizes the current state of a run from its folder."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from worker_entry.protocol.frozen import asdict, dataclass
 
 Outcome = Literal["succeeded", "failed", "interrupted"]
 RunState = Literal[LiveState, Outcome, "pending", "lost", "ended"]
-"""`pending`: its Slurm job waits to begin, or to begin again. `lost`: the controller is gone and has not recorded an
-end. `ended`: nobody recorded how."""
+"""`pending`: the Slurm job is queued or requeued. `lost`: the controller is gone and has not recorded an end. `ended`:
+an end is recorded, but no outcome."""
 
 LAST_BYTES = 2 << 10
-"""How much of events.jsonl is read for a run that is over: the last events are enough."""
+"""Bytes read at the end of events.jsonl for a run that is over: the last events are enough."""
 END_BYTES = 64 << 10
-"""The same if the last event is longer."""
+"""Bytes read if the last event is longer than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run. What is not known is None, or an empty text."""
+    """The summary of one run. Unknown values are None or empty."""
 
     name: str
-    """The name of its folder, which commands take as RUN."""
+    """The name of the run's folder, which commands accept as RUN."""
     run_id: str
-    """The name that the run was given; a copy of a run's folder has the same."""
+    """The run's original name; a copy of the folder keeps it."""
     directory: str
-    """The folder."""
+    """The path of the run's folder."""
     state: RunState
     reference: str
-    """Why it failed: the class of the failure, or the reference of another error."""
+    """Why the run failed: the class of the failure, or the reference of another error."""
     running: bool
-    """Whether its controller is alive, or is elsewhere and has recorded no end."""
+    """Whether the controller is alive, or is elsewhere and has recorded no end."""
     controller: str
-    """Where its controller is, if that cannot be seen from here: `on gpu-a`."""
+    """Where the controller is, if this machine cannot see its process: `on gpu-a`."""
     started: float
     """Unix seconds."""
     ended: float | None
-    """Unix seconds; of a lost run, when its controller last wrote something."""
+    """Unix seconds; for a lost run, the time of the controller's last write."""
     exit_status: int | None
     """distlaunch's own exit status; 3 for a lost run."""
     restarts: int
     """Starts of the whole cluster after the first."""
     tasks: int | None
-    """The tasks of its plan; None once it is over."""
+    """The number of tasks in the plan; None once the run is over."""
     tasks_up: int | None
-    """How many of them run now."""
+    """The number of tasks that run now."""
     epoch: int | None
     """The furthest epoch that a task has reported."""
     step: int | None
@@ -87,10 +87,10 @@ class RunSummary:
 
 
 def summarize(files: RunDir) -> RunSummary:
-    """Looks at a run.
+    """Summarizes a run.
 
     Raises:
-        RunDirectoryError: this is not a run's folder.
+        RunDirectoryError: the folder is not a run's folder.
     """
     record = read_record(files)
     if (queued := find_queued(record)) is not None:
@@ -103,7 +103,7 @@ def summarize(files: RunDir) -> RunSummary:
 
 
 def find_controller(files: RunDir, record: RunRecord) -> str | None:
-    """Where the run's controller is: `on gpu-a`, or empty if it can be seen from here; None if the run is over."""
+    """Where the run's controller is: `on gpu-a`, or empty if this machine can see it; None if the run is over."""
     if record.ended:
         return None
     try:
@@ -179,10 +179,10 @@ def _summarize_ended(files: RunDir, record: RunRecord) -> RunSummary:
 
 
 def _find_end(files: RunDir, record: RunRecord) -> tuple[RecordedEnd, int]:
-    """How the run ended, and the number of its last attempt; an empty end and 0 if that is not recorded.
+    """The run's end and the number of its last attempt; an empty end and 0 if they are not recorded.
 
-    The end is in run.json, the journal and the report; a full disk may have let only one of them through. A run that
-    was resumed has the ends of its earlier starts in its journal and its report.
+    The end is written to run.json, the journal and the report; on a full disk, only one of them may have it. The
+    journal and the report of a resumed run have the ends of its earlier starts.
     """
     path = files.events
     events = read_last_entries(path, LAST_BYTES)[0] or read_last_entries(path, END_BYTES)[0]
@@ -215,5 +215,5 @@ def _is_its_folder(files: RunDir, record: RunRecord) -> bool:
         return True
     try:
         return files.root.samefile(record.directory)
-    except OSError:  # the folder was moved, and the controller's files with it
+    except OSError:  # the folder was moved, together with the controller's files
         return True

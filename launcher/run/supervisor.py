@@ -45,7 +45,7 @@ from launcher.verdict.judge import outcome
 from worker_entry.protocol.frozen import replace
 
 ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""With these, an engine may tell that it takes the nodes away."""
+"""With these signals, an engine may announce that it takes the nodes away."""
 
 
 class Supervisor:
@@ -56,11 +56,11 @@ class Supervisor:
         planner: plans for all nodes of the spec.
         recover: cleans a lost node; returns whether the node can be used again.
         interrupts: the user's signals.
-        relist: asks before each restart which nodes there are.
+        relist: called before each restart to find the current nodes.
         checks: whether the nodes are checked before the first start.
-        faults: what is injected.
-        history: what earlier controllers have done.
-        taken_over: the attempt of an earlier controller that is under way.
+        faults: the faults to inject.
+        history: the history from earlier controllers.
+        taken_over: the running attempt of an earlier controller.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Supervisor:
         self._asked: int | None = None
         """The signal that asked the run to stop, at any time."""
         self._is_fruitless = False
-        """Whether the run has ended because it made no progress any more."""
+        """Whether the run has ended because it no longer made progress."""
         self._interrupted: int | None = None
-        """That signal, if it ended the run between two attempts."""
+        """The signal that ended the run between two attempts."""
         self._context = context
         self._links = context.links
         self._timing = context.timing
@@ -94,23 +94,23 @@ class Supervisor:
         self._nodes = NodeChoice(planner, context.links, context.console, relist, checks=checks)
         self._pauses = Pauses(context, self._nodes, recover, self._goes_on)
         self._last: Attempt | None = None
-        """The last ended attempt; of earlier ones, only what is still needed is kept."""
+        """The last ended attempt; `_earlier` has the needed parts of the ones before."""
         self._number = history.attempt
         """The number of the last attempt that began."""
         self._taken_over = taken_over
         self._earlier = history.earlier
         self._endings: list[Ending] = [*history.endings]
         self.continues_later = False
-        """Whether the run has lost its nodes and should go on when the engine gives it others."""
+        """Whether the run has lost its nodes and should continue when the engine provides other nodes."""
         self._pods_left: int | None = None
         self._states: dict[int, AttemptState] = {}
-        """States of the attempts that the faults' report needs."""
+        """The states of attempts that the fault report needs."""
 
     def run(self) -> RunReport:
-        """Runs the cluster to its end; returns once nothing is left of it and the report is written.
+        """Runs the cluster to its end; returns once all processes have ended and the report is written.
 
         Raises:
-            DistlaunchError: the cluster could not be started; nothing is left running.
+            DistlaunchError: the cluster could not be started; no process is left running.
             ShownError: an error ended the started cluster; the report is written.
         """
         self._interrupts.deliver_to(self._note_signal)
@@ -136,7 +136,7 @@ class Supervisor:
             self._links.give_up(self._last.state.lost)
         left = confirm_left(self._links.close(), self._context.run_id, self._console)
         self._pods_left = self._context.engine.release() if self._context.engine is not None else None
-        left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # with the pods, all in them has ended
+        left = dict.fromkeys(left, 0) if self._pods_left == 0 else left  # their processes ended with the pods
         end = end_by_signal(self._interrupted) if self._interrupted is not None else None
         if self._is_fruitless and self._last is not None:
             end = end_without_progress(self._last.verdict)
@@ -158,13 +158,13 @@ class Supervisor:
             self._interrupt(signum, None)
 
     def _interrupt(self, signum: int, end: EndAnnounced | None) -> None:
-        """Handles a signal; `end`: what it means if the engine has sent it."""
+        """Handles a signal; `end`: the announced end if the engine has sent the signal."""
         if end is None or end.reference == "interrupted":
             self._asked = signum
         self._links.put(end or Interrupted(signum))
 
     def check(self) -> tuple[AttemptState, Preflight]:
-        """Checks the nodes and starts nothing; returns their answers."""
+        """Checks the nodes without starting tasks; returns the nodes' answers."""
         self._interrupts.deliver_to(self._note_signal)
         chosen = self._nodes.choose()
         assert chosen is not None
@@ -176,7 +176,7 @@ class Supervisor:
         return state, chosen.preflight
 
     def _run_attempt(self, chosen: AttemptSetup) -> AttemptSetup:
-        """Runs an attempt; returns the setup for a next one on the same nodes, which need no second check."""
+        """Runs an attempt; returns the setup for the next attempt on the same nodes, without a second check."""
         started, files = self._timing.now(), self._context.files
         if chosen.taken_over is None:
             self._number += 1
@@ -212,7 +212,7 @@ class Supervisor:
         return following
 
     def _choose_next(self, chosen: AttemptSetup) -> tuple[AttemptSetup | None, Restart | None]:
-        """The setup and the pause of the next attempt; None if there is none."""
+        """Returns the setup and the pause of the next attempt; None if the run ends."""
         last = self._last
         assert last is not None
         if outcome(last.state) != "failed":
@@ -244,7 +244,7 @@ class Supervisor:
                 self._console.note(decision.reason)
             self._is_fruitless = decision.fruitless
             return None, None
-        if self._asked is not None:  # also while the last attempt was being stopped, which does not show in its state
+        if self._asked is not None:  # may have come while the last attempt stopped: its state does not show that
             self._interrupted = self._asked
             return None, None
         reference, message = last.verdict.reference, last.verdict.message
@@ -253,7 +253,7 @@ class Supervisor:
         return again, decision
 
     def _start_after_takeover(self, chosen: AttemptSetup, last: Attempt) -> AttemptSetup | None:
-        """The setup after an attempt whose agents could not be taken over; the nodes can be used again."""
+        """Returns the setup after an attempt whose agents could not be taken over, and reuses their nodes."""
         self._nodes.choose_again(chosen, last.state, self._goes_on)
         self._pauses.fence(last.verdict)
         self._nodes.take_back(last.state.lost)
@@ -264,7 +264,7 @@ class Supervisor:
         return self._asked is None
 
     def _time_at(self, monotonic: float | None) -> float | None:
-        """A moment of the monotonic clock in Unix seconds."""
+        """Converts a time of the monotonic clock to Unix seconds."""
         return None if monotonic is None else self._timing.now() - (self._timing.monotonic() - monotonic)
 
     def _report(self, left: Mapping[str, int | None], end: RunEnd | None) -> RunReport:

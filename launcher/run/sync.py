@@ -1,4 +1,4 @@
-"""The program's folder that is sent to other machines: its files, checked before anything is started."""
+"""The program's folder that is sent to other machines; its files are checked before the run starts anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worker_entry.protocol.values import FileEntry
 
 ALWAYS_LEFT_OUT = (".git/", "__pycache__/", "*.pyc")
 FILES_LIMIT = 50_000
-"""More files mean a wrong folder."""
+"""More files indicate a wrong folder."""
 SHOWN_LIMIT = 10
 
 
@@ -39,13 +39,13 @@ class Bundle:
         return Offer(self.to, digest.hexdigest(), list(self.entries))
 
     def read_piece(self, fetch: Fetch) -> tuple[Piece, bytes]:
-        """The bytes that a node requests; fewer if the file has shrunk, none if it is gone, which the node detects.
+        """The bytes that a node requests; fewer if the file has shrunk or is gone, which the node detects.
 
         Raises:
             ValueError: the request exceeds the offer.
         """
         if not 0 <= fetch.index < len(self.entries) or not 0 <= fetch.size <= 1 << 20 or fetch.offset < 0:
-            raise ValueError("a Fetch of what was not offered")
+            raise ValueError("a Fetch outside the offer")
         try:
             with (self.root / self.entries[fetch.index].path).open("rb") as file:
                 data = os.pread(file.fileno(), fetch.size, fetch.offset)
@@ -58,9 +58,9 @@ def make_bundle(sync: SyncSpec, base: Path) -> Bundle:
     """Reads the folder, relative to `base`, and hashes its files.
 
     Raises:
-        UsageError: the folder cannot be sent; lists all reasons.
+        UsageError: the folder cannot be sent; the error lists all reasons.
     """
-    import pathspec  # only a run that sends its program needs it
+    import pathspec  # needed only by runs that send their program
 
     root = (base / Path(sync.path).expanduser()).resolve()
     if not root.is_dir():
@@ -112,7 +112,7 @@ def _list_files(root: Path) -> Iterator[str]:
 
 
 def _make_entry(root: Path, path: str) -> FileEntry | None:
-    """The file as it is now; None if it is gone.
+    """The entry of the file as it is now; None if the file is gone.
 
     Raises:
         ValueError: the file cannot be sent; the text says why.

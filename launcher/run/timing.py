@@ -1,6 +1,6 @@
-"""A run's clocks, its one place to wait, and its repeated work.
+"""A run's clocks, waits and repeated work.
 
-They are one object, so that tests let hours pass without waiting.
+All of them belong to one object, so that tests can simulate hours without waiting.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class Timing(Protocol):
     """The clocks and waits of a run."""
 
     def monotonic(self) -> float:
-        """Seconds of a clock that never jumps."""
+        """The time of a clock that never jumps, in seconds."""
 
     def now(self) -> float:
         """Unix seconds, for the times in reports."""
 
     def wait(self, arrivals: queue.SimpleQueue[_Item], timeout_s: float) -> _Item:
-        """The next item of the queue.
+        """Returns the next item of the queue.
 
         Raises:
-            queue.Empty: there was none within `timeout_s`.
+            queue.Empty: no item arrived within `timeout_s`.
         """
 
     def repeat(self, function: Callable[[], bool], every_s: float, first_s: float = 0.0) -> Callable[[], None]:
         """Calls `function` in the background after `first_s`, then `every_s` after each call, until it returns True.
 
         Returns:
-            A function that ends this, without waiting for a call in progress.
+            A function that ends the repetition without waiting for a call in progress.
         """
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of one attempt know each other by when their connections go through a tunnel."""
+"""The key by which the nodes of one attempt authenticate each other when their connections go through a tunnel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import datetime
 from worker_entry.protocol.orders import TunnelKey
 
 LASTS = datetime.timedelta(days=3650)
-"""An attempt may last, and clocks may be wrong: the key is known to its nodes alone, which forget it at the end."""
+"""Long, because attempts may last and clocks may be wrong; only the nodes know the key, and forget it at the end."""
 NAME = "distlaunch"
 
 
 def make_tunnel_key() -> TunnelKey:
-    """A new key (ECDSA, P-256) with a certificate that it has signed itself."""
+    """A new key (ECDSA, P-256) with a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""What tasks and nodes use in one attempt: the latest for requests, all of it for the files."""
+"""The resource use of tasks and nodes in one attempt: the latest samples for requests, all samples for the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker_entry.protocol.values import Progress
 
 
 class Uses:
-    """Keeps what the nodes measure. Only `tasks` and `nodes` may be called from other threads."""
+    """The measurements of the nodes. Other threads may read only `tasks` and `nodes`."""
 
     def __init__(self, files: SampleFiles) -> None:
         self._files = files
@@ -31,16 +31,16 @@ class Uses:
 
     @property
     def tasks(self) -> Mapping[TaskId, TaskUse]:
-        """What each task uses, as last measured."""
+        """The resource use of each task, as last measured."""
         return dict(self._task_uses)
 
     @property
     def nodes(self) -> Mapping[str, NodeUse]:
-        """What each node uses, as last measured."""
+        """The resource use of each node, as last measured."""
         return dict(self._node_uses)
 
     def note(self, node: str, sampled: Sampled, clock_offset_s: float) -> None:
-        """Takes a node's samples; `clock_offset_s`: how far its clock is ahead of ours.
+        """Adds a node's samples; `clock_offset_s`: how far the node's clock is ahead of ours.
 
         Raises:
             ValueError: a sample names an impossible task.
@@ -58,6 +58,6 @@ class Uses:
             self._files.write_node(of_node)
 
     def note_progress(self, task: TaskId, progress: Progress) -> None:
-        """Takes what a task has reported of itself."""
+        """Adds the progress that a task has reported."""
         if progress.first_step is not None:
             self._files.write_progress(task, sample_progress(progress))

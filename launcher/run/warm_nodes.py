@@ -1,6 +1,6 @@
-"""What runs leave on nodes on purpose, for the next run: a record for each other machine, in the state directory.
+"""The agents that runs keep warm on nodes for the next run.
 
-On this machine, the agents themselves are found.
+The state directory has a record for each other machine; on this machine, the agents themselves are found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker_entry.protocol.kept import Kept
 
 @dataclass(frozen=True)
 class KnownWarmNode:
-    """A node on which an agent waits; `run` is the folder of the run that has left it there, if that is known."""
+    """A node on which an agent waits; `run` is the folder of the run that left the agent there, if known."""
 
     node: str
     bytes: int
@@ -35,7 +35,7 @@ class KnownWarmNode:
 
 
 def note_kept(kept: Mapping[str, Kept], context: RunContext, now: float) -> list[WarmNode]:
-    """Writes down what stays on each node, and says what could not be kept; `now` is in Unix seconds."""
+    """Records which nodes stay warm, and notes on the console which could not; `now` is in Unix seconds."""
     found = []
     for node, each in kept.items():
         if each.problem:
@@ -43,13 +43,13 @@ def note_kept(kept: Mapping[str, Kept], context: RunContext, now: float) -> list
             continue
         found.append(WarmNode(node=node, pids=each.pids, bytes=each.bytes, until=now + each.seconds))
         if node != LOCAL:
-            with contextlib.suppress(OSError, RunDirectoryError):  # the agent ends by itself, known or not
+            with contextlib.suppress(OSError, RunDirectoryError):  # the agent ends by itself, even without a record
                 _write(KnownWarmNode(node, each.bytes, now + each.seconds, str(context.files.root)))
     return found
 
 
 def find_warm_nodes() -> Iterator[KnownWarmNode]:
-    """Where agents wait: on this machine, and by the records on others."""
+    """The nodes where agents wait: on this machine, and on other machines according to the records."""
     for _, facts in find_waiting():
         yield KnownWarmNode(LOCAL, facts.bytes, facts.until)
     with contextlib.suppress(RunDirectoryError):
@@ -65,7 +65,7 @@ def find_warm_nodes() -> Iterator[KnownWarmNode]:
 
 
 def forget(node: str) -> None:
-    """Removes the record of a node on which no agent waits any more."""
+    """Removes the record of a node on which an agent no longer waits."""
     _path(node).unlink(missing_ok=True)
 
 

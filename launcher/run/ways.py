@@ -25,10 +25,10 @@ def make_transports(spec: ClusterSpec, targets: Targets, files: RunDir, run_id: 
 
 @dataclass
 class Recovery:
-    """Stops what a run has left on a lost node; returns whether the node can be used again."""
+    """A function that stops a run's leftover processes on a lost node; returns whether the node can be used again."""
 
     spec: ClusterSpec
-    """Of the last attempt."""
+    """The spec of the last attempt."""
     run_id: str
 
     def __call__(self, host: str, reattach_folder: str) -> bool:
@@ -39,7 +39,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Relisting:
-    """Asks the spec's source which nodes there are, and prepares the ways to them."""
+    """A function that asks the spec's source for the current nodes, and prepares the ways to them."""
 
     context: RunContext
     recovery: Recovery

@@ -1,4 +1,4 @@
-"""POSTs a JSON object to a URL that nobody else may see: no error has any part of it."""
+"""POSTs a JSON object to a secret URL: no error contains any part of the URL."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def post(url: str, body: bytes, timeout_s: float) -> None:
     """POSTs the object; certificates are verified.
 
     Raises:
-        DeliveryError: it has not arrived, as far as is known.
+        DeliveryError: the server has not confirmed the object.
     """
     try:
         request = _make_request(url, body)
         with _make_opener().open(request, timeout=timeout_s):
             pass
-    except Exception as error:  # noqa: BLE001 - a proxy or an odd server may raise anything, and the text may have the URL
+    except Exception as error:  # noqa: BLE001 - a proxy or an odd server may cause any error; its text may have the URL
         raise DeliveryError(_explain(error, timeout_s)) from None
 
 
@@ -40,13 +40,13 @@ def _make_request(url: str, body: bytes) -> urllib.request.Request:
         words = urllib.parse.unquote(login).encode()
         headers["Authorization"] = f"Basic {base64.b64encode(words).decode('ascii')}"
     if parts.scheme not in ("http", "https") or not place:
-        raise ValueError("no URL of a web server")
+        raise ValueError("not an HTTP URL")
     plain = parts._replace(netloc=place).geturl()
     return urllib.request.Request(plain, body, headers, method="POST")  # noqa: S310 - the scheme was checked
 
 
 def _make_opener() -> urllib.request.OpenerDirector:
-    """Speaks HTTP and HTTPS, and nothing else."""
+    """An opener for HTTP and HTTPS only."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -61,7 +61,7 @@ def _make_opener() -> urllib.request.OpenerDirector:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows what repeats the POST at the same server; everything else would lose the object, or send it elsewhere."""
+    """A handler of redirects that repeat the POST at the same server; others would lose the object or leak it."""
 
     max_redirections = REDIRECTS
 
@@ -90,7 +90,7 @@ def _explain(error: BaseException, timeout_s: float) -> str:
     if isinstance(cause, TimeoutError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(cause, (http.client.InvalidURL, ValueError)):
-        return "the URL is not one of a web server"
+        return "the URL is not the URL of a web server"
     if isinstance(cause, http.client.HTTPException):
         return "the server's answer is not HTTP"
     if isinstance(cause, OSError) and cause.strerror:

@@ -1,5 +1,5 @@
-"""Slurm, which gives a run its nodes, and takes them away again.
+"""Slurm, which allocates the nodes of a run, and takes them away again.
 
-In: the environment of a job, and what Slurm's own programs print. Out: the job's nodes, why and when they are taken
+In: the environment of a job, and the output of Slurm's programs. Out: the job's nodes, why and when they are taken
 away, and the script of a job that runs distlaunch. Pure, except that `calls` runs those programs.
 """

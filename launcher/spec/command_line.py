@@ -1,4 +1,4 @@
-"""Turns a command line into a spec: of a cluster on this machine, or on hosts that it names."""
+"""Turns a command line into the spec of a cluster on this machine, on named hosts, or in a Slurm job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from worker_entry.protocol.strategy_names import StrategyName
 WORKERS_PER_CORE = 4
 """With more workers per core, a cluster cannot form in time; each worker also needs some 300 MB."""
 WORKERS_ALWAYS = 8
-"""Allowed on every machine."""
+"""The number of workers that every machine may run, however few cores it has."""
 WORKERS = 2
-"""The default."""
+"""The default number of workers."""
 
 HOSTFILE_LIMIT = 1 << 20
-"""Bytes of a host file."""
+"""The maximum size of a host file, in bytes."""
 
 PORTS = PortRange(first=20000, last=29999)
 
@@ -38,7 +38,7 @@ def check_workers(workers: int, cores: int) -> None:
     """Refuses more workers than a machine with this many cores can run.
 
     Raises:
-        UsageError: there are too many.
+        UsageError: there are too many workers.
     """
     limit = max(WORKERS_ALWAYS, WORKERS_PER_CORE * cores)
     if workers > limit:
@@ -49,7 +49,7 @@ def check_workers(workers: int, cores: int) -> None:
 
 
 def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> ProgramSpec | None:
-    """What to run: a command after `--`, a Python module after `-m`, else a script; None for the demo.
+    """The program to run: a command after `--`, a Python module after `-m`, else a script; None for the demo.
 
     Raises:
         UsageError: `-m` or `--` without a name, or an argument that is not UTF-8.
@@ -70,10 +70,10 @@ def make_program(words: Sequence[str], *, is_module: bool, is_command: bool) -> 
 
 
 def check_text(word: str) -> None:
-    """Refuses an argument that is not UTF-8.
+    """Checks that an argument is UTF-8.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the argument is not UTF-8.
     """
     try:
         word.encode()
@@ -87,7 +87,7 @@ def make_tasks(strategy: StrategyName, workers: int | None, ps: int | None, *, e
     """The number of tasks of each type.
 
     Raises:
-        UsageError: the strategy does not allow them.
+        UsageError: the strategy does not allow these tasks.
     """
     alone = RULES[strategy].alone
     if alone and workers not in (None, 1):
@@ -118,7 +118,7 @@ def make_spec(
     python: str | None,
     gpus_per_worker: int | None,
 ) -> ClusterSpec:
-    """The spec that the command line stands for.
+    """The spec that the command line describes.
 
     Raises:
         UsageError: the spec would not be valid; the error names every option at fault.
@@ -128,7 +128,7 @@ def make_spec(
     if python == "":
         raise UsageError("--python is empty", hint="name an interpreter, or remove the option")
     if framework == "torch" and (program is None or strategy != "multi_worker_mirrored" or set(tasks) > {"worker"}):
-        raise UsageError("PyTorch has no strategies and no demo here", hint="name a program, and use only --workers")
+        raise UsageError("--framework torch has no strategies or demo", hint="name a program, and use only --workers")
     given: dict[str, Any] = {} if program is None else {"program": program}
     given |= {"framework": framework} if framework == "torch" else {"strategy": strategy}
     try:
@@ -146,10 +146,10 @@ def make_spec(
 
 
 def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[Host]]:
-    """The hosts of `-H` or of `--hostfile`, and the option for errors about them.
+    """Returns the hosts of `-H` or `--hostfile`, and the option that errors about them name.
 
     Raises:
-        UsageError: both are given, the file cannot be read, or a host cannot be.
+        UsageError: both are given, or the file or a host cannot be read.
     """
     if hostfile is None:
         for text in hosts:
@@ -159,7 +159,7 @@ def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[H
         except HostError as error:
             raise UsageError(f"-H: {error}") from None
     if hosts:
-        raise UsageError("-H and --hostfile both name the hosts", hint="use one of them")
+        raise UsageError("-H and --hostfile cannot be combined", hint="use one of them")
     try:
         with hostfile.open("rb") as file:
             text = file.read(HOSTFILE_LIMIT + 1).decode()
@@ -175,15 +175,15 @@ def read_hosts(hosts: Sequence[str], hostfile: Path | None) -> tuple[str, list[H
         count = "a mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
         raise UsageError(f"the host file {hostfile} has {count}", evidence=[*mistakes[:SHOWN_LIMIT], *more])
     if not found:
-        raise UsageError(f"the host file {hostfile} names no host", hint="write one a line, like `gpu-a slots=2`")
+        raise UsageError(f"the host file {hostfile} names no host", hint="write one per line, like `gpu-a slots=2`")
     return f"--hostfile {hostfile}", found
 
 
 def make_host_spec(option: str, hosts: Sequence[Host], program: ProgramSpec | None) -> ClusterSpec:
-    """The spec of a cluster with a worker for each slot; `option`: what named the hosts.
+    """The spec of a cluster with a worker for each slot; `option`: the option that named the hosts.
 
     Raises:
-        UsageError: the hosts make no valid spec.
+        UsageError: the spec of these hosts would not be valid.
     """
     given: Mapping[str, Any] = {} if program is None else {"program": program}
     try:
@@ -199,7 +199,7 @@ def make_slurm_spec(program: ProgramSpec | None) -> ClusterSpec:
 
 
 def append_arguments(spec: ClusterSpec, words: Sequence[str]) -> ClusterSpec:
-    """The spec with these words after the arguments of its program.
+    """The spec with these words appended to the arguments of its program.
 
     Raises:
         UsageError: a word is not UTF-8.

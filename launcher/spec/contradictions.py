@@ -1,4 +1,4 @@
-"""Finds contradictions between the fields of a spec: all of them at once, each with its place."""
+"""Finds all contradictions between the fields of a spec, each with its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TORCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RA
 """Environment variables that distlaunch sets for PyTorch."""
 
 TASKS_LIMIT = 100_000
-"""Tasks of a cluster; a larger number is a typing error."""
+"""The maximum number of tasks of a cluster; a larger number is a typing error."""
 
 Path = tuple[str | int, ...]
 
@@ -33,12 +33,12 @@ def render_path(path: Path) -> str:
 
 
 def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    """The place of each contradiction, and what is wrong."""
+    """Yields the path of each contradiction, and a message."""
     total = sum(node.count(task_type) for node in spec.nodes for task_type in TASK_TYPES)
     if total > TASKS_LIMIT:
         yield ("nodes",), f"{total:,} tasks are more than a cluster can have; the limit is {TASKS_LIMIT:,}"
         return
-    if spec.nodes:  # there are none before a command has named them
+    if spec.nodes:  # empty until their source has named them
         yield from _role_contradictions(spec)
     yield from _place_contradictions(spec)
     for index, node in enumerate(spec.nodes):
@@ -46,7 +46,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     yield from _env_contradictions(spec)
     shared = spec.log_directory or spec.checkpoint_directory or spec.shares_files
     if spec.tensorboard and not shared:
-        yield ("tensorboard",), "has nothing to show here; name a `log_directory:` that all nodes share"
+        yield ("tensorboard",), "has no logs to show; name a `log_directory:` that all nodes share"
     workers = sum(node.count(task_type) for node in spec.nodes for task_type in spec.rules.computes)
     if spec.restart.min_workers > workers > 0:
         yield (
@@ -54,11 +54,11 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
             f"the cluster has only {count_of(workers, 'worker')}; lower it",
         )
     if spec.isolation == "namespace" and len(spec.nodes) > 1:
-        yield ("isolation",), "namespace is for a cluster on one machine; `tunnel` connects several"
+        yield ("isolation",), "namespace works on one machine only; for several, choose tunnel"
     if spec.isolation == "tunnel" and spec.framework == "torch":
-        yield ("isolation",), "PyTorch opens ports that no tunnel knows; remove it, or `framework: torch`"
+        yield ("isolation",), "PyTorch opens ports that no tunnel forwards; remove it, or `framework: torch`"
     if spec.isolation == "tunnel" and spec.communication == "nccl":
-        yield ("communication",), "NCCL opens ports that no tunnel knows; choose ring, or remove `isolation:`"
+        yield ("communication",), "NCCL opens ports that no tunnel forwards; choose ring, or remove `isolation:`"
     if spec.framework == "torch" and "strategy" in spec.model_fields_set:
         yield ("strategy",), "applies only to TensorFlow; with `framework: torch`, remove it"
     if spec.communication != "auto" and spec.strategy != "multi_worker_mirrored":
@@ -66,7 +66,7 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     if spec.cross_device is not None and spec.strategy != "mirrored":
         yield ("cross_device",), "applies only to mirrored; remove it"
     if spec.cache is not None and spec.program.command is not None:
-        yield ("cache",), "what a command will compile with is not known; name a script or a module, or remove it"
+        yield ("cache",), "the compiler of a `command:` is unknown; name a script or a module, or remove it"
     if spec.slurm != SlurmSpec() and spec.source != "slurm" and not any(node.way == "slurm" for node in spec.nodes):
         yield ("slurm",), "applies only to `nodes: slurm`; remove it"
     if isinstance(spec.source, PodsSpec) and "way" in spec.model_fields_set:
@@ -74,9 +74,9 @@ def find_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
     if spec.keep_warm_s and isinstance(spec.source, PodsSpec):
         yield ("keep_warm_s",), "pods end with their run; remove it"
     if spec.keep_warm_s and (spec.preload is False or spec.program.command is not None):
-        yield ("keep_warm_s",), "nothing is imported ahead here, so that there is nothing to keep; remove it"
+        yield ("keep_warm_s",), "nothing is preloaded here, so there is nothing to keep warm; remove it"
     if spec.sync is not None and spec.working_directory is not None:
-        yield ("working_directory",), "with `sync:` the program runs in the folder that is sent; remove this"
+        yield ("working_directory",), "with `sync:`, the program runs in the synced folder; remove this"
 
 
 def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
@@ -105,7 +105,7 @@ def _role_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
 
 
 def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
-    """Hosts, addresses and ports: every task needs its own address, and the others must be able to dial it."""
+    """Contradictions of hosts, addresses and ports: every task needs its own address, which the others can dial."""
     tasks_of: dict[int, list[TaskId]] = {id(node): [] for node in spec.nodes}
     for node, task in spec.placements():
         tasks_of[id(node)].append(task)
@@ -121,7 +121,7 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
         if node.is_local and node.way is not None:
             yield (*path, "way"), "`local` is this machine, which needs no way; remove it"
         if node.address is not None and node.addresses is not None:
-            yield (*path, "addresses"), "there is already an `address:`; keep one of the two"
+            yield (*path, "addresses"), "cannot be combined with `address:`; keep one of them"
         if node.is_local and node.address is None and node.addresses is None and len(spec.nodes) > 1:
             message = "other machines cannot dial `local`; add the `address:` at which they reach this machine"
             yield (*path, "host"), message
@@ -138,7 +138,10 @@ def _place_contradictions(spec: ClusterSpec) -> Iterator[tuple[Path, str]]:
                 yield ("ports",), message
             continue
         if node.port + len(tasks) - 1 > 65535:
-            yield (*path, "port"), f"{count_of(len(tasks), 'task')} from port {node.port} go beyond 65535; start lower"
+            yield (
+                (*path, "port"),
+                f"{count_of(len(tasks), 'task')} from port {node.port} on exceed 65535; choose a lower port",
+            )
         for port, task in enumerate(tasks, node.port):
             owner = taken.setdefault((node.default_address, port), task)
             if owner != task:
@@ -150,11 +153,11 @@ def _gpu_contradictions(node: NodeSpec, rules: StrategyRules, path: Path) -> Ite
     if node.gpus is None:
         return
     if len(set(node.gpus)) != len(node.gpus):
-        yield (*path, "gpus"), "a GPU is named twice; name each once"
+        yield (*path, "gpus"), "a GPU is listed twice; list each once"
     sharers = sum(node.tasks.get(task_type, 0) for task_type in rules.computes)
     wanted = (node.gpus_per_worker or 0) * sharers
     if wanted > len(node.gpus):
-        message = f"{sharers} workers would need {wanted} GPUs, but `gpus:` names {len(node.gpus)}; lower it"
+        message = f"{sharers} workers need {wanted} GPUs, but `gpus:` names {len(node.gpus)}; lower it"
         yield (*path, "gpus_per_worker"), message
 
 

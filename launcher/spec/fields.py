@@ -1,4 +1,4 @@
-"""The types of a spec's fields; each checks its text, and describes itself in the JSON Schema."""
+"""The types of a spec's fields; each validates its text, and describes itself in the JSON Schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest number that a field may have, and why; the message appends the reason to the limit."""
+    """The largest value of a number, and the reason, which the message appends to the limit."""
 
     limit: int
     reason: str
@@ -81,7 +81,7 @@ def _check_network(value: str) -> str:
 
 
 Network = Annotated[str, StringConstraints(max_length=50), AfterValidator(_check_network)]
-"""A network as text, in its usual form."""
+"""A network as text, in canonical form."""
 GpuName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9/-]*$"),
@@ -90,8 +90,8 @@ GpuName = Annotated[
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 LIMITED_S = AtMost(31_536_000, "no run waits for more than a year")
-UNLESS_0 = AtMost(31_536_000, "a year; 0 sets no limit")
-Times = Annotated[int, Field(ge=0), AtMost(1_000_000, "a restart takes seconds, so more would never end")]
+UNLESS_0 = AtMost(31_536_000, "that is a year; 0 sets no limit")
+Times = Annotated[int, Field(ge=0), AtMost(1_000_000, "a restart takes seconds, so a run with more would never end")]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PortRange:
 
 
 def parse_port_range(value: Any) -> PortRange:
-    """`20000-20999` or `20000` → PortRange."""
+    """Parses `20000-20999` or `20000`."""
     if isinstance(value, PortRange):
         return value
     match = re.fullmatch(r"([0-9]{1,5})(?: *- *([0-9]{1,5}))?", str(value))
@@ -135,7 +135,7 @@ Ports = Annotated[
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address of this machine and a TCP port, on which to listen; written `127.0.0.1:9400`."""
+    """An address of this machine and a TCP port to listen on; written `127.0.0.1:9400`."""
 
     host: str
     port: int
@@ -145,7 +145,7 @@ class Endpoint:
 
 
 def parse_endpoint(value: Any) -> Endpoint:
-    """`0.0.0.0:9400`, `[::1]:9400`, `gpu-a:9400`; `9400` and `:9400` are on the loopback address → Endpoint."""
+    """Parses `0.0.0.0:9400`, `[::1]:9400` or `gpu-a:9400`; `9400` and `:9400` mean the loopback address."""
     if isinstance(value, Endpoint):
         return value
     match = re.fullmatch(r"(?:(?:\[([0-9A-Fa-f:.%\w]+)\]|([A-Za-z0-9_.-]+))?:)?([0-9]{1,5})", str(value), re.ASCII)
@@ -164,11 +164,11 @@ Listen = Annotated[
 ]
 
 WebAddress = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$", max_length=8192)]
-"""An URL of a web server, in ASCII."""
+"""The URL of a web server, in ASCII."""
 
 
 def parse_keepable(value: Any) -> bool | str:
-    """`true`, `false` or `keep`, as text or as a value."""
+    """Parses `true`, `false` or `keep`, given as text or as a value."""
     known: dict[str, bool | str] = {"true": True, "false": False, "keep": "keep"}
     if str(value).lower() not in known:
         raise PydanticCustomError("keepable", "expected true, false or keep, got {value}", {"value": repr(value)})
@@ -190,7 +190,7 @@ def _tag_modules(value: Any) -> str:
 
 
 ONE, MANY, PODS = "\0one", "\0many", "\0pods"
-"""Tags for a field that is a single value or a list; pydantic puts them into the paths of errors."""
+"""Tags of a field's alternatives: a single value, a list, or pods. pydantic puts them into the paths of errors."""
 Preload = Annotated[
     Annotated[bool, Tag(ONE)] | Annotated[list[ModuleName], Tag(MANY)],
     Discriminator(_tag_modules),
@@ -198,4 +198,4 @@ Preload = Annotated[
         {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string", "pattern": _MODULE}}]}
     ),
 ]
-"""`true`, `false`, or a list of modules; the tags limit pydantic's errors to the kind that was written."""
+"""`true`, `false`, or a list of modules; the tags limit pydantic's errors to the alternative that was written."""

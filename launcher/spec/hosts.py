@@ -1,7 +1,7 @@
-"""Hosts and their slots, as `-H`, host files and the commands that list nodes name them.
+"""Parses hosts and their slots, as given by `-H`, host files, and commands that list nodes.
 
 A host is `gpu-a`, `gpu-a:2` (two slots), `alice@gpu-a`, `[fd00::1]:2`, or `ssh://alice@gpu-a:2222` with the port of
-sshd, where slots come after the port. A line of a host file may also say `slots=2`. A slot is one worker.
+sshd, after which slots may follow. A line of a host file may also have `slots=2`. A slot is one worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.spec.nodes import LOCAL
 from worker_entry.protocol.frozen import dataclass, replace
 
 SLOTS_LIMIT = 1024
-"""Slots of one host; a larger number is the port of sshd."""
+"""The maximum number of slots of one host; a larger number is probably the port of sshd."""
 
 _NAME = r"(?P<name>(?:[^@:/\[\]]+@)?(?:\[[^\]]*\]|[^@:/\[\]]+))"
 _PLAIN = re.compile(rf"{_NAME}(?::(?P<slots>[0-9]{{1,9}}))?")
@@ -24,19 +24,19 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class HostError(ValueError):
-    """A host, or a line of a host file, cannot be read; says what is expected instead."""
+    """A host, or a line of a host file, is invalid; the message says what is expected."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and its workers. `port`: that of sshd, if it was given."""
+    """A machine and its workers. `port`: the port of sshd, if given."""
 
     name: str
     slots: int = 1
     port: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The fields of its node in a spec; they are not validated yet."""
+        """The fields of the host's node in a spec, not yet validated."""
         fields: dict[str, Any] = {"host": self.name}
         if self.slots != 1:
             fields["tasks"] = {"worker": self.slots}
@@ -46,27 +46,27 @@ class Host:
 
 
 def parse_host(text: str) -> Host:
-    """One host.
+    """Parses one host.
 
     Raises:
-        HostError: it is none.
+        HostError: the text is not a host.
     """
     return _read(text)[0]
 
 
 def parse_hosts(texts: Iterable[str]) -> list[Host]:
-    """The hosts of `-H a:2,b:2`, given once or several times.
+    """Parses the hosts of `-H a:2,b:2`, which may be given several times.
 
     Raises:
-        HostError: one of them cannot be read.
+        HostError: a host is invalid.
     """
     return _merge([parse_host(name.strip()) for text in texts for name in text.split(",")])
 
 
 def parse_lines(text: str) -> tuple[list[Host], list[str]]:
-    """The hosts in lines like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`, and a message for each line that has none.
+    """Returns the hosts in lines like `gpu-a`, `gpu-a:2` or `gpu-a slots=2`, and a message for each invalid line.
 
-    `max_slots=` is ignored, as are empty lines and comments.
+    Ignores `max_slots=`, empty lines and comments.
     """
     hosts, mistakes = [], []
     for number, line in enumerate(text.splitlines(), 1):
@@ -88,14 +88,14 @@ def _read_line(words: Sequence[str]) -> Host:
             raise HostError(f"expected a host, `HOST:SLOTS` or `HOST slots=N`, got {' '.join(words)[:80]!r}")
         if name == "slots":
             if slots is not None:
-                raise HostError(f"{words[0]} has its slots twice; keep one")
+                raise HostError(f"{words[0]} gives its slots twice; keep one")
             slots = _check_slots(host.name, int(value))
     return replace(host, slots=1 if slots is None else slots)
 
 
 def _read(text: str) -> tuple[Host, int | None]:
-    """A host, and its slots if they are named."""
-    if _is_ipv6(text.rpartition("@")[2]):  # without brackets, all of it is the address
+    """Parses a host, and its slots if given."""
+    if _is_ipv6(text.rpartition("@")[2]):  # without brackets, the whole text is the address
         return Host(text), None
     found = (_URL if text.startswith("ssh://") else _PLAIN).fullmatch(text)
     if found is None:
@@ -112,7 +112,7 @@ def _check_slots(name: str, slots: int) -> int:
         raise HostError(f"{name} has no slots; give it at least one, or remove it")
     if slots > SLOTS_LIMIT:
         raise HostError(
-            f"{slots} slots on {name} are more than {SLOTS_LIMIT}; the port of sshd is written ssh://{name}:{slots}"
+            f"{slots} slots on {name} are more than {SLOTS_LIMIT}; write the port of sshd as ssh://{name}:{slots}"
         )
     return slots
 
@@ -126,7 +126,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def _merge(hosts: Sequence[Host]) -> list[Host]:
-    """Each host once, in order; the slots of a host that is named several times add up."""
+    """Merges repeated hosts and adds up their slots; keeps the order."""
     slots: dict[tuple[str, int | None], int] = {}
     for host in hosts:
         key = (host.name, host.port)

@@ -23,10 +23,10 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
 
     Args:
         path: the file.
-        environ: if given, every variable of `env_from` must be set there.
+        environ: if given, must have every variable that the spec takes from the environment.
 
     Raises:
-        SpecError: the file cannot be read, or something in it is wrong.
+        SpecError: the file cannot be read, or has mistakes.
     """
     try:
         with path.open("rb") as file:
@@ -45,10 +45,10 @@ def load_spec(path: FilePath, environ: Mapping[str, str] | None = None) -> Clust
 
 
 def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> ClusterSpec:
-    """The spec in these bytes.
+    """Parses and checks the bytes of a spec file.
 
     Raises:
-        MistakesError: something in them is wrong; `load_spec` renders it.
+        MistakesError: the file has mistakes; `load_spec` renders them.
     """
     values, marks, mistakes = parse_yaml(data)
     if not isinstance(values, dict):
@@ -74,7 +74,7 @@ def parse_spec(data: bytes, environ: Mapping[str, str] | None = None) -> Cluster
 
 
 def _find_variables(values: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """The places of all variables that are taken from distlaunch's own environment, and what is there."""
+    """Yields the path and the value of each field that names a variable of distlaunch's environment."""
     names, notify = values.get("env_from"), values.get("notify")
     yield from ((("env_from", index), name) for index, name in enumerate(names if isinstance(names, list) else ()))
     if isinstance(notify, dict):
@@ -88,7 +88,7 @@ def _mistakes(error: ValidationError, marks: Marks) -> Iterator[Mistake]:
 
 
 def _find_other_contradictions(error: ValidationError, values: Any, marks: Marks) -> list[Mistake]:
-    """Contradictions between fields without mistakes, unless they depend on fields with one."""
+    """Finds contradictions between fields without mistakes; none if they may depend on a field with a mistake."""
     if any(not detail["loc"] for detail in error.errors()):  # these errors are the contradictions
         return []
     paths = [problem.path for problem in find_problems(error)]

@@ -1,4 +1,4 @@
-"""Explains pydantic's errors about a spec to its user: where, what, and what to write instead."""
+"""Explains pydantic's errors about a spec to its user: the place, the mistake, and what to write instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from launcher.tasks import TASK_TYPES
 from worker_entry.protocol.frozen import dataclass
 
 SHOWN_LIMIT = 20
-"""Mistakes shown at once; of more, the user corrects the first ones first."""
+"""The maximum number of mistakes that one error shows; users correct the first ones first."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Problem:
 
 
 def find_problems(error: ValidationError) -> Iterator[Problem]:
-    """Every reason why pydantic refused a spec, or a part of one."""
+    """Yields every reason why pydantic rejected a spec or a part of a spec."""
     for detail in error.errors():
         if detail["type"] == "contradictions":
             for path, message in detail["ctx"]["problems"]:
@@ -53,7 +53,7 @@ def explain_option(option: str, error: ValidationError, path: Path = ()) -> list
     """A line for each problem with the value that a command-line option puts at `path`."""
     return [
         f"{option}: {problem.message}"
-        # A part that is validated by itself does not know its own path.
+        # A part that is validated separately does not know its path in the spec.
         if problem.path and problem.path == path[-len(problem.path) :]
         else f"{option}: {render_path(problem.path)}: {problem.message}"
         for problem in find_problems(error)
@@ -66,7 +66,7 @@ def explain_fields(error: ValidationError) -> list[str]:
 
 
 def refuse_options(lines: list[str]) -> UsageError:
-    """The error for options that lead to no valid spec."""
+    """The error for options that make the spec invalid."""
     if len(lines) == 1:
         return UsageError(lines[0])
     shown = [*lines[:SHOWN_LIMIT], *([f"and {len(lines) - SHOWN_LIMIT:,} more"] if len(lines) > SHOWN_LIMIT else [])]
@@ -124,7 +124,7 @@ _EXAMPLES = {
     "notify": "{webhook_from: SLACK_WEBHOOK}",
     "volumes": "{checkpoints: /checkpoints}",
 }
-"""What to write for fields that are not single values."""
+"""Examples for fields that are not single values."""
 
 
 _SECRET: tuple[Path, ...] = (("notify",), ("notify", "webhook"))
@@ -170,29 +170,29 @@ def _explain_pattern(path: Path, given: str, *, is_key: bool) -> str:
     if "\0" in given:
         return "a null character cannot be passed to a program; remove it"
     if (is_key and "volumes" not in path) or path[0] == "env_from" or path[-1] == "webhook_from":
-        return f"{shown} cannot name an environment variable; use letters, digits and _"
+        return f"{shown} is not a valid variable name; use letters, digits and _"
     if path == ("notify", "webhook"):
         return "is not the URL of a web server; write one like `https://host/path`, without spaces"
     if not given:
         return "is empty; fill it in" + ("" if path[-1] == "host" else ", or remove the field")
     if path == ("name",):
-        return f"{shown} cannot be a name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
+        return f"{shown} is not a valid name; use up to 63 letters, digits, `-`, `_` and `.`, a letter or digit first"
     if path[0] == "preload":
-        return f"{shown} cannot name a module; write it as `import` does, like `numpy` or `my_package.data`"
+        return f"{shown} is not a valid module name; write it as for `import`, like `numpy` or `my_package.data`"
     if "gpus" in path:
-        return f"{shown} cannot name a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
+        return f"{shown} is not a GPU; write numbers or UUIDs, one for each GPU, like [0, 1]"
     if path == ("checkpoint_directory",):
         return f"{shown} is not absolute; write a path that begins with `/`, the same on all nodes"
     if path == ("cache",):
-        return f"{shown} is not absolute, or has blanks or quotes; write a path like `~/.cache/compiled`"
+        return f"{shown} is not absolute, or contains spaces or quotes; write a path like `~/.cache/compiled`"
     if path[-1] in ("cpus", "memory"):
-        return f"{shown} is no amount; write it as Kubernetes does, like `4`, `500m` or `16Gi`"
+        return f"{shown} is not a valid amount; write it as in Kubernetes, like `4`, `500m` or `16Gi`"
     if path[:2] == ("nodes", "volumes") and not is_key:
-        return f"{shown} is not absolute; write where in the pods the claim is mounted, like `/checkpoints`"
+        return f"{shown} is not absolute; write the path of the mounted claim in the pods, like `/checkpoints`"
     if path[-1] in ("namespace", "queue", "priority_class") or path[:2] == ("nodes", "volumes"):
-        return f"{shown} cannot be a name in Kubernetes; use small letters, digits, `-` and `.`"
+        return f"{shown} is not a valid name in Kubernetes; use lower-case letters, digits, `-` and `.`"
     if path[-1] == "gpu_resource":
-        return f"{shown} cannot name a resource; write it like `nvidia.com/gpu`"
+        return f"{shown} is not a valid resource name; write it like `nvidia.com/gpu`"
     if path[-1] in ("user", "proxy_jump", "hostname"):
         return f"{shown} is not a valid `{path[-1]}`; write it as for `ssh`"
     return f"{shown} is not a host name or address; write it without a scheme, spaces or a path"

@@ -52,34 +52,34 @@ class ClusterSpec(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")] = "cluster"
     """The cluster's name; part of each run's name."""
     nodes: Annotated[list[NodeSpec], Field(min_length=1), MayBeListed()]
-    """The machines, in the order in which tasks are numbered; or a command that names them; or `slurm`, the nodes of
-    the Slurm job that distlaunch runs in."""
+    """The machines, in the order in which tasks are numbered; or a command that lists them; or pods; or `slurm`, the
+    nodes of the Slurm job that distlaunch runs in."""
     program: ProgramSpec = ProgramSpec(module=DEMO_MODULE)
-    """What every task runs. Default: the built-in demo."""
+    """The program that every task runs. Default: the built-in demo."""
     framework: Framework = "tensorflow"
-    """What the program trains with; `torch` sets the variables of `torchrun` instead of TF_CONFIG."""
+    """The framework of the program; `torch` sets the variables of `torchrun` instead of TF_CONFIG."""
     strategy: StrategyName = "multi_worker_mirrored"
     """The tf.distribute strategy that the program uses."""
     devices: Annotated[int, Field(ge=1), AtMost(64, "no machine has more GPUs to emulate")] | None = None
-    """Splits the CPU into this many devices for each task without a GPU, to emulate a machine with several."""
+    """Splits the CPU of each task without a GPU into this many devices, to emulate a machine with several GPUs."""
     communication: Communication = "auto"
     """All-reduce algorithm between workers, for programs that let distlaunch build their strategy."""
     cross_device: CrossDevice | None = None
-    """All-reduce algorithm within a mirrored process, for such programs. Default: TensorFlow's choice."""
+    """All-reduce algorithm between the devices of a mirrored process, for programs that let distlaunch build their
+    strategy. Default: TensorFlow's choice."""
     working_directory: FilledText | None = None
-    """Where the program runs. Default: the folder in which distlaunch is called."""
+    """The folder in which the program runs. Default: the folder in which distlaunch is called."""
     sync: SyncSpec | None = None
     """Sends a folder to the other machines, and runs the program in it. Default: the program is already there."""
     tensorboard: Keepable = False
-    """Runs TensorBoard on the chief's node; with `keep` it stays after the training, until Ctrl-C."""
+    """Runs TensorBoard on the chief's node; with `keep`, TensorBoard stays after training until Ctrl-C."""
     log_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
-    """What TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder below it. Default: `logs` in
+    """The folder that TensorBoard shows; DISTLAUNCH_LOG_DIR names each task's own folder in it. Default: `logs` in
     `checkpoint_directory` or, if all nodes are this machine, a folder of the run."""
     checkpoint_directory: Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$")] | None = None
     """A folder that all nodes share; checked before the start, and passed to the tasks in DISTLAUNCH_CHECKPOINT_DIR."""
     cache: Annotated[str, StringConstraints(pattern=r"^(~/|/)[^\x00\s'\"]*$")] | None = None
-    """A folder on each node, which may be shared, where code that XLA or PyTorch has compiled is kept for later
-    runs."""
+    """A folder on each node, which nodes may share, that keeps the code compiled by XLA or PyTorch for later runs."""
     env: Environment = {}
     """Environment variables of every task."""
     env_from: list[VariableName] = []
@@ -87,43 +87,44 @@ class ClusterSpec(Model):
     ports: Ports = PortRange(first=20000, last=20999)
     """The range from which each node takes free ports."""
     guard: Literal["auto", "required", "off"] = "auto"
-    """Keeps all but the cluster from the tasks' ports: where the system can, or else the run does not start."""
+    """Lets only the cluster reach the tasks' ports: `auto` where the system can, `required` always, or the run does not
+    start."""
     allow: list[Network] = []
-    """Networks that may reach the tasks' ports, too, like `10.0.0.0/24`."""
+    """More networks that may reach the tasks' ports, like `10.0.0.0/24`."""
     isolation: Literal["none", "namespace", "tunnel"] = "none"
-    """Whether tasks live in a network of their own, which other users of the machine do not reach: `namespace` on one
-    machine; `tunnel` on several, with encrypted connections between them."""
+    """Runs the tasks in a separate network that other users of the machine cannot reach: `namespace` on one machine;
+    `tunnel` on several, with encrypted connections between them."""
     way: Way = "paramiko"
-    """How a command is run on the nodes: over SSH by `paramiko`, which shares one connection among all that is asked
-    there, or by `openssh`, the user's own `ssh`; in running containers by `docker`; in steps of a `slurm` job; or by a
-    program of your own."""
+    """How distlaunch runs a command on the nodes: over SSH, with its own client (`paramiko`) or the user's `ssh`
+    (`openssh`); in running containers (`docker`); in running pods (`kubernetes`); in steps of a job (`slurm`); or with
+    another program."""
     slurm: SlurmSpec = SlurmSpec()
     ssh: SshSpec = SshSpec()
     host_keys: Literal["strict", "accept-new"] = "strict"
-    """Whether to refuse a host key that is not in known_hosts, or to accept it and add it there."""
+    """`strict` refuses a host key that is not in known_hosts; `accept-new` accepts the key and adds it."""
     check_speed: bool = False
-    """Measures nodes and links before the first start, as `check --speed` does, and warns of what is slow."""
+    """Measures nodes and links before the first start, as `check --speed` does, and warns about slow ones."""
     keras: KerasSpec = KerasSpec()
     progress: bool = True
     """Counts the steps of `model.fit`, to show slow workers and to detect stalled clusters."""
     sample_every_s: Annotated[float, Field(ge=0), AtMost(3600, "a run would have next to no samples")] = 2.0
-    """How often each node measures what its tasks use, in seconds; 0: never."""
+    """The interval, in seconds, at which each node samples the resource usage of its tasks; 0: never."""
     report: bool = False
-    """Writes `report.html` to the run's files at its end: one page to look at."""
+    """Writes `report.html`, the report as one page, to the run's folder when the run ends."""
     metrics: Listen | None = None
-    """Serves metrics for Prometheus at this `ADDRESS:PORT` of the machine that runs distlaunch; a port alone is on
+    """Serves metrics for Prometheus at this `ADDRESS:PORT` of the machine that runs distlaunch; a port alone means
     127.0.0.1. Default: not served."""
     metrics_file: FilledText | None = None
-    """A file to which they are written every few seconds, for node_exporter: its name ends with `.prom`."""
+    """A file for node_exporter, to which the metrics are written every few seconds; its name must end with `.prom`."""
     notify: NotifySpec | None = None
     """Who is notified when the run fails, stalls, restarts or succeeds."""
     keep_own_tf_config: bool = False
     """Lets the program set or remove TF_CONFIG. Otherwise the program keeps the cluster's TF_CONFIG."""
     preload: Preload = True
-    """Imports TensorFlow once on each node, and forks the Python tasks from there; a list adds modules to import."""
+    """Imports TensorFlow once per node, and forks the Python tasks from that process; a list adds modules to import."""
     keep_warm_s: Annotated[float, Field(ge=0), AtMost(86_400, "nodes should not be held for longer")] = 0.0
-    """How long each node keeps TensorFlow imported after the run, in seconds, so that the next one starts at once; 0:
-    not."""
+    """How long each node keeps TensorFlow imported after the run, in seconds, to start the next run faster; 0: not at
+    all."""
     restart: RestartSpec = RestartSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
 
@@ -137,11 +138,11 @@ class ClusterSpec(Model):
 
     @property
     def source(self) -> Source | None:
-        """What names the nodes, if the spec does not; there are no nodes before it has been asked."""
+        """The source that names the nodes, if the spec does not; until it is asked, there are no nodes."""
         return self.nodes.source if isinstance(self.nodes, Nodes) else None
 
     def with_nodes(self, nodes: Iterable[Any]) -> ClusterSpec:
-        """The spec with these nodes, or with nodes of these fields; the source stays the same.
+        """The spec with these nodes, given as nodes or as their fields; the source stays the same.
 
         Raises:
             ValidationError: the result would not be valid.
@@ -155,28 +156,29 @@ class ClusterSpec(Model):
 
     @property
     def shares_files(self) -> bool:
-        """Whether the run's files are the same on all nodes: on one machine, and by custom in a Slurm cluster."""
+        """Whether all nodes see the same run folder: true on one machine and, by convention, in a Slurm cluster."""
         return all(node.is_local or node.way == SLURM for node in self.nodes)
 
     @property
     def logs(self) -> str | None:
-        """Where tasks write what TensorBoard shows, if that is known."""
+        """The folder with the logs for TensorBoard, if it is known."""
         if self.log_directory is None and self.checkpoint_directory is not None:
             return f"{self.checkpoint_directory.rstrip('/')}/logs"
         return self.log_directory
 
     @property
     def rules(self) -> StrategyRules:
-        """The rules of the strategy, or of a framework that has none."""
+        """The rules of the strategy; PyTorch has no strategies but its own rules."""
         return TORCH if self.framework == "torch" else RULES[self.strategy]
 
     def tasks_for(self, workers: int, index: int) -> dict[TaskType, int]:
-        """The tasks of the node at this place, if each has so many workers: the first has what else is needed."""
+        """The tasks of the node at `index` if each node has this many workers; the first node also gets the other
+        required roles."""
         tasks: dict[TaskType, int] = {"worker": workers}
         return tasks if index or self.strategy != "parameter_server" else {**tasks, "chief": 1, "ps": 1}
 
     def placements(self) -> Iterator[tuple[NodeSpec, TaskId]]:
-        """Every task with its node; indices count through the nodes in order."""
+        """Yields every task with its node; the tasks of each type are numbered in the order of the nodes."""
         counts: dict[TaskType, int] = dict.fromkeys(TASK_TYPES, 0)
         for node in self.nodes:
             for task_type in TASK_TYPES:

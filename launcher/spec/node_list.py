@@ -1,6 +1,6 @@
-"""What a command printed, as the nodes of a spec: lines of hosts, or JSON.
+"""Reads the nodes of a spec from a command's output: lines of hosts, or JSON.
 
-JSON is a list of hosts, a list of objects with the fields of a node, or what `ansible-inventory --list` prints.
+JSON is a list of hosts, a list of objects with the fields of a node, or the output of `ansible-inventory --list`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ANSIBLE_SSH = {
     "ansible_user": "user",
     "ansible_ssh_private_key_file": "identity_file",
 }
-"""Variables of an Ansible host, and the fields of `ssh:` for them."""
+"""Variables of an Ansible host, and the field of `ssh:` for each."""
 
 _BRACKETED = re.compile(r"\[[0-9A-Fa-f]*:")
-"""How a line begins whose host is an IPv6 address; JSON begins with another character after the bracket."""
+"""The beginning of a line whose host is an IPv6 address; in JSON, other characters follow the bracket."""
 
 
 class NodeListError(ValueError):
-    """The text is no list of nodes; `mistakes` says why."""
+    """The text is not a list of nodes; `mistakes` says why."""
 
     def __init__(self, *mistakes: str) -> None:
         super().__init__("; ".join(mistakes))
@@ -37,10 +37,10 @@ class NodeListError(ValueError):
 
 
 def parse_node_list(data: bytes) -> list[Mapping[str, Any]]:
-    """The fields of each node; they are not validated yet.
+    """Returns the fields of each node, not yet validated.
 
     Raises:
-        NodeListError: it names no node, or cannot be read.
+        NodeListError: the data names no node, or cannot be read.
     """
     try:
         text = data.decode().removeprefix("\ufeff").strip()
@@ -56,10 +56,10 @@ def parse_node_list(data: bytes) -> list[Mapping[str, Any]]:
 
 
 def take_nodes(spec: ClusterSpec, data: bytes) -> ClusterSpec:
-    """The spec with the nodes that were printed.
+    """The spec with the nodes in a command's output.
 
     Raises:
-        NodeListError: they cannot be read, or make no valid spec.
+        NodeListError: the nodes cannot be read, or make the spec invalid.
     """
     return take_fields(spec, parse_node_list(data))
 
@@ -68,7 +68,7 @@ def take_fields(spec: ClusterSpec, nodes: Iterable[Mapping[str, Any]]) -> Cluste
     """The spec with nodes of these fields.
 
     Raises:
-        NodeListError: they make no valid spec.
+        NodeListError: the nodes make the spec invalid.
     """
     try:
         return spec.with_nodes(nodes)
@@ -106,7 +106,7 @@ def _read_json(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_inventory(inventory: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The hosts of all groups, in their order."""
+    """Yields the hosts of all groups, in order."""
     names: dict[str, None] = {}
     for title, group in inventory.items():
         hosts = group.get("hosts", []) if isinstance(group, dict) else group
@@ -130,6 +130,6 @@ def _read_ansible_host(name: str, variables: Mapping[str, Any]) -> dict[str, Any
     if "slots" in variables:
         fields["tasks"] = {"worker": variables["slots"]}
     python = variables.get("ansible_python_interpreter")
-    if isinstance(python, str) and python.startswith("/"):  # others, like `auto`, mean something to Ansible only
+    if isinstance(python, str) and python.startswith("/"):  # only Ansible understands other values, like `auto`
         fields["python"] = python
     return fields

@@ -1,4 +1,4 @@
-"""The nodes of a spec as frozen values: a list, or what names them."""
+"""The nodes of a spec as frozen values: a list, or the source that names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL = "local"
 """The `host` of this machine."""
 LOOPBACK = "127.0.0.1"
 SLURM: Literal["slurm"] = "slurm"
-"""As the `nodes` of a spec: those of the Slurm job that distlaunch runs in."""
+"""As the `nodes` of a spec: the nodes of the Slurm job that distlaunch runs in."""
 
 
 class NodeSpec(Model):
@@ -28,11 +28,11 @@ class NodeSpec(Model):
     host: HostName
     """The SSH host of the machine; `local` is this machine."""
     address: Address | None = None
-    """The name or address that the other workers dial, if it differs from `host`."""
+    """The name or address that the other tasks dial, if it differs from `host`."""
     addresses: Annotated[list[Address], Field(min_length=1)] | None = None
     """Several addresses instead of `address`: the first one that every node reaches is used."""
     tasks: Annotated[dict[TaskType, Annotated[int, Field(ge=0)]], Field(min_length=1)] = {"worker": 1}
-    """How many tasks of each type run here."""
+    """The number of tasks of each type that run here."""
     spare: bool = False
     """Runs no tasks at first; takes the place of a lost node when the cluster restarts."""
     port: Port | None = None
@@ -46,7 +46,7 @@ class NodeSpec(Model):
     env: Environment = {}
     """Environment variables of the tasks here; they override those of the cluster."""
     way: Way | None = None
-    """How a command is run on this node, if not as on the others."""
+    """How distlaunch runs a command on this node. Default: the cluster's `way`."""
     ssh: SshSpec = SshSpec()
     """How to reach this node; overrides the cluster's `ssh`."""
 
@@ -59,7 +59,7 @@ class NodeSpec(Model):
         return self.host == LOCAL
 
     def find_python(self, own: str = sys.executable) -> str:
-        """The interpreter to use here; `own`: the one that runs distlaunch."""
+        """The interpreter to use here; `own`: the interpreter that runs distlaunch."""
         return self.python or (own if self.is_local or self.way == SLURM else "python3")
 
     @property
@@ -80,29 +80,29 @@ _Asked = Annotated[
     Discriminator(lambda value: MANY if value == SLURM else ONE),
 ]
 Source = NodeSourceSpec | Literal["slurm"] | PodsSpec
-"""What names the nodes of a cluster: a command, the Slurm job that distlaunch runs in, or pods that the run makes."""
+"""The source of a cluster's nodes: a command, the Slurm job that distlaunch runs in, or pods that the run creates."""
 
 
 class ListedNodesSpec(Model):
     """Nodes that a command or Slurm names, instead of a list of nodes."""
 
     source: Annotated[_Asked, Field(alias="from")]
-    """What names the nodes; asked at the start, and again before each restart."""
+    """The source that names the nodes; asked at the start, and again before each restart."""
     known: list[NodeSpec] = []
-    """The last answer, which distlaunch writes to the run's files. Leave it out."""
+    """The last answer of the source, which distlaunch writes to the run's files. Leave it out."""
 
 
 class PodNodesSpec(PodsSpec):
-    """Pods of Kubernetes that the run makes, instead of a list of nodes."""
+    """Kubernetes pods that the run creates, instead of a list of nodes."""
 
     source: Annotated[Literal["kubernetes"], Field(alias="from")]
     """Always `kubernetes`."""
     known: list[NodeSpec] = []
-    """The pods of the run, which distlaunch writes to its files. Leave it out."""
+    """The pods of the run, which distlaunch writes to the run's files. Leave it out."""
 
 
 class Nodes(list[NodeSpec]):
-    """The nodes that a source has named; none while it has not been asked."""
+    """The nodes that a source named; empty until the source is asked."""
 
     def __init__(self, nodes: Iterable[NodeSpec] = (), source: Source | None = None) -> None:
         super().__init__(nodes)
@@ -111,7 +111,7 @@ class Nodes(list[NodeSpec]):
 
 @dataclass(frozen=True)
 class MayBeListed:
-    """Lets a list of nodes be written as `{from: …}`, or as `slurm`; reading makes it a `Nodes`."""
+    """Allows `{from: …}` or `slurm` in place of a list of nodes, and reads either as `Nodes`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = handler(source)

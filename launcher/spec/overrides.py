@@ -1,4 +1,4 @@
-"""Command-line options that override fields of a spec; the result is validated as any spec is."""
+"""Command-line options that override fields of a spec; the result is validated like any spec."""
 
 from __future__ import annotations
 

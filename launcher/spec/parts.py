@@ -27,7 +27,7 @@ from launcher.spec.fields import (
 
 
 def _complete(schema: dict[str, Any], model: type[Any]) -> None:
-    """Describes the fields, and omits `null`: a field has a value or is missing, `null` in YAML is the text "null"."""
+    """Describes the fields and omits `null`: fields have a value or are left out; YAML's `null` is the text "null"."""
     describe(schema, model)
     for name, field in schema["properties"].items():
         if {"type": "null"} in field.get("anyOf", ()):
@@ -65,7 +65,7 @@ class SshSpec(Model):
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.$-]*$")] | None = None
     """The user to log in as."""
     hostname: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:%-]+$", max_length=255)] | None = None
-    """Where to connect, if `host` is only a name for the node."""
+    """The address to connect to, if `host` is only a name for the node."""
     port: Port | None = None
     """The port of sshd."""
     identity_file: FilledText | None = None
@@ -77,11 +77,11 @@ class SshSpec(Model):
 
 
 class CommandWaySpec(Model):
-    """A program as the way to a node: it runs a command there and connects its stdin and stdout."""
+    """A program that connects to a node: it runs a command there, and connects the command's stdin and stdout."""
 
     command: Annotated[list[FilledText], Field(min_length=1)]
-    """The program and its arguments. `{host}` stands for the node, `{command}` for a line for a shell there. Without
-    `{command}`, the words of the command follow as arguments."""
+    """The program and its arguments. `{host}` stands for the node, `{command}` for a command line for the node's shell.
+    Without `{command}`, the words of the command follow as arguments."""
 
 
 Way = Annotated[
@@ -92,18 +92,18 @@ Way = Annotated[
 
 
 class SyncSpec(Model):
-    """The folder that is sent to the other machines before the start: only what changed, verified by its hash."""
+    """The folder that is sent to the other machines before the start: only changed files, verified by hash."""
 
     path: FilledText = "."
     """The folder on this machine. Files that git ignores are left out."""
     to: FilledText
-    """Its path on the other machines: a link that distlaunch makes, and moves from one version to the next."""
+    """The path on the other machines: a symbolic link that distlaunch creates, and switches to each new version."""
     exclude: list[Text] = []
     """Patterns of files to leave out, as in .gitignore."""
 
 
 class NodeSourceSpec(Model):
-    """What names the nodes of a cluster."""
+    """The source that names the nodes of a cluster."""
 
     command: Annotated[list[Text], Field(min_length=1)]
     """A program and its arguments, run here without a shell. Prints `HOST` or `HOST:SLOTS` lines, or JSON: hosts,
@@ -117,31 +117,30 @@ _SlurmOption = Annotated[
 
 
 class SlurmSpec(Model):
-    """What a job of Slurm asks for, with `nodes: slurm`."""
+    """The resources that a Slurm job requests, with `nodes: slurm`."""
 
     nodes: Annotated[int, Field(ge=1), AtMost(10_000, "no job has more nodes")] = 1
-    """How many nodes `distlaunch submit` asks for, spare ones not included."""
+    """The number of nodes that `distlaunch submit` requests, without spares."""
     tasks_per_node: Annotated[int, Field(ge=1), AtMost(1024, "no node has room for more")] = 1
-    """How many workers run on each of them."""
+    """The number of workers on each node."""
     partition: _SlurmWord | None = None
     """The partition of the job."""
     account: _SlurmWord | None = None
-    """The account that pays for it."""
+    """The account to which the job is charged."""
     time: _SlurmWord | None = None
-    """The time limit, as `sbatch --time` takes it: minutes, `HH:MM:SS`, `D-HH`. Default: the partition's."""
+    """The time limit, as `sbatch --time` takes it: minutes, `HH:MM:SS`, `D-HH`. Default: the partition's limit."""
     gpus_per_node: _SlurmWord | None = None
     """GPUs on each node: a number, or a type and a number like `a100:4`."""
     extra: list[_SlurmOption] = []
     """More options of `sbatch`, like `--constraint=ib`."""
     spares: Annotated[int, Field(ge=0), AtMost(1000, "no job needs more")] = 0
-    """The last so many nodes of the job are spare: they take the place of lost ones. The job then survives a lost
-    node."""
+    """The number of spare nodes, the last of the job, which replace lost nodes. The job then survives a lost node."""
     stop_early_s: Annotated[Seconds, LIMITED_S] = 60.0
-    """How long before the end of the job's time the tasks are asked to stop, so that they can save; 0: Slurm asks."""
+    """How long before the job's time limit the tasks are asked to stop, so that they can save; 0: Slurm asks them."""
 
 
 class ProgramSpec(Model):
-    """What every task runs: exactly one of `script`, `module` and `command`."""
+    """The program that every task runs: exactly one of `script`, `module` and `command`."""
 
     script: FilledText | None = None
     """A Python script, relative to the working directory."""
@@ -166,25 +165,26 @@ class ProgramSpec(Model):
 
 
 class KerasSpec(Model):
-    """What distlaunch changes in Keras 3."""
+    """The changes that distlaunch makes to Keras 3."""
 
     patch: bool = True
     """Whether to patch Keras 3, whose `model.fit` fails with more than one worker."""
 
 
 class RestartSpec(Model):
-    """What happens after a failure: the whole cluster restarts, with the same tasks and fresh ports."""
+    """Restarts of the whole cluster after a failure, with the same tasks and fresh ports."""
 
     max_restarts: Times = 0
-    """How many times. Restarts after a preemption or a taken port are not counted, but 0 turns them off as well."""
+    """The maximum number of restarts; those after a preemption or a taken port do not count. 0 disables all."""
     period_s: Annotated[Seconds, UNLESS_0] = 0.0
     """The period within which restarts are counted, in seconds; 0: the whole run."""
     pause_s: Annotated[Seconds, LIMITED_S] = 1.0
-    """Seconds before the second restart in quick succession; doubles each time, up to 60. The first is immediate."""
+    """The pause, in seconds, before the second restart in quick succession; doubles each time, up to 60. The first
+    restart is immediate."""
     min_workers: Annotated[int, Field(ge=0)] = 0
     """If a node is lost and no spare is left, continue without it if this many workers remain; 0: do not continue."""
     max_worker_restarts: Times = 3
-    """How often each worker of a parameter_server cluster restarts individually; all others continue meanwhile."""
+    """How often each worker of a parameter_server cluster may restart individually, while all other tasks continue."""
     return_s: Annotated[Seconds, LIMITED_S] = 300.0
     """How long to wait for a lost node that nothing replaces, such as a machine that reboots; 0: do not wait."""
     on: Annotated[
@@ -196,8 +196,8 @@ class TimeoutsSpec(Model):
     """Time limits, in seconds."""
 
     start_s: Annotated[Seconds, UNLESS_0] = 600.0
-    """From the start until every task has opened its port; 0: no limit."""
-    stop_grace_s: Annotated[Seconds, AtMost(86_400, "a day, in which any program can save its state")] = 10.0
+    """From the start until every task has opened its port and joined the cluster; 0: no limit."""
+    stop_grace_s: Annotated[Seconds, AtMost(86_400, "that is a day, in which any program can save its state")] = 10.0
     """From SIGTERM to SIGKILL when the user stops the run."""
     drain_s: Annotated[Seconds, UNLESS_0] = 300.0
     """How long the other training tasks may continue after the first has succeeded; 0: no limit."""
@@ -205,32 +205,32 @@ class TimeoutsSpec(Model):
     """How long a running cluster may go without a step or, if it reports no steps, without output; 0: no limit.
     Default: 20 times its usual step time, at least 120; not checked if no steps are reported."""
     lease_s: Annotated[
-        Seconds, Field(ge=1), AtMost(604_800, "a week; the kernel counts in milliseconds, up to three weeks")
+        Seconds, Field(ge=1), AtMost(604_800, "that is a week; the kernel counts in milliseconds, up to three weeks")
     ] = 60.0
-    """How long a node continues without contact with distlaunch; a broken connection may come back until then."""
+    """How long a node continues without contact with distlaunch; until then, a broken connection can be replaced."""
 
 
 HappeningName = Literal["failed", "restarted", "stalled", "succeeded"]
 
 
 class NotifySpec(Model):
-    """Who is notified of what happens to a run, and of what."""
+    """The recipients of notifications about a run, and the happenings that they are notified of."""
 
     webhook: Annotated[WebAddress | None, Field(repr=False)] = None
     """The URL to which a JSON object is POSTed; a secret, which is never shown and not written to the run's files."""
     webhook_from: VariableName | None = None
-    """The variable of distlaunch's own environment that has the URL."""
+    """The variable of distlaunch's environment that has the URL."""
     command: Annotated[list[Text], Field(min_length=1)] | None = None
     """A program and its arguments, run here without a shell; reads the JSON object from stdin."""
     on: Annotated[list[HappeningName], Field(min_length=1)] = ["failed", "stalled", "succeeded"]
-    """The happenings of which it is notified."""
+    """The happenings that cause a notification."""
 
     @model_validator(mode="after")
     def _has_recipients(self) -> NotifySpec:
         if self.webhook is not None and self.webhook_from is not None:
-            raise PydanticCustomError("notify", "there is a `webhook:` and a `webhook_from:`; keep one of the two")
+            raise PydanticCustomError("notify", "has both `webhook:` and `webhook_from:`; keep one of them")
         if all(given is None for given in (self.webhook, self.webhook_from, self.command)):
-            raise PydanticCustomError("notify", "names nobody to notify; add `webhook_from:` or `command:`")
+            raise PydanticCustomError("notify", "names no recipient; add `webhook_from:` or `command:`")
         if self.command is not None and not self.command[0]:
             raise PydanticCustomError("notify", "the first word of `command:` is empty; write the program's name")
         return self

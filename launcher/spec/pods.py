@@ -1,4 +1,4 @@
-"""What a run asks Kubernetes for, as frozen values: the pods that are its nodes."""
+"""The pods that a run requests from Kubernetes as its nodes, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launcher.spec.fields import LIMITED_S, AtMost, FilledText, Seconds
 from launcher.spec.parts import Model
 
 KUBERNETES: Literal["kubernetes"] = "kubernetes"
-"""As the `from` of a spec's nodes: pods that the run makes."""
+"""As the `from` of a spec's nodes: pods that the run creates."""
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[
@@ -25,38 +25,38 @@ _MountPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00:]*$")]
 
 
 class PodsSpec(Model):
-    """Pods that a run makes in a Kubernetes cluster, and removes at its end."""
+    """Pods that a run creates in a Kubernetes cluster, and removes when it ends."""
 
     image: FilledText
-    """The container image of the pods; it has Python 3.9 or newer, and TensorFlow."""
+    """The container image of the pods, with Python 3.9 or newer and TensorFlow."""
     controller_image: FilledText | None = None
-    """The image in which `submit` runs distlaunch itself; has it and `kubectl`. Default: `image`."""
+    """The image, with distlaunch and `kubectl`, in which `submit` runs distlaunch itself. Default: `image`."""
     python: FilledText | None = None
     """The Python interpreter in the image. Default: `python3`."""
     count: Annotated[int, Field(ge=1), AtMost(10_000, "no cluster starts more pods at once")] = 1
-    """How many pods."""
+    """The number of pods."""
     workers_per_pod: Annotated[int, Field(ge=1), AtMost(1024, "no node has room for more")] = 1
-    """How many workers run in each of them."""
+    """The number of workers in each pod."""
     gpus: Annotated[int, Field(ge=0), AtMost(64, "no machine has more GPUs")] = 0
     """GPUs of each pod."""
     gpu_resource: _Resource = "nvidia.com/gpu"
-    """What Kubernetes calls them."""
+    """The name of the Kubernetes resource for these GPUs."""
     cpus: Quantity | None = None
-    """CPUs that each pod asks for, like `4` or `500m`."""
+    """CPUs that each pod requests, like `4` or `500m`."""
     memory: Quantity | None = None
-    """Memory that each pod asks for and may use, like `16Gi`."""
+    """Memory that each pod requests and may use at most, like `16Gi`."""
     namespace: _Name | None = None
-    """The namespace of the pods. Default: that of the context."""
+    """The namespace of the pods. Default: the context's namespace."""
     context: FilledText | None = None
     """The context of the kubeconfig to use. Default: the current one."""
     queue: _Name | None = None
-    """The local queue of Kueue that admits the pods, all at once."""
+    """The Kueue local queue that admits all pods at once."""
     priority_class: _Name | None = None
-    """Their priority class."""
+    """The priority class of the pods."""
     volumes: dict[_Name, _MountPath] = {}
-    """Persistent volume claims, and where in the pods they are mounted: `{checkpoints: /checkpoints}`."""
+    """Persistent volume claims, and the path at which each is mounted in the pods: `{checkpoints: /checkpoints}`."""
     template: FilledText | None = None
-    """A file with a pod's manifest, for all else: tolerations, node selectors, more volumes. Its first container is
-    that of the tasks."""
+    """A file with a pod manifest for everything else: tolerations, node selectors, more volumes. The tasks run in its
+    first container."""
     wait_s: Annotated[Seconds, LIMITED_S] = 0.0
-    """How long to wait until all pods run; 0: as long as it takes."""
+    """How long to wait until all pods run; 0: no limit."""

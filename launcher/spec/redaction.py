@@ -1,4 +1,4 @@
-"""Hides secrets, which are neither shown nor written: they are recognised by name or by form."""
+"""Redacts secrets, recognised by name or by form, so that they are neither shown nor written."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _ENV_WORD = re.compile(
     r"(--env=[^=]*|-[a-zA-Z]*?e[A-Za-z_][A-Za-z0-9_]*|--set=(?:[^=]*\.)?env(?:\.[^=]*)?)=.*", re.DOTALL
 )
 _SET_ENV = re.compile(r"((?:[^=]*\.)?env(?:\.[^=]*)?)=.*", re.DOTALL)
-"""How a command line sets variables of the tasks."""
+"""The options with which a command line sets variables of the tasks."""
 
 _PASSWORD_OF_URL = re.compile(r"(://[^\s/?#@:\"']*):(?:[^\s/\"']{1,4096}|(?!\d+[/?#])[^\s\"']{1,4096}?)@")
-"""Up to the last `@` before the path. A `/` in a password makes the URL invalid, but occurs; a port has no `@`."""
+"""Matches up to the last `@` before the path. A password with a `/` makes the URL invalid, but occurs; digits before
+a `/` are a port."""
 _USER_OF_URL = re.compile(r"(https?://)[^\s/?#@:\"']+@", re.IGNORECASE)
-"""A user name without a password, sent to a web server, is a token."""
+"""In the URL of a web server, a user name without a password is a token."""
 
 
 def hide_text(text: str) -> str:
@@ -46,7 +47,7 @@ def hide_words(words: Sequence[str]) -> list[str]:
 
 
 def hide_command(words: Sequence[str]) -> list[str]:
-    """The words of a `distlaunch` command without the values of variables, whatever their names, and other secrets."""
+    """The words of a `distlaunch` command without the values of all variables and of other secrets."""
     plain, before = [], ""
     for word in words:
         plain.append(_hide_variable(before, word))
@@ -55,7 +56,7 @@ def hide_command(words: Sequence[str]) -> list[str]:
 
 
 def _hide_variable(before: str, word: str) -> str:
-    """`word` after `before`; of `-e NAME=VALUE`, `--env=NAME=VALUE` or `--set env.NAME=VALUE`, without the value."""
+    """Redacts VALUE in `-e NAME=VALUE`, `--env=NAME=VALUE` or `--set env.NAME=VALUE`; `before` precedes `word`."""
     if _ENV_FLAG.fullmatch(before):
         found = _VARIABLE.fullmatch(word)
     else:
@@ -69,7 +70,7 @@ def hide_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable must not be shown."""
+    """Whether the value of a variable must not be shown."""
     return _is_name_of_secret(name, value) or hide_text(value) != value
 
 

@@ -1,4 +1,4 @@
-"""Changes a spec so that containers on one machine stand for the machines that it names."""
+"""Changes a spec so that containers on one machine stand in for the machines that it names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.spec.parts import SlurmSpec, SshSpec
 from launcher.tasks import TRAINING_TYPES
 
 RESERVED = ("controller", "keys")
-"""Services of every Compose file of ours; no node can have these names."""
+"""Services of every Compose file that distlaunch writes; no node can have these names."""
 
 _MACHINE_FIELDS = {
     "address": None,
@@ -30,15 +30,15 @@ _MACHINE_FIELDS = {
 
 
 def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> ClusterSpec:
-    """The spec on `count` containers that stand for its nodes; see `_choose` for fewer or more of them.
+    """The spec with `count` containers in place of its nodes; see `_choose` for fewer or more containers.
 
     Args:
         spec: the spec for real machines.
-        count: how many containers.
-        option: the option by which the user asked for them.
+        count: the number of containers.
+        option: the option with which the user asked for them.
 
     Raises:
-        UsageError: no valid spec has this many nodes: no task would train, say, or a role is missing.
+        UsageError: the spec is not valid with this many nodes: for example, no task would train, or a role is missing.
     """
     chosen = _choose(spec, count)
     if not any(node.count(task_type) for node in chosen for task_type in TRAINING_TYPES):
@@ -57,7 +57,7 @@ def rehearse(spec: ClusterSpec, count: int, option: str = "--rehearsal") -> Clus
 
 
 def _choose(spec: ClusterSpec, count: int) -> list[NodeSpec]:
-    """The first `count` nodes of the spec; if it has fewer, copies of the last node that trains follow."""
+    """The first `count` nodes of the spec; if it has fewer, copies of the last node that trains are added."""
     trains = [node for node in spec.nodes if any(node.count(task_type) for task_type in TRAINING_TYPES)]
     workers = max(trains[-1].count("worker"), 1)
     more = trains[-1].changed(tasks={"worker": workers}, port=None)
@@ -65,7 +65,7 @@ def _choose(spec: ClusterSpec, count: int) -> list[NodeSpec]:
 
 
 def _names(nodes: list[NodeSpec]) -> Iterator[str]:
-    """Each node's name among containers: its machine's name, or `node-3` where that is not possible."""
+    """Yields each node's container name: its machine's name, or one like `node-3` where that is not possible."""
     used: set[str] = {*RESERVED}
     for number, node in enumerate(nodes, 1):
         name = node.host.rpartition("@")[2].lower()

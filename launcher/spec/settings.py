@@ -1,4 +1,4 @@
-"""`--set FIELD=VALUE`: any field of a spec from the command line, validated with all others."""
+"""`--set FIELD=VALUE`: sets any field of a spec from the command line; the spec is then validated as a whole."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class _NoPlaceError(Exception):
 
 
 def set_fields(spec: ClusterSpec, texts: Sequence[str]) -> ClusterSpec:
-    """The spec with these fields, given like `restart.max_restarts=3`, `nodes[0].python=/opt/python` or
-    `preload=[numpy]`; the last one wins.
+    """The spec with these settings, like `restart.max_restarts=3`, `nodes[0].python=/opt/python` or `preload=[numpy]`;
+    of several settings of a field, the last one wins.
 
     Raises:
         UsageError: the spec would not be valid; the error names every option at fault.
@@ -77,8 +77,8 @@ def _parse_value(text: str, option: str) -> Any:
     if not text.strip():
         return text.strip()
     if text.lstrip().startswith("#"):
-        raise UsageError(f"{option}: `#` begins a comment in YAML; put the value in quotes within it: '\"#…\"'")
-    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # takes longer to import than all else here
+        raise UsageError(f"{option}: `#` begins a comment in YAML; quote the value for YAML, too: '\"#…\"'")
+    from launcher.spec.yaml_positions import MistakesError, parse_yaml  # slower to import than everything else here
 
     try:
         value, _, mistakes = parse_yaml(text.encode())
@@ -90,12 +90,12 @@ def _parse_value(text: str, option: str) -> Any:
 
 
 def _put(values: Any, setting: Setting) -> None:
-    """Puts the value at its place; fields on the way there that the spec leaves out are added."""
+    """Sets the value at its path; adds fields on the way there that the spec leaves out."""
     for depth, part in enumerate(setting.path):
         above = render_path(setting.path[:depth])
         if isinstance(part, int):
             if not isinstance(values, list):
-                raise _NoPlaceError(f"{above} is not given as a list; set {above} as a whole")
+                raise _NoPlaceError(f"{above} is not a list in the spec; set {above} as a whole")
             if part >= len(values):
                 last = f"its last item is {above}[{len(values) - 1}]" if values else f"set {above} as a whole"
                 raise _NoPlaceError(f"{above} has {count_of(len(values), 'item')}; {last}")
@@ -110,7 +110,7 @@ def _put(values: Any, setting: Setting) -> None:
 
 
 def _explain(problem: Problem, settings: Sequence[Setting]) -> str:
-    """The problem with the option that is nearest to it; all fields but those of the options are valid."""
+    """Renders the problem with the option whose path is nearest; only fields that an option sets can be invalid."""
     nearest = max(reversed(settings), key=lambda setting: _count_common(setting.path, problem.path))
     if problem.path == nearest.path:
         return f"{nearest.option}: {problem.message}"
@@ -118,5 +118,5 @@ def _explain(problem: Problem, settings: Sequence[Setting]) -> str:
 
 
 def _count_common(one: Path, other: Path) -> int:
-    """How many parts at the beginning are the same."""
+    """The number of equal parts at the beginning."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""What follows from a spec's tf.distribute strategy: its types of tasks, whose end decides, what each runs."""
+"""The rules of each tf.distribute strategy: its task types, which of them decide the outcome, and what each runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StrategyRules:
     types: tuple[TaskType, ...]
     """Allowed task types."""
     decides: tuple[TaskType, ...]
-    """Task types that decide: the run succeeds when all of their tasks do."""
+    """Task types that decide: the run succeeds when all of their tasks succeed."""
     computes: tuple[TaskType, ...]
     """Task types that share a node's GPUs, and count as its workers."""
     serves: tuple[TaskType, ...] = ()
@@ -37,8 +37,8 @@ class StrategyRules:
     shares_gpus: bool = True
     """Whether each process sees only its share of a node's GPUs; otherwise it sees all and selects its own."""
     patches_keras: bool = False
-    """Whether Keras 3 has faults under this strategy that distlaunch patches: where a process has several replicas, is
-    one of several, or leaves its steps to others."""
+    """Whether distlaunch patches Keras 3, which has faults where a process has several replicas, is one of several, or
+    leaves its steps to others."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every task."""
 
@@ -73,16 +73,16 @@ RULES: Mapping[StrategyName, StrategyRules] = {
 
 
 SEPARATE_CLASSES = tuple(CLASSES[name] for name, rules in RULES.items() if rules.alone)
-"""TensorFlow's classes that are one process with all of its devices."""
+"""TensorFlow's strategies that run one process with all of its devices."""
 
 TORCH = StrategyRules(types=("worker",), decides=("worker",), computes=("worker",), shares_gpus=False)
-"""PyTorch's processes: all alike, and all or nothing."""
+"""The rules of PyTorch: all processes are alike, and the run succeeds only if all succeed."""
 
 
 def find_role_problem(
     name: StrategyName, counts: Mapping[TaskType, int], framework: Framework = "tensorflow"
 ) -> tuple[TaskType | None, str] | None:
-    """What is wrong with these numbers of tasks, if anything: the task type at fault, if it is one, and why."""
+    """Finds what is wrong with these numbers of tasks: the task type at fault, if there is a single one, and why."""
     if framework == "torch":
         wrong = next((task_type for task_type, count in counts.items() if count and task_type != "worker"), None)
         return None if wrong is None else (wrong, "PyTorch has only workers; write `tasks: {worker: 1}`")

@@ -1,4 +1,4 @@
-"""`-e NAME[=VALUE]`: environment variables from the command line, as docker has them."""
+"""`-e NAME[=VALUE]`: environment variables from the command line, as for docker."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from launcher.spec.models import ClusterSpec
 
 
 def name_of(text: str) -> str:
-    """The variable that `NAME` or `NAME=VALUE` is about."""
+    """The name in `NAME` or `NAME=VALUE`."""
     return text.partition("=")[0]
 
 
 def set_variables(spec: ClusterSpec, texts: Sequence[str], environ: Mapping[str, str]) -> ClusterSpec:
-    """The spec with these variables, for all tasks; of several for one name, the last one counts.
+    """The spec with these variables for all tasks; of several values for a name, the last one counts.
 
     Args:
-        spec: its variables of the same names are replaced, those of its nodes too.
+        spec: variables of the same names in it and in its nodes are replaced.
         texts: `NAME=VALUE`, or `NAME` for the value in `environ`; a variable that is not set there is not passed.
-        environ: the environment of distlaunch.
+        environ: distlaunch's environment.
 
     Raises:
-        UsageError: a name cannot be a variable's, or distlaunch sets this variable itself.
+        UsageError: a name is not a valid variable name, or distlaunch sets this variable itself.
     """
     if not texts:
         return spec
@@ -39,7 +39,7 @@ def set_variables(spec: ClusterSpec, texts: Sequence[str], environ: Mapping[str,
         check_text(value)
         given[name] = value if equals else None
     values = {name: value for name, value in given.items() if value is not None}
-    # The values of these are taken later, and never shown.
+    # The values of these variables are read later, and never shown.
     env_from = [name for name in spec.env_from if name not in given]
     env_from += [name for name, value in given.items() if value is None and name in environ]
     try:
@@ -55,10 +55,10 @@ def set_variables(spec: ClusterSpec, texts: Sequence[str], environ: Mapping[str,
 
 
 def check_variables(spec: ClusterSpec, environ: Mapping[str, str]) -> None:
-    """Checks that every variable of `env_from` and `notify` is set, as a spec file is checked.
+    """Checks that every variable of `env_from` and `notify` is set, as `load_spec` does for a file.
 
     Raises:
-        UsageError: one is not.
+        UsageError: a variable is not set.
     """
     missing = [name for name in spec.env_from if name not in environ]
     if missing:

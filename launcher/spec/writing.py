@@ -1,4 +1,4 @@
-"""Writes a spec as YAML with comments, which is read back as the same spec."""
+"""Writes a spec as YAML with comments; reading the text back gives the same spec."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SUGGESTED: Mapping[str, str] = {
     "restart": "{max_restarts: 3}",
     "timeouts": "{start_s: 600, drain_s: 300, stop_grace_s: 10}",
 }
-"""Fields that a spec with machines of its own often needs, as a comment shows them if the spec leaves them out."""
+"""Fields that specs often need, each with an example, which a comment shows if the spec leaves the field out."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents the items of a list, and writes each value out."""
+    """Indents the items of a list, and writes repeated values out."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
@@ -45,11 +45,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render_commented(spec: ClusterSpec, name: str = "SPEC") -> str:
-    """The spec as YAML: its fields, each with what it means, and comments for some that it leaves out.
+    """The spec as YAML: its fields, each below its meaning, and some fields that it leaves out as comments.
 
     Args:
-        spec: is the same when it is read back.
-        name: of the file, for the commands in its first lines.
+        spec: the spec, which reading the text back gives again.
+        name: the file's name, for the commands in its first lines.
     """
     values = spec.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     parts = [HEADING.format(name=name)]
@@ -84,16 +84,16 @@ def _other_fields(spec: ClusterSpec) -> str:
 
 
 def write_new(path: Path, text: str, *, force: bool) -> None:
-    """Writes a file; one that exists only with `force`.
+    """Writes a file; overwrites an existing file only with `force`.
 
     Raises:
-        UsageError: it exists, or cannot be written.
+        UsageError: the file exists, or cannot be written.
     """
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} exists", hint="--force overwrites it, -o FILE writes another one") from None
+        raise UsageError(f"{path} exists", hint="overwrite it with --force, or name another with -o") from None
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="check the path, or name another with -o"

@@ -1,7 +1,7 @@
-"""Parses YAML into plain values, and records the position of each in the file.
+"""Parses YAML into plain values, and records the position of each value in the file.
 
-Scalars stay the text in the file. That avoids YAML's guesses (`no` is false, `1:30` is ninety), and with them its merge
-keys (`<<`) and tags.
+Scalars stay the text in the file, which avoids YAML's guesses (`no` is false, `1:30` is ninety). Merge keys (`<<`) and
+tags are mistakes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from launcher.spec.contradictions import Path, render_path
 from worker_entry.protocol.frozen import dataclass
 
 SIZE_LIMIT = 256 << 10
-"""Bytes of a spec file."""
+"""The maximum size of a spec file, in bytes."""
 FIELD_LIMIT = 80
-"""Characters shown of a field's name."""
+"""The maximum length at which a field's name is shown, in characters."""
 VALUES_LIMIT = 100_000
-"""Values of a spec with its aliases expanded; a few lines of nested anchors can expand to billions."""
+"""The maximum number of values with aliases expanded; a few lines of nested anchors can expand to billions."""
 
 
 class Mark(NamedTuple):
@@ -66,7 +66,7 @@ class Marks:
         self.values: dict[Path, Mark] = {}
 
     def find(self, path: Path, *, key: bool = False) -> Mark:
-        """The position of the value (or of its key), or else of the innermost part of the file around it."""
+        """The position of the value (or of its key); if it is not in the file, of the innermost value around it."""
         if key and path in self.keys:
             return self.keys[path]
         for end in range(len(path), -1, -1):
@@ -76,10 +76,10 @@ class Marks:
 
 
 def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
-    """The file's values as dicts, lists and text, their positions, and mistakes that do not hide others.
+    """Returns the file's values as dicts, lists and text, their positions, and mistakes that do not hide others.
 
     Raises:
-        MistakesError: the rest of the file makes no sense because of this mistake.
+        MistakesError: because of a mistake, the rest of the file cannot be read.
     """
     if len(data) > SIZE_LIMIT:
         raise _only(Mark(1, 1), f"the file is larger than {SIZE_LIMIT >> 10} KiB; is it a spec?")
@@ -101,7 +101,7 @@ def parse_yaml(data: bytes) -> tuple[Any, Marks, list[Mistake]]:
         raise _only(_mark_at(text, error.position), message) from None
     except RecursionError:
         raise _only(Mark(1, 1), "the values are nested too deeply; no spec needs that") from None
-    except (ValueError, OverflowError):  # PyYAML converts numbers in escapes and directives unchecked
+    except (ValueError, OverflowError):  # PyYAML does not check the numbers in escapes and directives
         place = re.search(r"\\U(?!000|0010)|^%YAML", text, re.MULTILINE)
         message = "a number is out of range; write the character itself, or remove the %YAML line"
         raise _only(_mark_at(text, place.start() if place else 0), message) from None
@@ -128,11 +128,11 @@ _SYNTAX = (
     (r"sequence entries are not", "unexpected `- `; begin each item of a list on its own line"),
     (
         r"expected <block end>",
-        "this does not match the lines above; indent each level the same, and write `''` for a quote in quotes",
+        "this does not match the lines above; indent each level the same, and write `''` for a quote in single quotes",
     ),
     (r"expected ',' or '(.)'", r"a bracket is not closed; write `,` or `\1` here"),
     (r"unexpected end of stream", "a quote is opened and never closed; close it"),
-    (r"unknown escape character '(.)'", r"`\\\1` means nothing in double quotes; write single quotes, or `\\\\\1`"),
+    (r"unknown escape character '(.)'", r"`\\\1` is not an escape in double quotes; write single quotes, or `\\\\\1`"),
     (r"could not find expected ':'", "expected `name: value`; write a `:` and a space after the name"),
     (r"expected alphabetic or numeric", "`*` and `&` begin the name of an anchor; put the value in quotes"),
     (r"second occurrence", "this anchor is already defined above; choose another name"),
@@ -170,14 +170,14 @@ class _Reader:
         mark = _mark(node)
         self.marks.values[path] = mark
         self._count += 1
-        if node in around:  # nodes are equal to themselves alone
-            raise MistakesError([Mistake(mark, path, "an anchor that contains itself; write the value out")])
+        if node in around:  # a node is equal only to itself
+            raise MistakesError([Mistake(mark, path, "the anchor contains itself; write the value out")])
         if self._count > VALUES_LIMIT:
             message = f"more than {VALUES_LIMIT} values with aliases (*name) expanded; use fewer aliases"
             raise MistakesError([Mistake(mark, path, message)])
         if node.tag not in _PLAIN_TAGS:
             shown = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.mistakes.append(Mistake(mark, path, f"the tag {shown} means nothing in a spec; remove it"))
+            self.mistakes.append(Mistake(mark, path, f"the tag {shown} has no meaning in a spec; remove it"))
         if isinstance(node, yaml.MappingNode):
             return self._read_mapping(node, path, (*around, node))
         if isinstance(node, yaml.SequenceNode):
@@ -206,7 +206,7 @@ class _Reader:
             child = (*path, key)
             if key in values:
                 first = self.marks.keys[child].line
-                self.mistakes.append(Mistake(mark, child, f"is given twice, first in line {first}; remove one"))
+                self.mistakes.append(Mistake(mark, child, f"is given twice, first on line {first}; remove one"))
                 continue
             if key == "<<":
                 message = "merge keys are not supported; write the fields out, or use an alias for a whole value"

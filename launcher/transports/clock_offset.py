@@ -1,4 +1,4 @@
-"""How far a node's clock is off, as the answers to our beats show."""
+"""Estimates how far a node's clock is off, from the answers to the controller's heartbeats."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from worker_entry.protocol.orders import Beat
 from worker_entry.system import clock
 
 SAMPLES = 30
-"""Answered beats that are kept; the fastest counts."""
+"""Answered heartbeats that are kept; the fastest answer counts."""
 
 
 class ClockOffset:
-    """Takes the beats of one node."""
+    """The clock offset of one node, from its heartbeats."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
@@ -24,5 +24,5 @@ class ClockOffset:
 
     @property
     def offset_s(self) -> float:
-        """The node's clock minus ours; 0 before the first answer."""
+        """The node's clock minus the controller's; 0 before the first answer."""
         return min(self._samples, default=(0.0, 0.0))[1]

@@ -1,4 +1,4 @@
-"""Parallel map over nodes, on as many threads as the system allows; without any, on the caller's."""
+"""Parallel map over nodes, on as many threads as the system allows; if it allows none, on the caller's thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], threads: int) -> list[_Result]:
-    """The results in the order of the items; raises the first item's error once all items are done."""
+    """Returns the results in the order of the items; raises the error of the first failed item once all are done."""
     todo = list(enumerate(items))
     count = len(todo)
     results: dict[int, _Result] = {}
@@ -33,7 +33,7 @@ def map_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item], t
     for helper in helpers:
         try:
             helper.start()
-        except RuntimeError:  # no more threads are allowed; the existing ones do all the work
+        except RuntimeError:  # no more threads are allowed; the existing threads do all the work
             break
         started.append(helper)
     work()

@@ -1,6 +1,6 @@
-"""Which task broke an attempt, and how: from the last state and the last lines of the logs to one cause.
+"""Finds the one cause of a failed attempt: the task, and how it failed, from the last state and the logs' last lines.
 
-The first death that is *seen* need not be the cause: an interpreter takes about a second to shut down, and its peers
+The first exit that is *seen* need not be the cause: an interpreter takes about a second to shut down, and its peers
 can fail and end within that second. So the cause is the failure with the earliest exception, and failures that only
 show that a peer is gone come last.
 """
@@ -29,7 +29,7 @@ _TERM_STATUS = 128 + signal.SIGTERM
 
 @dataclass(frozen=True)
 class Cause:
-    """What broke an attempt: the end of a task, the class of the failure, and what is known beyond the end."""
+    """The cause of a failed attempt: the end of a task, the class of the failure, and what else is known."""
 
     exited: TaskExited
     reference: str
@@ -38,7 +38,7 @@ class Cause:
 
 
 def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Cause | None:
-    """The failure from which all others follow, if a training task failed.
+    """Finds the failure that led to all others, if a training task failed.
 
     Args:
         state: the last state of the attempt.
@@ -67,9 +67,9 @@ def find_cause(state: AttemptState, tails: Mapping[TaskId, Sequence[str]]) -> Ca
 
 
 def was_stopped(state: AttemptState, event: TaskExited) -> bool:
-    """Whether the task was running when we began to stop, and ended the way a stopped task does.
+    """Whether the task was running when we began to stop the tasks, and ended as a stopped task does.
 
-    It may have raised before: an interpreter that is shutting down still counts as running.
+    The task may have raised before: an interpreter that is shutting down still counts as running.
     """
     if event.task not in state.stopped:
         return False
@@ -77,7 +77,7 @@ def was_stopped(state: AttemptState, event: TaskExited) -> bool:
 
 
 def failed_by_itself(state: AttemptState, event: TaskExited) -> bool:
-    """Whether the task ended by its own fault: it raised, or did not end the way a stopped task does."""
+    """Whether the task failed on its own: it raised, or did not end as a stopped task does."""
     crash = event.crash
     if crash is None or crash.thread is not None:
         return not was_stopped(state, event)
@@ -95,20 +95,20 @@ def is_collateral(event: TaskExited, tails: Mapping[TaskId, Sequence[str]]) -> b
     crash = event.crash
     if crash is not None and crash.thread is None:
         return is_collateral_crash(crash)
-    # No Python exception: TensorFlow has aborted, or the program did not run in our interpreter.
+    # No Python exception: TensorFlow aborted, or the program did not run in our interpreter.
     if event.exit.signal not in (None, signal.SIGABRT) or event.evidence is not None:
         return False
     return has_collateral_line(tails.get(event.task, ()))
 
 
 def ended_before(state: AttemptState, failed: TaskExited) -> list[TaskExited]:
-    """The training tasks that had ended well before that failure."""
+    """The training tasks that had succeeded before that failure."""
     ended = [event for event in state.exits.values() if not event.failed and event.task in state.policy.trainers]
     return [event for event in ended if ended_time(event) < failure_time(failed)]
 
 
 def ended_time(event: TaskExited) -> float:
-    """When the task's program ended; its interpreter takes longer."""
+    """When the task's program ended; its interpreter ends later."""
     return event.time if event.finished is None else event.finished
 
 
@@ -121,7 +121,7 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     crash = event.crash
     raised = crash is not None and crash.thread is None and crash.exception != "SystemExit"
     preempted = not raised and _is_preemption(event.exit)
-    # A full disk may be a coincidence; a task that exits as preempted knows that it was.
+    # A full disk may be a coincidence; a task that exits as preempted knows that it was preempted.
     if event.evidence is not None and not (preempted and event.evidence.reference == "disk-full"):
         return Cause(event, event.evidence.reference, event.evidence.message, event.evidence.hint)
     if preempted:
@@ -130,7 +130,7 @@ def classify(event: TaskExited, tail: Sequence[str]) -> Cause:
     known = find_known(texts)
     if known is not None:
         return Cause(event, known.reference, hint=known.hint)
-    if raised:  # whatever ended its interpreter afterwards: mostly we did
+    if raised:  # no matter what ended its interpreter afterwards, usually we did
         return Cause(event, "task-failed")
     if event.exit.signal == signal.SIGKILL:
         hint = "the sender of SIGKILL is unknown; most often it is the kernel's OOM killer: see `dmesg` on that node"

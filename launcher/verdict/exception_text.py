@@ -14,16 +14,16 @@ from launcher.printable import printable
 from worker_entry.protocol.collateral import without_wrappers
 
 LENGTH = 300
-"""The most characters of a sentence."""
+"""The maximum length of a sentence, in characters."""
 NODE_LENGTH = 60
-"""The most characters of a node's name; a longer name is reduced to its first and last part."""
+"""The maximum length of a node's name, in characters; a longer name is reduced to its first and last part."""
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _IN_USER_CODE = re.compile(r"in user code:\n\n(?: {4}File .*\n {8}.*\n)+\n")
 _IN_CALL = re.compile(r"Exception encountered when calling (.+)\.\n\n")
 _GRAPH_ERROR = "Graph execution error:"
 _TRACE_LINE = re.compile(r"Detected at node |<stack traces unavailable>|Node: '|File \".*\", line \d+")
-"""The lines between that heading and the sentence, without their indentation."""
+"""The lines between `_GRAPH_ERROR` and the sentence, without their indentation."""
 _ROOT = re.compile(r"^ +\(\d+\) ([A-Z_]+): +", re.MULTILINE)
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -36,7 +36,7 @@ _MARKS = re.compile(
 )
 _INLINE_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _REPEATED = ("Additional GRPC error information", ":UNKNOWN:Error received from peer")
-"""Lines below an error that only say by which way it arrived."""
+"""Lines below an error that only say how it arrived."""
 _NO_PLACES = ("PyFunc", "EagerPyFunc", "IteratorGetNext")
 """Nodes that stand for the whole input pipeline."""
 
@@ -53,12 +53,12 @@ def find_sentence(message: str, preferred: Sequence[str] = ()) -> str:
 
     Args:
         message: the exception's message.
-        preferred: a line with one of these takes precedence.
+        preferred: a line that contains one of these texts takes precedence.
     """
     text = without_wrappers(printable(_COLOURS.sub("", message)))
     _, found, inner = text.rpartition(_TRACEBACK)
     raised = [line for line in inner.splitlines() if line and not line[0].isspace()]
-    if found and raised:  # what the user's function has raised in a tf.data pipeline
+    if found and raised:  # the exception that the user's function raised in a tf.data pipeline
         return raised[0][:LENGTH]
     chosen = [
         line

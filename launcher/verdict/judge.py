@@ -1,4 +1,4 @@
-"""Why an attempt ended as it did: from its last state to one sentence and its evidence."""
+"""Judges why an attempt ended: from its last state to one sentence and its evidence."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def judge(
 
     Args:
         state: the last state of the attempt.
-        plan: what was started.
-        logs: the log files to name.
+        plan: the plan of the started tasks.
+        logs: the paths of the tasks' logs.
         tails: the last lines of the logs of tasks that failed.
         agent_stderr: the last lines that agents wrote to stderr.
-        stacks: the file with the stacks of all tasks, if they were asked.
+        stacks: the file with the stacks of all tasks, if the tasks were asked for them.
     """
     plans = {task.task: task for task in plan.tasks}
     tails = tails or {}
@@ -103,7 +103,7 @@ def outcome(state: AttemptState) -> OutcomeName:
 
 
 def _is_announced(state: AttemptState) -> bool:
-    """Whether the attempt ended because its nodes are taken away, and not by a failure before that."""
+    """Whether the attempt ended because its nodes are taken away, and not because of an earlier failure."""
     if state.reason is Reason.ANNOUNCED:
         return True
     if state.reason is not Reason.TASK_FAILED:
@@ -144,7 +144,7 @@ def _judge_success(state: AttemptState) -> Verdict:
         for task, ends in sorted(state.restarted.items())
     ]
     if state.separate or state.never_met:
-        evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if state.separate else 'ran'} without each other")
+        evidence.append(f"{name_tasks(sorted(trainers))} {'trained' if state.separate else 'ran'} separately")
     what = str(trainers[0]) if len(trainers) == 1 else f"all {len(trainers)} training tasks"
     how = "ended with status 0" if all(state.exits[task].exit.ok for task in trainers) else "finished"
     return Verdict(reference="succeeded", message=f"{what} {how}", evidence=evidence)
@@ -170,7 +170,7 @@ def _judge_refusal(state: AttemptState) -> Verdict:
 
 
 def _render_place(node: str, problem: Problem) -> str:
-    """`worker:1: ` or `gpu-a: `; nothing where the message itself names the node."""
+    """`worker:1: ` or `gpu-a: `; empty if the message itself names the node."""
     if problem.task is None and node in {word.strip(",;:") for word in problem.message.split()}:
         return ""
     return f"{problem.task or node}: "
@@ -210,7 +210,7 @@ def _judge_start_timeout(state: AttemptState) -> Verdict:
     missing = state.missing
     hint = (
         "a program opens its port when it creates MultiWorkerMirroredStrategy; increase timeouts.start_s "
-        "(--start-timeout) if it needs longer; 0 turns the time-out off"
+        "(--start-timeout) if it needs longer; 0 disables the timeout"
     )
     if state.not_joined and state.not_joined.issuperset(missing):
         hint = f"`distlaunch check` shows whether they can reach {find_leader(state.policy.tasks)}"
@@ -238,7 +238,7 @@ def _judge_stall(state: AttemptState) -> Verdict:
         message=f"{render_stall(state)}{blame}",
         task=str(task) if task is not None else None,
         evidence=[*filter(None, [render_steps(state)])],
-        hint="increase timeouts.stall_s (--stall-timeout) if a step may take that long; 0 turns the time-out off",
+        hint="increase timeouts.stall_s (--stall-timeout) if a step may take that long; 0 disables the timeout",
     )
 
 
@@ -251,7 +251,7 @@ def _judge_drain_timeout(state: AttemptState) -> Verdict:
         f"{'is' if len(going) == 1 else 'are'} not at work",
         task=str(going[0]) if len(going) == 1 else None,
         evidence=[f"ended with status 0: {name_tasks(done)}"],
-        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 turns the time-out off",
+        hint="increase timeouts.drain_s (--drain-timeout) if the others need longer; 0 disables the timeout",
     )
 
 

@@ -1,4 +1,4 @@
-"""Failures known by the text of an exception or of the last log lines: the class and the hint of each."""
+"""Known failures, recognised by an exception or the last lines of a log, each with its class and hint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KNOWN = tuple(
         (
             r"Could not start gRPC server|Only one usage of each socket address|Address already in use",
             "port-taken",
-            "another process took the port; without `port:` in the spec, distlaunch holds a free one until it is used",
+            "another process took the port; without `port:` in the spec, distlaunch holds a free port until it is used",
         ),
         (
             OUT_OF_STEP.pattern,

@@ -10,15 +10,15 @@ OutcomeName = Literal["succeeded", "failed", "interrupted"]
 
 
 class Verdict(Result):
-    """Why the run ended as it did."""
+    """Why the run ended."""
 
     reference: str
     """Stable kebab-case name: `succeeded`, `task-failed`, `start-timeout`, …"""
     message: str
     """One sentence."""
     task: str | None = None
-    """The task that caused it, if one did."""
+    """The task that caused the end, if one did."""
     evidence: list[str] = []
     """Lines that support the message."""
     hint: str = ""
-    """What to do; empty if nothing always helps."""
+    """What to do; empty if no advice always helps."""

@@ -1,4 +1,4 @@
-"""Which task a stalled cluster waits for, and the sentences about the stall."""
+"""Finds the task that a stalled cluster waits for, and renders the sentences about the stall."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.tasks import TaskId, name_tasks
 
 
 def render_stall(state: AttemptState) -> str:
-    """`no step for 120 s, where one takes 0.2 s`."""
+    """`no step for 120 s (a step usually takes 0.2 s)`."""
     if not reports_steps(state):
         return f"no sign of progress for {state.stalled_s:.0f} s"
     step_s = usual_step_s(state)
-    usual = f", where one takes {step_s:.2g} s" if step_s is not None else ""
+    usual = f" (a step usually takes {step_s:.2g} s)" if step_s is not None else ""
     return f"no step for {state.stalled_s:.0f} s{usual}"
 
 
@@ -32,7 +32,7 @@ def find_staller(state: AttemptState) -> TaskId | None:
 
 
 def render_steps(state: AttemptState) -> str:
-    """`steps done: 49 by worker:1, 50 by the others`; empty if all have done equally many."""
+    """`steps done: 49 by worker:1, 50 by the others`; empty if all tasks have done the same number."""
     done: dict[int, list[TaskId]] = {}
     for task in sorted(state.status):
         progress = state.status[task].progress

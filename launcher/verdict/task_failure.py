@@ -1,4 +1,4 @@
-"""The verdict on a failed task: which one, how, with which exception, and what happened to the others."""
+"""The verdict on a failed task: which task failed, how, with which exception, and what happened to the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from worker_entry.protocol.collateral import SIGNATURES
 from worker_entry.protocol.values import CrashRecord
 
 SHOWN_LIMIT = 8
-"""Tasks that a verdict lists one by one."""
+"""The maximum number of tasks that a verdict lists one by one."""
 
 _HOW = {"out-of-memory": "ran out of memory: it ", "preempted": "was preempted: it "}
 
@@ -61,7 +61,7 @@ def judge_failure(
 
 
 def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Mapping[TaskId, str]) -> Verdict:
-    """The verdict on workers that no longer do the same; the task of the cause is only the first that noticed."""
+    """The verdict on workers that are out of step; the cause names only the first task that noticed."""
     trainers = sorted(state.policy.trainers)
     names = " and ".join(map(str, trainers)) if len(trainers) == 2 else name_tasks(trainers)
     outsider = find_outsider(state)
@@ -70,7 +70,7 @@ def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Ma
     stopped = [e.task for e in state.exits.values() if was_stopped(state, e) and not failed_by_itself(state, e)]
     return Verdict(
         reference=cause.reference,
-        message=f"{names} no longer do the same{f': {split}' if split else ''}",
+        message=f"{names} are out of step{f': {split}' if split else ''}",
         task=None if outsider is None else str(outsider),
         evidence=[
             f"{cause.exited.task} noticed it: {find_sentence(crash.message, PHRASES)}",
@@ -85,12 +85,12 @@ def _judge_split(state: AttemptState, cause: Cause, crash: CrashRecord, logs: Ma
 def _render_end(cause: Cause) -> str:
     how, crash = cause.exited.exit, cause.exited.crash
     if crash is not None and crash.thread is None and how.signal in (signal.SIGTERM, signal.SIGKILL):
-        return "failed"  # and was stopped while its interpreter shut down
+        return "failed"  # and was stopped while its interpreter was shutting down
     if cause.reference == "stalled":
         return f"was stopped by {how}"
     first = _HOW.get(cause.reference, "")
     if how.signal is not None:
-        return f"{first}was ended by {how}"
+        return f"{first}was killed by {how}"
     return f"{first}{'ended' if how.ok else 'exited'} with status {how.code}"
 
 
@@ -128,7 +128,7 @@ def _followers(state: AttemptState, cause: Cause, tails: Mapping[TaskId, Sequenc
     early = [event for event in ended_before(state, cause.exited) if event is not cause.exited]
     if early:
         first = when - min(map(ended_time, early))
-        lines.append(f"ended with status 0 up to {first:.1f} s before: {name_tasks(event.task for event in early)}")
+        lines.append(f"ended with status 0 up to {first:.1f} s earlier: {name_tasks(event.task for event in early)}")
     stopped = [e for e in state.exits.values() if was_stopped(state, e) and not failed_by_itself(state, e)]
     if stopped:
         lines.append(f"stopped by distlaunch: {name_tasks(event.task for event in stopped)}")

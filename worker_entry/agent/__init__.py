@@ -1,4 +1,4 @@
 """The node agent, one per node and run.
 
-In: orders from the controller, on stdin. Out: messages on stdout, and running tasks, none of which outlives the agent.
+In: orders from the controller, on stdin. Out: messages on stdout, and running tasks; no task outlives the agent.
 """

@@ -1,7 +1,7 @@
 """Stops leftover processes of runs whose controller is gone: their agents, and orphans of their tasks.
 
-A task, and every process that it has started, has DISTLAUNCH_RUN_ID in its environment. Only distlaunch sets this
-variable, and its value names one run. No other process is touched.
+Each task, like every process that it starts, has DISTLAUNCH_RUN_ID in its environment. Only distlaunch sets this
+variable, whose value names one run. No other process is touched.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from worker_entry.system import kernel
 
 AGENT_END_S = 15.0
 GRACE_S = 2.0
-"""Between TERM and KILL."""
+"""The time between TERM and KILL."""
 KILL_S = 5.0
 """How long killed processes may take to disappear."""
 
 
 def main() -> int:
-    """Reads Clean from stdin and answers it."""
+    """Reads a Clean order from stdin and answers it."""
     order = receive()
     stdout = sys.stdout.fileno()
     os.write(stdout, MARKER)
     if not isinstance(order, Clean) or order.version != VERSION:
-        os.write(stdout, encode(Broken(Problem("protocol-error", "the agent expected Clean of its own version"))))
+        os.write(stdout, encode(Broken(Problem("protocol-error", "the agent expected Clean in its own version"))))
         return 1
     if order.warm:
         from worker_entry.agent.warm.offer import end_waiting

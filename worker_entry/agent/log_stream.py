@@ -1,4 +1,4 @@
-"""Sends what tasks have written to their logs."""
+"""Sends new parts of the tasks' logs to the controller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker_entry.system.file_holes import render_bytes
 
 
 def stream_logs(log_queue: deque[StartedTask], attempt: int, connection: Connection) -> None:
-    """Sends one piece of each task's log in turn, so that a chatty task delays no other.
+    """Sends one piece of each task's log in turn, so that a chatty task does not delay the others.
 
     Returns when everything is sent or the connection has enough to write.
     """

@@ -1,8 +1,8 @@
 """Copies the program's folder to a node: versions side by side (see `copy_versions`), and a link to the current one.
 
-A new version is built in a folder of its own, from unchanged files of the last version and from files that are fetched.
-Every file is checked by its hash; then the version gets its name, and the link is switched. So a task never sees an
-incomplete version, and a running task keeps its own.
+A new version is built in a separate folder, from unchanged files of the last version and from fetched files. Every file
+is checked by its hash; then the version gets its name, and the link is switched. So a task never sees an incomplete
+version, and a running task keeps its version.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from worker_entry.protocol.orders import Offer, Piece
 from worker_entry.protocol.values import FileEntry, Problem
 
 PIECE = 1 << 20
-"""Bytes that are hashed or fetched at once; between two pieces the agent does its other work."""
+"""How many bytes are hashed or fetched at once; between two pieces, the agent does its other work."""
 FETCHES_AT_ONCE = 4
 
 
 class ProgramCopy:
-    """Copies one version to this node. `step` does a bit of the work; `send` sends a message to the controller."""
+    """Copies one version to this node. `step` does a part of the work; `send` sends a message to the controller."""
 
     def __init__(self, offer: Offer, send: Callable[[Message], None]) -> None:
         self.done = False
         self.directory: Optional[str] = None
-        """The version's folder, when it is complete."""
+        """The folder of the complete version; None until then."""
         self._offer = offer
         self._send = send
         self._versions = Versions(offer.to)
@@ -42,11 +42,11 @@ class ProgramCopy:
 
     @property
     def waits(self) -> bool:
-        """Whether there is nothing to do until another piece arrives."""
+        """Whether no work is possible until another piece arrives."""
         return self.done or (bool(self._awaited) and not self._pieces)
 
     def step(self) -> None:
-        """Does a bit of the work."""
+        """Does the next small part of the work."""
         if self.waits:
             return
         try:
@@ -57,13 +57,13 @@ class ProgramCopy:
             self._fail(f"{error.filename or self._offer.to}: {error.strerror}")
 
     def take(self, piece: Piece, body: bytes) -> None:
-        """Takes a piece that has arrived; ignores one that was not asked for, or arrives twice."""
+        """Accepts a piece that has arrived; ignores a piece that was not requested, or arrives twice."""
         expected = self._awaited[len(self._pieces)] if len(self._pieces) < len(self._awaited) else None
         if expected is not None and (expected.index, expected.offset) == (piece.index, piece.offset):
             self._pieces.append(body)
 
     def resume(self) -> None:
-        """Asks again for pieces over a new connection: those asked for over the old one may not arrive."""
+        """Requests pieces again over a new connection: pieces requested over the old connection may not arrive."""
         for fetch in list(self._awaited)[len(self._pieces) :]:
             self._send(fetch)
 
@@ -77,7 +77,7 @@ class ProgramCopy:
         self.abandon()
         self._send(Refused([Problem("sync-failed", reason, "")]))
 
-    # --- the work; it yields after each bit ---
+    # --- the work: it yields after each small part ---
 
     def _copy_version(self) -> Generator[None, None, None]:
         current = self._versions.find_current()
@@ -98,7 +98,7 @@ class ProgramCopy:
         self._send(Synced(current, len(missing), self._fetched))
 
     def _compare(self, current: Optional[str]) -> Generator[None, None, set[int]]:
-        """The indexes of offered files that the current version lacks or has with other content."""
+        """Finds the indexes of offered files that are missing or different in the current version."""
         missing = set()
         for index, entry in enumerate(self._offer.files):
             try:
@@ -124,7 +124,7 @@ class ProgramCopy:
         return digest.hexdigest() == entry.sha256
 
     def _build(self, current: Optional[str], missing: set[int]) -> Generator[None, None, None]:
-        # Links come last, so that no file is ever written through one.
+        # Links come last, so that no file is ever written through a link.
         for index, entry in sorted(enumerate(self._offer.files), key=lambda item: bool(item[1].link)):
             path = _inside(self._building, entry.path)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -139,7 +139,7 @@ class ProgramCopy:
             os.chmod(path, 0o700 if entry.executable else 0o600)
 
     def _copy(self, old: str, path: str, entry: FileEntry) -> Generator[None, None, bool]:
-        """Copies an unchanged file; false if a task of another run has changed it since it was compared."""
+        """Copies an unchanged file; false if a task of another run has changed the file since the comparison."""
         digest = hashlib.sha256()
         try:
             with open(old, "rb") as source, open(path, "xb") as file:
@@ -183,12 +183,12 @@ class ProgramCopy:
 
 
 class _CannotSyncError(Exception):
-    """The folder cannot be copied; the message is for the user."""
+    """The folder cannot be copied; the message is shown to the user."""
 
 
 def _inside(folder: str, path: str) -> str:
-    """The path within the folder. The controller's paths are checked, not trusted."""
+    """Joins the path to the folder. The controller's paths are checked, not trusted."""
     parts = path.split("/")
     if not path or path.startswith("/") or ".." in parts:
-        raise _CannotSyncError(f"{path!r} is not within the folder")
+        raise _CannotSyncError(f"{path!r} is outside the program's folder")
     return os.path.join(folder, path)

@@ -1,8 +1,8 @@
 """The attach process, which a new connection starts on a node: it hands its stdin and stdout to a running agent.
 
-It stays until the agent no longer needs the connection, because the connection ends with it. It writes nothing until
-the agent has taken the connection, so that the controller never mistakes it for an agent that answers. It ends when
-the connection ends, or when the agent does not take the connection in time.
+The attach process stays until the agent no longer needs the connection, because the connection ends with the process.
+It writes nothing until the agent has taken the connection, so that the controller never mistakes it for an agent that
+answers. It exits when the connection ends, or when the agent does not take the connection in time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from worker_entry.protocol.orders import AGENT_GONE, Attach
 from worker_entry.protocol.values import Problem
 
 TAKEN_S = 20.0
-"""How long an attach process waits until the agent takes its connection."""
+"""How long an attach process waits for the agent to take its connection."""
 FIRST_FRAME_S = 60.0
 POLL_S = 0.1
 """How often an attach process checks whether the agent's guardian has ended."""
@@ -35,7 +35,7 @@ def hand_over() -> int:
     if not isinstance(message, Attach):
         return _refuse("protocol-error", "the node expected Attach")
     deadline = time.monotonic() + TAKEN_S
-    if _has_hung_up():  # this process was delayed, and the agent may use another connection by now
+    if _has_hung_up():  # this process was delayed, and the agent may already use another connection
         return 1
     try:
         lock = os.open(lock_file(message.reattach_folder), os.O_RDWR)
@@ -60,7 +60,7 @@ def hand_over() -> int:
 
 
 def attend(call: socket.socket, reattach_folder: str) -> int:
-    """Stays while the agent uses this process's connection; returns the exit status of the agent's work for the run."""
+    """Waits while the agent uses this process's connection; returns the exit status of the agent's work for the run."""
     try:
         lock = os.open(lock_file(reattach_folder), os.O_RDWR)
     except OSError:  # the agent has ended, and its folder is gone
@@ -86,7 +86,10 @@ def _attend(call: socket.socket, lock: int) -> int:
 
 
 def receive() -> Optional[Message]:
-    """Reads the first message. Nothing follows it before the answer, so no byte meant for the agent is read."""
+    """Reads the first message; returns None if there is no valid message.
+
+    Nothing follows the message before the answer, so no byte meant for the agent is read.
+    """
     decoder = Decoder()
     deadline = time.monotonic() + FIRST_FRAME_S
     while select.select([0], [], [], max(deadline - time.monotonic(), 0.0))[0]:
@@ -102,7 +105,7 @@ def receive() -> Optional[Message]:
 
 
 def _await_word(call: socket.socket, deadline: float) -> Optional[bytes]:
-    """The agent's answer: empty if the agent has ended; None if it is late, or the connection ends first."""
+    """Waits for the agent's answer: empty if the agent has ended; None if it is late, or the connection ends first."""
     poll = select.poll()
     poll.register(call, select.POLLIN)
     # Not POLLIN: the input may be meant for the agent.
@@ -122,14 +125,14 @@ def _receive_word(call: socket.socket) -> bytes:
 
 
 def _has_hung_up() -> bool:
-    """Whether the connection has ended, even if there is input left."""
+    """Whether the connection has ended, even if unread input is left."""
     poll = select.poll()
     poll.register(0, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
 
 
 def _await_end(lock: int, deadline: float) -> int:
-    """Waits until the guardian of an agent that has ended is gone as well: it may still have processes to kill."""
+    """Waits until the guardian of an ended agent is gone too: the guardian may still have processes to kill."""
     poll = select.poll()
     poll.register(0, getattr(select, "POLLRDHUP", 0))
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""An agent process: it serves a run, and then others, as long as each of them keeps it warm."""
+"""An agent process: it serves a run, and then further runs, as long as each run keeps it warm."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def serve(
     *,
     news: str = "",
 ) -> int:
-    """Serves the run of this connection and those that follow; returns the exit status of the last one.
+    """Serves the run of this connection and the runs that follow; returns the exit status of the last run.
 
     Args:
         opening: the first connection.
-        reattach_folder: the agent's; None if none could be made, or none is needed.
+        reattach_folder: the agent's reattach folder; None if it could not be made, or is not needed.
         loop_counter: shared with the guardian.
-        circumstances: those in which this process was started; empty if it must not stay after its run.
+        circumstances: the circumstances in which this process was started; empty if it must not stay after its run.
         news: why no waiting agent serves the first run.
     """
     status, until = 0, 0.0
@@ -44,7 +44,7 @@ def serve(
             break
         from worker_entry.agent.warm.waiting import Waiting
 
-        with contextlib.suppress(OSError):  # the reattach folder was removed: nobody would find the agent
+        with contextlib.suppress(OSError):  # the reattach folder was removed: no controller could find the agent
             reattach_folder.renew()
             opening = Waiting(kept, until, stay.slot, reattach_folder, circumstances).wait(loop_counter)
         if opening is None:

@@ -1,8 +1,8 @@
-"""Collects the Python stacks of running tasks without stopping them, even if they are blocked in C++.
+"""Collects the Python stacks of running tasks without stopping the tasks, even if they are blocked in C++.
 
-On a signal, faulthandler writes the stacks of a task, and of processes that it has forked, to the task's own file. All
-other programs ignore that signal, so the agent can send it to every process below a task. It reads the files when none
-of them grows any more.
+On a signal, faulthandler writes the stacks of a task, and of processes that the task has forked, to the task's file.
+All other programs ignore that signal, so the agent can send it to every process below a task. The agent reads the files
+when none of them grows any more.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from worker_entry.protocol.values import Activity
 from worker_entry.system.kernel import Process
 
 WAIT_S = 0.3
-"""A file that has not grown for this long is complete."""
+"""A file is complete when it has not grown for this time."""
 NEXT_S = 0.05
 """How long most processes take to write their stacks."""
 ROUNDS = 20
-"""Rounds of signals to child processes; if there are more children than rounds, a round signals several at once."""
+"""Rounds of signals to child processes; with more children than rounds, each round signals several children."""
 LIMIT = 256 << 10
 
 
 class StackDump:
-    """Signals all processes and reads what they have written."""
+    """Signals all processes and reads the stacks that they write."""
 
     def __init__(self) -> None:
         self._activity = ActivityWatch()
@@ -44,7 +44,7 @@ class StackDump:
         return bool(self._files)
 
     def begin(self, tasks: Mapping[str, StartedTask], processes: Iterable[Process]) -> None:
-        """Begins to signal the tasks' own processes, then all others, which are below them."""
+        """Starts to signal the tasks' own processes, then all processes below them."""
         self._activity.begin(tasks)
         own = {task.pid for task in tasks.values() if task.running}
         children = [process.pid for process in processes if process.pid not in own]
@@ -55,7 +55,7 @@ class StackDump:
         self._due = 0.0
 
     def poll(self, tasks: Mapping[str, StartedTask], now: float) -> Iterator[Stacks]:
-        """The answers, when all are complete; `now` is in monotonic seconds."""
+        """Yields the answers once all are complete; `now` is in monotonic seconds."""
         self._activity.poll(tasks, now)
         texts = dict(self._collect(now))
         activity = self._activity.report(tasks) if texts else {}
@@ -63,15 +63,15 @@ class StackDump:
             yield Stacks(task, text, activity.get(task, Activity()))
 
     def _collect(self, now: float) -> Iterator[tuple[str, str]]:
-        """Each task's name and stacks, when all are complete; a task that has written none has empty stacks."""
+        """Yields each task's name and stacks once all are complete; the stacks of a task that wrote none are empty."""
         if not self.pending or now < self._due:
             return
         sizes = {file: _size(file) for file in self._files.values()}
         if self._rounds:
-            # A task and its forked processes write to one file: in turn, or their stacks would be mixed.
+            # A task and its forked processes write to one file, so they must write in turn, or their stacks would mix.
             self._begins.append(sizes)
             for pid in self._rounds.pop(0):
-                with contextlib.suppress(OSError):  # it has just ended
+                with contextlib.suppress(OSError):  # the process has just ended
                     os.kill(pid, STACKS_SIGNAL)
             self._due = now + (NEXT_S if self._rounds else WAIT_S)
         elif sizes != self._sizes:
@@ -83,13 +83,13 @@ class StackDump:
 
 
 def _read(file: str, begins: list[int]) -> str:
-    """What was written since the first of these sizes; a child's output begins at each of the others."""
+    """Reads the output after the first of these sizes; at each of the other sizes, a child's output begins."""
     text = b""
     with contextlib.suppress(OSError), open(file, "rb") as stream:
         stream.seek(begins[0])
         text = stream.read(LIMIT)
     cuts = [size - begins[0] for size in begins]
-    parts = [text[cut:end].decode(errors="replace") for cut, end in zip(cuts, [*cuts[1:], len(text)])]  # noqa: B905 - Python 3.9 knows no `strict`
+    parts = [text[cut:end].decode(errors="replace") for cut, end in zip(cuts, [*cuts[1:], len(text)])]  # noqa: B905 - Python 3.9 has no `strict`
     return CHILD.join([parts[0], *filter(None, parts[1:])])
 
 

@@ -1,7 +1,7 @@
-"""Reads the status files and crash records of a task's processes, and merges them into one of each.
+"""Reads the status files and crash records of a task's processes, and merges them into one status and one crash record.
 
-The task's own process takes precedence. The status of a process that it has started counts if that process trains and
-the task's own does not; its crash record counts if the task has failed because of it.
+The task's own process takes precedence. A child process's status counts if the child trains and the task's own process
+does not; its crash record counts if the task has failed because of the child.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from worker_entry.protocol.values import CrashRecord, TaskStatus
 
 STATUS_LIMIT = 64 << 10
 FOLLOWS_S = 30.0
-"""A program that fails because of a child process ends within this time; an interpreter takes a while to exit."""
+"""A program that fails because of a child process ends within this time; an interpreter takes some time to exit."""
 PASSED_ON = ("CalledProcessError", "SystemExit")
 """Exceptions that a program raises when a child process has failed."""
 
 
 class StatusFiles:
-    """A task's files, and what was read from them last."""
+    """A task's files, and the content that was last read from them."""
 
     def __init__(self, files: AttemptFiles, task: str) -> None:
         self._files = files
@@ -33,11 +33,11 @@ class StatusFiles:
         self.forget_last()
 
     def forget_last(self) -> None:
-        """From now on, everything that was written counts as changed."""
+        """Makes the next `read_changed` report everything that is in the files."""
         self._last: tuple[bytes, bytes, bool] = (b"", b"", False)
 
     def read_changed(self) -> Optional[TaskStatus]:
-        """How far the program has come; None if that has not changed since the last call."""
+        """Returns the program's status; None if it has not changed since the last call."""
         child_file = self._files.child(self._task)
         written = _read(child_file)
         current = _read(self._files.status(self._task)), written, bool(written) and _is_locked(f"{child_file}{LOCK}")
@@ -52,7 +52,7 @@ class StatusFiles:
         return child if own is None else replace(own, phase=child.phase, since=child.since, progress=child.progress)
 
     def load_crash(self, ended: float) -> Optional[CrashRecord]:
-        """The exception that ended the task at the time `ended`; None if there was none."""
+        """Returns the exception that ended the task at the time `ended`; None if there was none."""
         own, child = (_load_crash(file(self._task)) for file in (self._files.crash, self._files.child_crash))
         if child is not None and ended - child.time < FOLLOWS_S and (own is None or own.exception in PASSED_ON):
             return child
@@ -63,7 +63,7 @@ def _load_crash(file: str) -> Optional[CrashRecord]:
     try:
         with open(file, encoding="utf-8") as stream:
             record: CrashRecord = parse(CrashRecord, json.load(stream), "crash record")
-    except (OSError, ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+    except (OSError, ValueError, RecursionError, ProtocolError):  # not written, or by another program
         return None
     return record
 
@@ -75,7 +75,7 @@ def _read(file: str) -> bytes:
 
 
 def _parse(text: bytes) -> Optional[TaskStatus]:
-    with contextlib.suppress(ValueError, RecursionError, ProtocolError):  # none was written, or something else wrote it
+    with contextlib.suppress(ValueError, RecursionError, ProtocolError):  # not written, or by another program
         status: TaskStatus = parse(TaskStatus, json.loads(text), "status")
         return status
     return None

@@ -1,4 +1,4 @@
-"""A task's log on this node: reads it in pieces to be sent, and indexes when it grew."""
+"""A task's log on this node: reads the log in pieces for sending, and indexes when it grew."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from worker_entry.system.file_holes import end_of_hole, is_zeros
 from worker_entry.system.file_part import FilePart
 
 PIECE = 256 << 10
-"""Bytes of a log sent at once."""
+"""How many bytes of a log are sent at once."""
 
 LARGE = 64 << 10
-"""Bytes; a piece that is at least this long is sent as a part of its file, and not read."""
+"""Bytes; a piece that is at least this long is sent from the file without being read."""
 
 HOLE = 64 << 10
 """Bytes; a hole in a log that is at least this long is skipped."""
@@ -25,7 +25,7 @@ Data = Union[bytes, FilePart]
 
 
 class Piece(NamedTuple):
-    """What is sent next; `offset` is its place in the sent log, `hole` the length of a hole skipped before it."""
+    """The next piece to send; `offset`: its place in the sent log. `hole`: the length of the hole skipped before it."""
 
     offset: int
     data: Data
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class TaskLog:
-    """The log at `path`, how far it has been sent, and its index at `index_path`."""
+    """The log at `path`, its index at `index_path`, and the position up to which the log has been sent."""
 
     def __init__(self, path: str, index_path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY)
@@ -42,9 +42,9 @@ class TaskLog:
         self._place = 0
         """The offset up to which the file has been read."""
         self._holes: list[tuple[int, int]] = []
-        """Skipped holes: for each, the bytes sent before it, and the total length of all holes up to it."""
+        """For each skipped hole, the bytes sent before it, and the total length of all holes up to it."""
         self._next_mark = 0
-        """The number of the first record of the index that has not been sent."""
+        """The number of the first index record that has not been sent."""
         self._indexed = 0.0
         """When the last record was added."""
         self._observed = clock.now()
@@ -56,13 +56,13 @@ class TaskLog:
         self._observed = now
         if status.st_size == self._index.offset or (now < self._indexed + SPACING_S and not last):
             return
-        # When the log was last written, if the file system's clock is ours; it was after the last look in any case.
+        # When the log was last written, if the file system uses our clock; in any case after the last observation.
         written = now - (time.time() - status.st_mtime)
         self._index.note(status.st_size, min(max(written, observed), now))
         self._indexed = now
 
     def read(self) -> Piece:
-        """The next piece; its data are empty when the whole log has been read."""
+        """Returns the next piece, with empty data if the whole log has been read."""
         is_cut = self.unsent() < 0  # the program has truncated its own log, as `echo … > /dev/stderr` does
         if is_cut:
             self._place, self._holes = 0, []
@@ -85,14 +85,14 @@ class TaskLog:
         return Piece(offset, data, hole if hole >= HOLE else 0, sent)
 
     def _next_data(self, limit: int) -> Data:
-        """Bytes that are indexed already, so that the piece has the mark of its last line."""
+        """Returns bytes that are already indexed, so that the piece has the mark of its last line."""
         length = max(min(limit, self._index.offset - self._place), 0)
         if length >= LARGE and os.pread(self._descriptor, 1, self._place) not in (b"", b"\0"):
             return FilePart(self._descriptor, self._place, length)
         return os.pread(self._descriptor, length, self._place)
 
     def _read_marks(self) -> list[Mark]:
-        """The marks of the next piece."""
+        """Returns the marks that the next piece may have."""
         if self._next_mark >= self._index.count:
             return []
         try:
@@ -106,7 +106,7 @@ class TaskLog:
         return self._holes[-1][1] if self._holes else 0
 
     def rewind(self, offset: int) -> None:
-        """Reads again from this offset: what was sent after it got lost."""
+        """Reads again from this offset: the bytes that were sent after it got lost."""
         if offset < self._place - self._left_out:
             while self._holes and self._holes[-1][0] > offset:
                 self._holes.pop()

@@ -1,4 +1,4 @@
-"""What running tasks show from outside: ports they open, signals that stop them, their status files."""
+"""Watches running tasks from outside: the ports that they open, signals that suspend them, and their status files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TaskWatch:
     def poll(
         self, tasks: Mapping[str, StartedTask], ports: HeldPorts, tree: Tree, now: float
     ) -> Iterator[Union[Listening, Halted, Status]]:
-        """What has changed since the last call; `now` is in monotonic seconds."""
+        """Yields the changes since the last call; `now` is in monotonic seconds."""
         halts, tree.halts = tree.halts, []
         names = {task.pid: task.name for task in tasks.values()}
         for pid, signum in halts:

@@ -1,7 +1,7 @@
-"""Runs first in every Python that a task has started, because this folder is the first of its PYTHONPATH.
+"""Runs first in every Python process that a task starts, because this folder comes first in its PYTHONPATH.
 
-`distlaunch_children` does the work. The user's own `sitecustomize`, which this one hides, runs as well.
-Any Python may run this file, even Python 2: its syntax has to be valid in all versions, and it must never fail.
+`distlaunch_children` does the work. The user's own `sitecustomize`, which this file hides, runs as well.
+Any Python may run this file, even Python 2: its syntax must be valid in all versions, and it must never fail.
 """
 
 import os
@@ -19,7 +19,7 @@ if __name__ == "sitecustomize":
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     ours = sys.modules.pop(__name__)
     try:
-        __import__("sitecustomize")  # Python now finds the user's, and keeps it instead of this one
+        __import__("sitecustomize")  # Python now finds the user's module, and keeps it instead of this one
     except ImportError:
         error = sys.exc_info()[1]
         if "sitecustomize" not in (getattr(error, "name", None), str(error).split(" ")[-1]):

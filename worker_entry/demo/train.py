@@ -1,9 +1,9 @@
 """Trains a small convolutional network to read handwritten digits, under any strategy of tf.distribute.
 
 An example to copy. `python train.py` trains in one process. On several workers, every worker runs the same command:
-`TF_CONFIG` names the other workers, and `from_environment` returns the strategy that was asked for. Each worker's last
-line shows the accuracy on images that were not used for training, and how many images per second all workers together
-processed. The rate leaves out the first epoch, which builds the graph, and includes the time for validation.
+`TF_CONFIG` names the other workers, and `from_environment` returns the selected strategy. Each worker's last line shows
+the accuracy on images that were not used for training, and how many images per second all workers together processed.
+The rate excludes the first epoch, which builds the graph, and includes the time for validation.
 """
 
 import argparse
@@ -31,7 +31,7 @@ REFERENCE_BATCH = 32  # the batch size for which the learning rate was chosen
 
 
 def load_data() -> tuple[Examples, Examples]:
-    """Returns the images and labels for training, and those for validation."""
+    """Returns the images and labels for training and for validation."""
     with np.load(Path(__file__).with_name("digits.npz")) as data:
         # Shuffled, so that the held-out images are like the others.
         order = np.random.default_rng(SEED).permutation(len(data["labels"]))
@@ -47,9 +47,9 @@ def read_together(examples: Examples, batch: int) -> tf.data.Dataset:
 
 
 def read_own_files(examples: Examples, batch: int, folder: Path) -> tf.data.Dataset:
-    """FILE: every worker opens its own share of the files, and reads none of the others.
+    """FILE: every worker opens its own share of the files, and reads no others.
 
-    Real data would be on a shared disk; here each worker first writes all files for itself.
+    Real data would be on a shared disk; here, each worker first writes its own copy of all files.
     """
     names = []
     for number, chosen in enumerate(np.array_split(np.arange(len(examples[0])), FILES)):
@@ -86,7 +86,7 @@ def build_model(batch: int) -> keras.Model:
         ]
     )
     model.compile(
-        # More replicas make larger batches, so fewer steps: a higher rate, by the square root, compensates for that.
+        # More replicas mean larger batches and fewer steps. A rate that grows by the square root compensates for that.
         optimizer=keras.optimizers.Adam(0.003 * (batch / REFERENCE_BATCH) ** 0.5),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -107,7 +107,7 @@ def load_or_build(checkpoint: Optional[Path], batch: int) -> keras.Model:
 def save_epoch(model: keras.Model, folder: Path, epoch: int) -> None:
     """Saves the model atomically: an evaluator may be waiting for the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "part.keras"  # always the same name: a restart overwrites what a killed process has left
+    part = folder / "part.keras"  # always the same name: a restart overwrites the file of a killed process
     model.save(part)
     part.rename(folder / f"epoch-{epoch:04}.keras")
 
@@ -144,7 +144,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
             model = load_or_build(checkpoint, batch)
         callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: epoch_ends.append(time.perf_counter()))]
         if args.checkpoints is not None:
-            # Saving may need all workers, so all of them save, but only the chief to the real folder.
+            # Saving may need all workers, so all of them save, but only the chief saves to the real folder.
             kept = args.checkpoints if is_chief else own / "checkpoints"
             saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda number, _: save_epoch(model, kept, number + 1))
             callbacks.append(saving)
@@ -164,7 +164,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
             directory = args.model_dir if is_chief else own
             directory.mkdir(parents=True, exist_ok=True)
             model.save(directory / "digits.keras")
-        # After the save and not before it: the workers evaluate in step, so none exits while another still saves.
+        # After the save, not before it: the workers evaluate in step, so no worker exits while another still saves.
         model.evaluate(validation_data, verbose=0)
 
     line = f"{name} of {sum(map(len, cluster.values())) or 1}: validation accuracy {score(model, validation):.3f}"
@@ -177,7 +177,7 @@ def fit(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
 def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> None:
     """ParameterServerStrategy: the chief schedules steps, and each worker takes the next one when it is free.
 
-    If a worker dies, another one takes its step.
+    If a worker dies, another worker takes its step.
     """
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     training, validation = load_data()
@@ -199,14 +199,14 @@ def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> No
         strategy.run(train, args=next(batches))
         done.assign_add(1)
 
-    def read() -> tf.data.Dataset:  # called for each worker, which reads all images in its own order
+    def read() -> tf.data.Dataset:  # called for each worker; each reads all images in its own order
         return tf.data.Dataset.from_tensor_slices(training).shuffle(len(training[0])).repeat().batch(batch)
 
     batches = iter(coordinator.create_per_worker_dataset(read))
     for number in range(epoch + 1, args.epochs + 1):
         for _ in range(steps):
             coordinator.schedule(train_step, args=(batches,))
-        coordinator.join()  # raises what a step has raised
+        coordinator.join()  # raises the error of a step that failed
         progress.report(step=number * steps, epoch=number)
         print(f"Epoch {number}/{args.epochs}: {int(done.numpy())} steps", flush=True)
         if args.checkpoints is not None:
@@ -218,7 +218,7 @@ def coordinate(strategy: tf.distribute.Strategy, args: argparse.Namespace) -> No
 
 
 def follow(args: argparse.Namespace) -> None:
-    """The evaluator: evaluates each new checkpoint, up to that of the last epoch."""
+    """The evaluator: evaluates each new checkpoint, up to the last epoch's."""
     if args.checkpoints is None:
         raise SystemExit("an evaluator needs --checkpoints")
     _, (images, labels) = load_data()
@@ -235,18 +235,23 @@ def follow(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12, help="default: 12")
+    parser.add_argument("--epochs", type=int, default=12, help="train for this many epochs; default: 12")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--batch-per-replica", type=int, default=REFERENCE_BATCH, help="images per replica; default: 32")
-    size.add_argument("--global-batch", type=int, help="images of all replicas together")
+    size.add_argument(
+        "--batch-per-replica", type=int, default=REFERENCE_BATCH, help="use this many images per replica; default: 32"
+    )
+    size.add_argument("--global-batch", type=int, help="use this many images on all replicas together")
     parser.add_argument(
-        "--shard-by", choices=["data", "file"], default="data", help="how workers share the images; default: data"
+        "--shard-by",
+        choices=["data", "file"],
+        default="data",
+        help="divide each batch or the files among the workers; default: data",
     )
     parser.add_argument("--model-dir", type=Path, help="save the trained model here, as digits.keras")
     parser.add_argument("--checkpoints", type=Path, help="save each epoch here, and resume from the last one")
     # Without TensorBoard installed, TensorFlow cannot write its files.
     logs = os.environ.get("DISTLAUNCH_LOG_DIR") if importlib.util.find_spec("tensorboard") is not None else None
-    parser.add_argument("--log-dir", type=Path, default=logs, help="write this worker's files for TensorBoard here")
+    parser.add_argument("--log-dir", type=Path, default=logs, help="write this worker's TensorBoard files here")
     args = parser.parse_args()
 
     if os.environ.get("DISTLAUNCH_TASK", "").startswith("evaluator"):

@@ -1,4 +1,4 @@
-"""Watches which tf.distribute strategies a program builds: some need patches, some do not use the cluster at all."""
+"""Watches which tf.distribute strategies a program builds: some need patches, others do not use the cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker_entry.hooks.import_hooks import after_import
 JAX = "jax"
 STRATEGIES = "tensorflow.python.distribute.distribute_lib"
 DEFAULT = "_DefaultDistributionStrategy"
-"""Prefix of the class names of strategies that TensorFlow makes by itself."""
+"""Prefix of the class names of strategies that TensorFlow builds by default."""
 
 
 def watch_jax(report: Callable[[str], None]) -> None:

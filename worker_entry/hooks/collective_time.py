@@ -1,10 +1,10 @@
-"""Measures how long this worker waits for the others, which cannot be seen from the duration of a step.
+"""Measures how long this worker waits for the others, which the duration of a step does not show.
 
-In synchronous training all workers take the same time for a step, because each waits in its collectives for the
-slowest. So each collective gets two more operations that measure its time; the rest of a step is the worker's own.
+In synchronous training all workers take the same time for a step, because each worker waits in its collectives for the
+slowest one. So two more operations measure the time of each collective; the rest of a step is the worker's own time.
 
-On a GPU a collective is queued long before its input is ready, so its time means nothing and is not measured. It is
-not measured either in a program that asks for deterministic operations: TensorFlow then refuses a clock.
+On a GPU, a collective is queued long before its input is ready, so its time means nothing and is not measured. Nor is
+it measured in a program that asks for deterministic operations, where TensorFlow refuses a clock.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ UTILS = "tensorflow.python.distribute.cross_device_utils"
 
 
 class CollectiveClock:
-    """Measures this process's collectives, beginning when TensorFlow is imported."""
+    """Measures this process's collectives, starting when TensorFlow is imported."""
 
     def __init__(self) -> None:
         self._timers: list[OpTimer] = []
         after_import(UTILS, self._watch)
 
     def waited_s(self) -> Optional[float]:
-        """Seconds that the replica that has waited longest has waited so far; None if that is not known."""
+        """The seconds that the longest-waiting replica has waited so far; None if unknown."""
         try:
             if is_deterministic():
                 return None
             return max((timer.seconds() for timer in self._timers), default=None)
-        except Exception:  # noqa: BLE001 - nothing can be read while a graph is built, for example
+        except Exception:  # noqa: BLE001 - for example, while a graph is built
             return None
 
     def _watch(self, module: ModuleType) -> None:

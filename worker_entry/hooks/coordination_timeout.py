@@ -1,7 +1,8 @@
 """Makes TensorFlow's workers wait as long for each other as the launcher waits for their nodes.
 
 MultiWorkerMirroredStrategy ends a run when a peer has sent no heartbeat for 10 s, and offers no option to change that.
-The node's own agent notices at once when a peer dies; the only other cause is a short network outage.
+The agent on the peer's node notices at once when the peer dies. The only other cause of a missing heartbeat is a short
+network outage.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NAME = "heartbeat_timeout_in_ms"
 
 
 def lengthen(seconds: float) -> None:
-    """Sets TensorFlow's heartbeat timeout unless the program sets one; ignores a TensorFlow that has none."""
+    """Sets TensorFlow's heartbeat timeout unless the program sets one; does nothing if TensorFlow has none."""
 
     def patch(module: ModuleType) -> None:
         context = getattr(module, "Context", None)

@@ -8,7 +8,7 @@ from worker_entry.hooks.import_hooks import after_import
 
 
 def install(count: int) -> None:
-    """Divides the CPU right after TensorFlow's import: only before it uses its devices can they be configured."""
+    """Divides the CPU right after TensorFlow's import: devices can be configured only before TensorFlow uses them."""
 
     def divide(tensorflow: ModuleType) -> None:
         config = tensorflow.config

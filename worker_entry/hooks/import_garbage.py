@@ -1,6 +1,6 @@
-"""Keeps the garbage collector from running while a big library is imported.
+"""Disables the garbage collector while a large library is imported.
 
-An import makes many objects and little garbage: without the collector it takes an eighth to a fifth less time.
+An import makes many objects and little garbage: without the collector, it takes an eighth to a fifth less time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def install() -> None:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """However the import ends, the collector is again what it was."""
+    """Disables the collector, and restores its state afterwards, even if the import fails."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

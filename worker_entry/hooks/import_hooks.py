@@ -1,4 +1,4 @@
-"""Has something happen when the program imports a module, without importing it earlier."""
+"""Runs callbacks when the program imports a module, without importing the module earlier."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Measures how long this process waits for its input: the time in `next(iterator)`.
 
-Iterators of tf.distribute and of `fit` call those of tf.data, so only these are timed: in Python, and inside of a graph
-where the step takes its batch itself. A step that runs besides a request for the next batch counts as waiting, too.
+The iterators of tf.distribute and of `fit` call those of tf.data, so only tf.data's iterators are timed: in Python and,
+if the step takes its batch itself, inside a graph. If a step runs during a request for the next batch, the request
+still counts as waiting.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ LAST = "_distlaunch_last_request"
 
 
 class InputClock:
-    """Measures this process's requests for input, beginning when TensorFlow is imported."""
+    """Measures this process's requests for input, starting when TensorFlow is imported."""
 
     def __init__(self) -> None:
         self._timer = OpTimer()
         self._waiting = False
-        """Whether the main thread waits in Python now: tf.data may run a Python function there."""
+        """Whether the main thread is in a request now: tf.data may run a Python function there that makes another."""
         after_import(ITERATORS, self._watch)
 
     def waited_s(self) -> Optional[float]:
-        """Seconds that the program has waited so far; None if that is not known."""
+        """The seconds that the program has waited so far; None if unknown."""
         try:
             return self._timer.seconds() if self._timer.used and not is_deterministic() else None
-        except Exception:  # noqa: BLE001 - nothing can be read while a graph is built, for example
+        except Exception:  # noqa: BLE001 - for example, while a graph is built
             return None
 
     def _watch(self, module: ModuleType) -> None:
@@ -49,7 +50,7 @@ class InputClock:
         @functools.wraps(request)
         def call(self_: Any) -> Any:
             if sys.modules[CONTEXT].executing_eagerly():
-                # Another thread prepares input, or trains: which one is not known.
+                # Another thread may prepare input or train; which of the two is unknown.
                 if self._waiting or threading.get_ident() != threading.main_thread().ident:
                     return request(self_)
                 self._waiting = True
@@ -62,10 +63,10 @@ class InputClock:
         return call
 
     def _add(self, request: Callable[[], Any]) -> Any:
-        """Adds a request to the graph that is built now."""
+        """Adds a request to the graph that is being built."""
         tf = sys.modules["tensorflow"]
         graph = tf.compat.v1.get_default_graph()
-        # A request begins after the last one has ended, also if both are there from the beginning.
+        # A request must begin after the previous one has ended, even if both could run at once.
         began = self._timer.begin(getattr(graph, LAST, []))
         if began is None:
             return request()
@@ -77,6 +78,6 @@ class InputClock:
 
 
 def _is_plain(request: Any) -> bool:
-    """Whether it is a method that takes nothing but its object."""
+    """Whether the method takes no argument except `self`."""
     code = getattr(request, "__code__", None)
     return code is not None and code.co_argcount == 1 and not code.co_kwonlyargcount

@@ -1,4 +1,4 @@
-"""Measures how long operations take, in Python and inside of a graph."""
+"""Measures how long operations take, in Python and inside a graph."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ CONTEXT = "tensorflow.python.eager.context"
 CONTROL_FLOW = "tensorflow.python.ops.control_flow_util"
 SUM = "distlaunch_seconds"
 ANY_STEP = 1 << 62
-"""An accumulator drops what is older than its last reading; this never is."""
+"""The step number of all values: an accumulator drops a value that is older than its last reading; these never are."""
 
 _numbers = itertools.count()
 
 
 class OpTimer:
-    """Sums up seconds: an accumulator of TensorFlow those in graphs, this object those in Python.
+    """Sums up the seconds of operations: in graphs with a TensorFlow accumulator, in Python with this object.
 
-    In a graph, timed operations get a clock before them and one after them. The accumulator has a name and is not a
-    variable: a graph that captures a variable which no object of the program owns can no longer be exported.
+    In a graph, a clock is added before the timed operations and another one after them. The accumulator is found by its
+    name, not kept in a variable: a graph that captures a variable without an owner in the program cannot be exported.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class OpTimer:
         return self._in_graphs or self._python_s > 0
 
     def seconds(self) -> float:
-        """The sum so far; to be called from one thread at a time.
+        """The sum so far; only one thread at a time may call this function.
 
         Raises:
-            Exception: the accumulator cannot be read now, because a graph is built, for example.
+            Exception: the accumulator cannot be read now, for example because a graph is being built.
         """
         if self._in_graphs:
             tf = sys.modules["tensorflow"]
@@ -52,7 +52,7 @@ class OpTimer:
         return self._python_s + self._read_s
 
     def time_call(self, call: Callable[[], Any]) -> Any:
-        """Calls, in Python."""
+        """Calls a function in Python, and adds its time."""
         began = time.perf_counter()
         try:
             return call()
@@ -60,16 +60,16 @@ class OpTimer:
             self._python_s += time.perf_counter() - began
 
     def begin(self, inputs: Sequence[Any]) -> Any:
-        """Adds a clock to the graph that is built now, which is read when the inputs are there; None if it cannot."""
+        """Adds a clock to the graph being built, to be read when the inputs are ready; returns None if that fails."""
         tf = sys.modules["tensorflow"]
-        with contextlib.suppress(Exception):  # a program that cannot be timed has to run all the same
+        with contextlib.suppress(Exception):  # a program that cannot be timed must still run
             if _can_time(tf.compat.v1.get_default_graph()):
                 with tf.device("CPU:0"), tf.control_dependencies(inputs):
                     return tf.timestamp()
         return None
 
     def end(self, began: Any, outputs: Any) -> Any:
-        """Adds the seconds from `begin` until the outputs are there; returns the clock that was read then, or None."""
+        """Adds the seconds from `begin` until the outputs are ready; returns the last clock, or None if that fails."""
         tf = sys.modules["tensorflow"]
         tensors = [output for output in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(output)]
         with contextlib.suppress(Exception), tf.device("CPU:0"), tf.control_dependencies(tensors):
@@ -81,7 +81,7 @@ class OpTimer:
         return None
 
     def _open(self, tf: Any) -> Any:
-        """The accumulator, which is made where it is missing."""
+        """The accumulator; creates it if it does not exist."""
         make = tf.raw_ops.ResourceConditionalAccumulator
         return make(dtype=tf.float64, shape=(), shared_name=self._name, reduction_type="SUM")
 
@@ -92,10 +92,10 @@ def is_deterministic() -> bool:
 
 
 def _can_time(graph: Any) -> bool:
-    """Whether operations of the graph that is built now can have a clock.
+    """Whether operations of the graph being built can be timed.
 
-    TensorFlow refuses clocks where operations are deterministic, and XLA has none. A process that controls others, as
-    under ParameterServerStrategy, builds graphs that run elsewhere.
+    TensorFlow refuses clocks if operations must be deterministic, and XLA has none. A process that controls other
+    processes, as under ParameterServerStrategy, builds graphs that run elsewhere.
     """
     return (
         graph.building_function

@@ -1,7 +1,7 @@
 """Reports a program that sets or removes TF_CONFIG, and ignores the change unless the user wants it.
 
-Tutorials set TF_CONFIG for a cluster of their own, with the same task everywhere, or remove it first. Under a launcher
-every task would then train alone, or all would be the same task.
+Tutorials set TF_CONFIG for their own cluster, with the same task everywhere, or remove it first. Under a launcher,
+either all tasks would then be the same task, or every task would train alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "TF_CONFIG"
 
 
 def install(report: Callable[[str, bool], None], *, keep: bool) -> None:
-    """Begins to watch `os.environ` for a TF_CONFIG of the program's own.
+    """Starts to watch `os.environ` for the program's changes to TF_CONFIG.
 
     Args:
         report: called with the first line that sets or removes TF_CONFIG, such as `train.py:12`, and with `keep`.

@@ -1,4 +1,4 @@
-"""Inspects remote values: results that a worker of ParameterServerStrategy computes while the coordinator goes on.
+"""Inspects remote values: results that a worker of ParameterServerStrategy computes while the coordinator continues.
 
 `ClusterCoordinator.schedule` returns a remote value at once. Reading it blocks until a worker has done the step, maybe
 much later. So these functions first check its state in the private fields of TensorFlow's implementation.
@@ -12,7 +12,7 @@ from typing import Any
 
 MODULE = "tensorflow.python.distribute.coordinator.remote_value"
 COPY_S = 0.001
-"""About how long it takes to copy a result from a worker."""
+"""The approximate time that copying a result from a worker takes."""
 
 
 def is_remote(value: Any) -> bool:
@@ -35,18 +35,18 @@ def is_done(value: Any) -> bool:
 
 
 def is_here(value: Any) -> bool:
-    """Whether the result is in this process: reading it then needs no worker, which may be gone by now."""
+    """Whether the result is in this process, so that reading it needs no worker, which may be gone by now."""
     return is_done(value) and bool(getattr(value, "_has_fetched_to_local", True))
 
 
 def wait_for(value: Any, timeout_s: float) -> None:
-    """Waits until the step has ended and its result is here, at most `timeout_s`."""
+    """Waits at most `timeout_s` until the step has ended and its result is here."""
     if value._status_available_event.wait(timeout_s) and is_done(value) and not is_here(value):
         time.sleep(COPY_S)
 
 
 class ScheduledLogs(dict):  # type: ignore[type-arg]  # Python 3.9 cannot subscript a base class
-    """The logs of a scheduled step: what is known so far, and the remote value that shows when the step is done."""
+    """The logs of a scheduled step: the values known so far, and the remote value that shows when the step is done."""
 
     def __init__(self, known: dict[str, Any], result: Any) -> None:
         super().__init__(known)

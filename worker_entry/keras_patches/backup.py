@@ -1,12 +1,12 @@
 """Makes Keras 3's `BackupAndRestore` correct with several workers: the chief's backup counts, and all workers get it.
 
-In Keras, workers that share a path all write the same files at once, and each reads what it finds. Workers that do
-not share a path, or were killed between each other's backups, go on from different epochs; and a worker that is killed
-while it writes leaves an unreadable file.
+In Keras, workers that share a path all write the same files at once, and each worker reads the files that it finds.
+Workers that do not share a path, or were killed between each other's backups, resume from different epochs. A worker
+that is killed while it writes leaves an unreadable file.
 
-With this patch only the chief writes, and renames complete files. Before training it reads the backup, and sends its
-epoch and all variables to the others over the network. So workers may share the path, or have paths or disks of their
-own; only the chief's backup has to exist when the cluster is started again.
+With this patch, only the chief writes, and it renames complete files. Before training, the chief reads the backup, and
+sends its epoch and all variables to the other workers over the network. So workers may share the path, or use separate
+paths or disks; only the chief's backup must exist when the cluster is started again.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _patched_save(trainer: Any, original: Callable[..., None]) -> Callable[..., 
             return
         if chief:
             os.makedirs(folder, exist_ok=True)
-        # The others take part without writing: reading a variable may need all workers.
+        # The other workers write only to a temporary folder: they take part because reading a variable may need them.
         with tempfile.TemporaryDirectory(prefix=PART, dir=folder if chief else None) as staging:
             with _directed_to(self, staging):
                 original(self, *args, **kwargs)
             if chief:
-                # The epoch comes last: weights that are newer than the epoch are only trained a little longer.
+                # The epoch comes last: weights that are newer than the epoch are just trained a little longer.
                 for name in sorted(os.listdir(staging), key=lambda name: (name.endswith(".json"), name)):
                     os.replace(os.path.join(staging, name), os.path.join(folder, name))
 
@@ -68,7 +68,7 @@ def _patched_begin(trainer: Any, original: Callable[..., None]) -> Callable[...,
         broadcast = functools.partial(_broadcast, trainer, model.distribute_strategy)
         with tempfile.TemporaryDirectory() as empty:
             with contextlib.nullcontext() if _is_chief(self) else _directed_to(self, empty):
-                original(self, logs)  # refuses a model that is not built yet, on every worker
+                original(self, logs)  # on every worker, because it raises if the model is not built yet
         if not int(broadcast(int(_has_backup(self)))):
             return
         if model.optimizer is not None and not model.optimizer.built:
@@ -90,7 +90,7 @@ def _patched_end(trainer: Any, original: Callable[..., None]) -> Callable[..., N
 
 
 def _broadcast(trainer: Any, strategy: Any, value: Any) -> Any:
-    """Called by all workers with a number or a variable's value; returns the chief's value."""
+    """Returns the chief's value; all workers call this function, with a number or a variable's value."""
     tf = trainer.tf
     own = tf.convert_to_tensor(strategy.experimental_local_results(value)[0])
     # Types that can be reduced on every device.
@@ -106,7 +106,7 @@ def _broadcast(trainer: Any, strategy: Any, value: Any) -> Any:
 
 @contextlib.contextmanager
 def _directed_to(callback: Any, folder: str) -> Iterator[None]:
-    """Temporarily moves the callback's paths below another folder."""
+    """Temporarily redirects the callback's paths to another folder."""
     before = str(callback.backup_dir)
     paths = {
         name: value
@@ -123,7 +123,7 @@ def _directed_to(callback: Any, folder: str) -> Iterator[None]:
 def _has_backup(callback: Any) -> bool:
     folder = str(callback.backup_dir)
     if "://" in folder:
-        return True  # without a check: the epoch and the variables are broadcast in any case
+        return True  # not checked: the epoch and the variables are broadcast in any case
     return os.path.isdir(folder) and any(not name.startswith(PART) for name in os.listdir(folder))
 
 

@@ -1,13 +1,14 @@
 """Makes Keras 3's callbacks write each file only once: of the workers that share a path, one writes.
 
-A tutorial's script passes the same `ModelCheckpoint`, `TensorBoard` and `CSVLogger` to `fit` on every worker. In Keras
+A tutorial's script passes the same `ModelCheckpoint`, `TensorBoard` and `CSVLogger` to `fit` on every worker. In Keras,
 all workers then write the same files at once, and fail on each other's locks.
 
-The rule: workers share a path if they are given the same path and it leads to the same folder. When `fit` begins, they
-find that out with small marker files, which exist for a moment only. Of the workers that share a path, the chief
-writes, or, if it is not among them, the first one. The others go through the same steps, because reading a variable may
-need all workers, but they write to temporary folders. So a worker whose path is its own keeps it, and without a shared
-disk each node gets the file. `fit` returns when everything is written, so that every worker can read it.
+Workers share a path if they use the same path and it leads to the same folder. When `fit` begins, they find that out
+with small marker files, which exist only for a moment. Of the workers that share a path, the chief writes or, if the
+chief is not among them, the first worker. The other workers take the same steps, because reading a variable may need
+all workers, but they write to temporary folders. So a worker that shares its path with no other writes there itself,
+and without a shared disk each node gets the file. `fit` returns when all files are written, so that every worker can
+read them.
 
 A path in an object store (`gs://…`) is shared if the chief has the same path.
 """
@@ -38,7 +39,7 @@ WRITERS = {
 REMOTE_LIMIT = 16
 """Maximum number of object store paths that are compared with the chief's."""
 WIDTH = 2 + REMOTE_LIMIT
-"""Numbers that workers exchange at once."""
+"""The count of numbers that workers exchange at once."""
 
 _suppressed: set[int] = set()
 """The ids of callbacks of a running `fit` whose files another worker writes."""
@@ -94,7 +95,7 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
             return original(self, *args, **kwargs)
         try:
             callbacks = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        except TypeError:  # Keras reports it better
+        except TypeError:  # Keras reports the error better
             return original(self, *args, **kwargs)
         outputs = list(_outputs(trainer, callbacks))
         shared, others_wait = _find_shared(trainer, strategy, outputs)
@@ -103,7 +104,7 @@ def _patched_fit(trainer: Any, original: Callable[..., Any]) -> Callable[..., An
                 during.enter_context(_redirected(output))
             result = original(self, *args, **kwargs)
         if others_wait:
-            _sum(trainer, strategy, [0])  # no worker goes on before everything is written
+            _sum(trainer, strategy, [0])  # no worker continues before all files are written
         return result
 
     return fit
@@ -119,7 +120,7 @@ def _outputs(trainer: Any, callbacks: Any) -> Iterator[_Output]:
 
 
 def _find_shared(trainer: Any, strategy: Any, outputs: Sequence[_Output]) -> tuple[list[_Output], bool]:
-    """Called by all workers: the outputs that another worker writes, and whether any worker has such outputs."""
+    """Finds the outputs that another worker writes, and whether any worker has such outputs; all workers call it."""
     number = _number(strategy)
     remote = [output.digest for output in outputs if output.is_remote] if number == 0 else []
     nonce = secrets.randbits(48) if number == 0 else 0  # marker files of an earlier run may still exist
@@ -155,12 +156,12 @@ def _number(strategy: Any) -> int:
 
 
 def _marker(path: str, nonce: int) -> str:
-    """The marker file for a path, without the worker's number, which is appended.
+    """The marker file for a path; the caller appends the worker's number.
 
-    Other workers see the file if the path leads to the same folder for them.
+    Another worker sees the file if the path leads to the same folder on both.
     """
     folder = os.path.realpath(path)
-    if "{" in folder:  # filled in later
+    if "{" in folder:  # Keras fills it in later
         folder = os.path.dirname(folder[: folder.index("{")])
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -176,10 +177,10 @@ def _write_marker(marker: str) -> Iterator[str]:
 
 
 def _sum(trainer: Any, strategy: Any, numbers: Sequence[int]) -> list[int]:
-    """Called by all workers with the same count of numbers; returns their sums."""
+    """Returns the sums of the workers' numbers; all workers call this function, with the same count of numbers."""
     sums = _make_sum(trainer, strategy)(trainer.tf.constant([*numbers, *[0] * (WIDTH - len(numbers))], "int64"))
     local = strategy.experimental_local_results(sums)
-    # Each replica of a worker has added its own.
+    # Each replica of a worker has added the worker's numbers.
     return [int(number) // len(local) for number in local[0].numpy()[: len(numbers)]]
 
 
@@ -200,7 +201,7 @@ def _make_sum(trainer: Any, strategy: Any) -> Callable[[Any], Any]:
 @contextlib.contextmanager
 def _redirected(output: _Output) -> Iterator[None]:
     """Keeps the callback from writing to its path, because another worker writes there."""
-    if output.kind == "ModelCheckpoint":  # it may write many files: each goes to a temporary folder of its own
+    if output.kind == "ModelCheckpoint":  # it may write many files: each goes to a separate temporary folder
         _suppressed.add(id(output.callback))
         try:
             yield
@@ -218,12 +219,12 @@ def _patched_save(original: Callable[..., None]) -> Callable[..., None]:
             with contextlib.suppress(Exception):  # Keras fails again, and reports it
                 folder = os.path.dirname(self._get_file_path(epoch, batch, logs))
                 if folder and "://" not in folder:
-                    os.makedirs(folder, exist_ok=True)  # Keras fails if another worker makes it at the same time
+                    os.makedirs(folder, exist_ok=True)  # Keras fails if another worker creates it at the same time
             original(self, epoch, batch, logs)
             return
         verbose, self.verbose = self.verbose, 0
         try:
-            # A failure to write, on a full disk for example, does no harm: the file is temporary.
+            # A failed write, for example on a full disk, does no harm: the file is temporary.
             with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as own:
                 with _directed_to(self, "filepath", own):
                     original(self, epoch, batch, logs)

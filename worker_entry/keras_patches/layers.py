@@ -44,7 +44,7 @@ def _patched_moments(trainer: Any, original: Callable[..., Any]) -> Callable[...
         mean, variance = original(self, inputs, mask)
         if self.synchronized or find_shared_context(trainer) is None:
             return mean, variance
-        # An empty batch has no moments; with the moving statistics in their place, these do not change.
+        # An empty batch has no moments. The moving statistics replace them, so that these statistics do not change.
         empty = tf.equal(tf.size(inputs), 0)
         return (
             tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),

@@ -1,9 +1,9 @@
 """Patches Keras 3's optimizers: `patching` describes the faults.
 
-On several replicas the gradients are reduced first, as in tf_keras. The values that are clipped, accumulated and
-checked are then the same on all replicas, and the same as in one process. TensorFlow does not allow a merge call inside
-a condition. So the merge call comes first, the condition is evaluated once for all replicas, and its branches call each
-replica again.
+On several replicas, the gradients are reduced first, as in tf_keras. Then the values that are clipped, accumulated and
+checked are the same on all replicas, and the same as in one process. TensorFlow does not allow a merge call inside a
+condition. So the merge call comes first, the condition is evaluated once for all replicas, and its branches switch back
+to each replica.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def patch_optimizer(trainer: Any, module: Any) -> list[str]:
 
 
 def _patch_apply(trainer: Any, optimizer: Any) -> list[str]:
-    """Replaces `apply` if it creates variables wherever it is called first; returns its name."""
+    """Replaces `apply` if it creates variables in the graph that first calls it; returns its name."""
     if not calls_of(optimizer.apply, "build") or calls_of(optimizer.apply, "init_scope"):
         return []
     optimizer.apply = _patched_apply(trainer, optimizer.apply)
@@ -95,7 +95,7 @@ def _patched_apply(trainer: Any, original: Callable[..., None]) -> Callable[...,
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built and tf.inside_function() and find_shared_context(trainer) is not None:
-                # Variables created in a graph are initialized inside a condition, so the first step would run there.
+                # Variables created in a graph are initialized inside a condition, so the first step would run in it.
                 with tf.init_scope(), sys.modules[BACKEND].name_scope(self.name, caller=self):
                     self.build(trainable_variables)
                 self.built = True
@@ -143,7 +143,7 @@ CallEach = Callable[[Callable[..., None]], Any]
 
 def _merge_replicas(tf: Any, context: Any, work: Callable[[CallEach], None], gradients: list[Any]) -> None:
     """Calls `work` once for all replicas, in a merge call."""
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # XLA on GPUs, where each replica runs by itself
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():  # XLA on GPUs, where each replica runs separately
         work(lambda step: step(gradients))
         return
 
@@ -190,7 +190,7 @@ def _accumulate(tf: Any, optimizer: Any, variables: Any, call_each: CallEach) ->
 
 
 def _overwrite(tf: Any, optimizer: Any, _: CallEach) -> None:
-    """Replaces the variables by their moving averages, if that is due."""
+    """Replaces the variables with their moving averages, if due."""
 
     def overwrite() -> None:
         optimizer._overwrite_model_variables_with_average_value(optimizer._trainable_variables)

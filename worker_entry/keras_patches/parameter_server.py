@@ -1,17 +1,17 @@
 """Makes Keras 3's `fit` and `evaluate` work under ParameterServerStrategy, as in tf_keras.
 
 Keras 3 does not support the cluster coordinator that this strategy needs: it iterates over the data in the chief, which
-TensorFlow refuses ("create_per_worker_dataset"), and would run every step there. With this patch, its trainer gets
+TensorFlow refuses ("create_per_worker_dataset"), and would run every step there. With this patch, the trainer gets
 
 - data that each worker reads itself (`parameter_server_data`),
-- train and test functions that schedule steps on workers, and metrics that no worker loses (`parameter_server_steps`),
+- train and test functions that schedule steps on workers, and metrics without lost updates (`parameter_server_steps`),
 - the shapes for building a model from the dataset's element_spec, because the chief has no batch,
-- `predict` in the chief, with the variables that are on the parameter servers,
+- a `predict` that runs in the chief, with the variables on the parameter servers,
 
 and variables get
 
-- `assign_add` and `assign_sub` that the server carries out: Keras reads, computes and assigns, which loses steps of
-  `optimizer.iterations` when two workers do that at once,
+- `assign_add` and `assign_sub` that the server executes: Keras reads, computes and assigns, which loses steps of
+  `optimizer.iterations` when two workers do so at once,
 - one server each: Keras 3 cannot train a variable that a `variable_partitioner` has divided.
 """
 
@@ -38,7 +38,7 @@ _workers: weakref.WeakKeyDictionary[Any, Workers] = weakref.WeakKeyDictionary()
 
 
 def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
-    """Replaces the parts of the trainer that fail; returns the name of what works then."""
+    """Replaces the parts of the trainer that fail; returns the name of the feature that this enables."""
     core = sys.modules.get(CORE)
     if core is None or not _lacks_coordinator(trainer) or not _is_known(trainer, core):
         return []
@@ -55,7 +55,7 @@ def patch_parameter_server(trainer: Any, module: Any) -> list[str]:
 
 
 def _patched_epoch_iterator(trainer: Any, original: Any) -> Any:
-    """A class and not a function, because it is used with isinstance."""
+    """Returns a class, not a function, because the iterator is used with isinstance."""
 
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
         strategy: Any = kwargs.get("distribute_strategy")
@@ -187,7 +187,7 @@ def _is_known(trainer: Any, core: Any) -> bool:
 
 
 def _passes_class_weight(function: Callable[..., Any]) -> bool:
-    """Whether a `TFEpochIterator(…)` in the function's source has class weights, as only training data have."""
+    """Whether a `TFEpochIterator(…)` in the function's source has class weights, which only training data have."""
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

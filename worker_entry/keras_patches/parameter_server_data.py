@@ -3,7 +3,7 @@
 Keras's epoch iterator yields `(first step, last step, argument of the step function)`. For this strategy, the argument
 is an `Execution`: some steps that any worker may do, with data that the worker reads itself.
 
-- In training, each worker iterates over all data, again and again; the next free worker does the next steps.
+- In training, each worker iterates over all data repeatedly; the next free worker does the next steps.
 - In evaluation, the data are divided into parts, and the next free worker evaluates the next part: every batch counts
   once, even if a worker is lost.
 """
@@ -19,15 +19,15 @@ from typing import Any, Optional
 from worker_entry.protocol.frozen import dataclass
 
 PARTS_PER_WORKER = 5
-"""Parts of an evaluation. More parts share the work more evenly, but each reads and skips the data before it."""
+"""Parts of an evaluation. More parts divide the work more evenly, but each reads and skips the data of the others."""
 
 
 @dataclass(frozen=True)
 class Execution:
     """Steps that a worker does at once.
 
-    Either it trains on `iterator`, or it evaluates `dataset`: every `parts`-th of the first `total` batches, beginning
-    with batch `part`. Both are per-worker values of the coordinator.
+    The worker either trains on `iterator`, or evaluates `dataset`: every `parts`-th of the first `total` batches,
+    beginning with batch `part`. Both fields are per-worker values of the coordinator.
     """
 
     steps: int
@@ -42,15 +42,15 @@ class WorkerData:
     """Replaces Keras's epoch iterator.
 
     Args:
-        tf: the module.
+        tf: the TensorFlow module.
         get_adapter: Keras's `get_data_adapter`.
         workers: the `parameter_server_steps.Workers` that do the steps.
         trains: whether these are training data.
         x: a `tf.data.Dataset`, a function of a `tf.distribute.InputContext` that returns one (called for each worker),
             the result of a coordinator's `create_per_worker_dataset`, or arrays.
-        steps: of an epoch, or of an evaluation; may be None if the data's number of batches is known.
-        steps_per_execution: how many training steps a worker does at once.
-        class_weight: by class.
+        steps: the steps of an epoch or an evaluation; may be None if the data's number of batches is known.
+        steps_per_execution: the number of training steps that a worker does at once.
+        class_weight: the weights, by class.
         arrays: Keras's other arguments.
     """
 
@@ -103,7 +103,7 @@ class WorkerData:
         return self._per_worker_dataset().element_spec
 
     def reset(self) -> None:
-        """Starts again at the first step; called before training, and before each evaluation."""
+        """Clears the mark that the data ran out; called before training, and before each evaluation."""
         self._out_of_data = False
 
     def __iter__(self) -> WorkerData:
@@ -115,7 +115,7 @@ class WorkerData:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """Surrounds the scheduling of steps; waits at its end until all of them are done."""
+        """Surrounds the scheduling of steps, and finally waits until all of them are done."""
         try:
             yield
             self._workers.join()
@@ -169,7 +169,7 @@ def _make_source(
     class_weight: Any,
     arrays: dict[str, Any],
 ) -> tuple[Any, Optional[int]]:
-    """The source of each worker's data, and the number of batches if it is known."""
+    """The source of each worker's data, and the number of batches; None if unknown."""
     options = {"class_weight": class_weight} if class_weight is not None else {}
     if _is_per_worker(x):
         if class_weight is not None:
@@ -200,7 +200,7 @@ def _make_source(
     if workers > 1 and type(adapter).__name__ == "ArrayDataAdapter" and batches:
 
         def read_arrays() -> Any:
-            # Each worker begins at another batch: with a seed, they would all read in the same order.
+            # Each worker begins at a different batch: with a seed, all of them would read in the same order.
             begin = tf.cast(tf.timestamp() * 1e6, tf.int64) % batches
             return adapter.get_tf_dataset().repeat().skip(begin)
 
@@ -209,17 +209,17 @@ def _make_source(
 
 
 def _is_per_worker(x: Any) -> bool:
-    """Whether it comes from `create_per_worker_dataset` of a coordinator."""
+    """Whether `x` comes from a coordinator's `create_per_worker_dataset`."""
     return type(x).__name__.startswith("PerWorkerDataset")
 
 
 def _is_distributed(x: Any) -> bool:
-    """Whether it comes from `experimental_distribute_dataset` or `distribute_datasets_from_function` of a strategy."""
+    """Whether `x` comes from a strategy's `experimental_distribute_dataset` or `distribute_datasets_from_function`."""
     return type(x).__name__.startswith("DistributedDataset")
 
 
 def _needs_python(adapter: Any) -> bool:
-    """Whether Python code makes the batches: it only runs in this process."""
+    """Whether the batches are made by Python code, which runs only in this process."""
     return type(adapter).__name__ not in ("ArrayDataAdapter", "TFDatasetAdapter")
 
 

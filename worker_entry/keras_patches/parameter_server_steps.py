@@ -1,9 +1,9 @@
 """Schedules the steps of Keras 3's `fit` and `evaluate` on workers, under ParameterServerStrategy.
 
 Variables of the model and the optimizer are on the parameter servers, where all workers read and update them. Metrics
-cannot be: Keras updates a metric by reading its variable and assigning a new value, so two workers at once would lose
-updates. Therefore each step begins with its own metrics, all zero, and returns them; the chief sums them up. So a step
-that is repeated because its worker was lost counts once.
+cannot be there: Keras updates a metric by reading its variable and assigning a new value, so two workers at once would
+lose updates. Therefore, each step begins with its own metrics, all zero, and returns them; the chief sums them up. A
+step that is repeated because its worker was lost counts only once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker_entry.hooks.remote_values import ScheduledLogs, has_ended, is_done, 
 from worker_entry.keras_patches.parameter_server_data import Execution
 
 AHEAD = 8
-"""Executions per worker that are scheduled before the chief waits: enough that a worker never idles."""
+"""Executions per worker that are scheduled before the chief waits: enough to keep every worker busy."""
 WAIT_S = 0.01
 """How long the chief waits for the oldest execution before it checks the others, too."""
 LIVE_S = 1.0
@@ -56,7 +56,7 @@ class Workers:
         self._collect()
 
     def join(self) -> None:
-        """Waits until all steps are done; raises what a step has raised."""
+        """Waits until all steps are done; raises the error of a step that failed."""
         self.coordinator.join()
         self._collect()
         owners = self._owners
@@ -65,7 +65,7 @@ class Workers:
             owner.finish()
 
     def forget(self) -> None:
-        """Ignores everything that has been scheduled so far."""
+        """Ignores the results of all steps that are scheduled so far."""
         self._scheduled.clear()
         self._owners = {}
 
@@ -87,10 +87,10 @@ class StepFunction:
     """Replaces Keras's train function or test function.
 
     Args:
-        tf: the module.
+        tf: the TensorFlow module.
         model: the Keras model.
-        step: its `train_step` or `test_step`, with a batch as the argument.
-        workers: do the steps.
+        step: the model's `train_step` or `test_step`, with a batch as the argument.
+        workers: the workers that do the steps.
         local: Keras's own function, for batches that are not an `Execution`; it runs in this process.
     """
 
@@ -136,7 +136,7 @@ class StepFunction:
         return self._last
 
     def add(self, metrics: dict[str, Any], logs: Any) -> None:
-        """Adds what an execution has returned."""
+        """Adds the metrics and logs that an execution has returned."""
         for dtype, values in metrics.items():
             self._sums[dtype] = self._sums[dtype] + values if dtype in self._sums else values
         self._newest = logs if isinstance(logs, dict) and logs else dict.fromkeys(self._names, 0.0)
@@ -168,7 +168,7 @@ class StepFunction:
 
     def _trace_several(self, iterator: Any, steps: Any) -> tuple[dict[str, Any], Any]:
         tf = self._tf
-        # The first step is outside of the loop, because its result shows the structure of the logs.
+        # The first step is outside the loop, because its result shows the structure of the logs.
         metrics, logs = self._run(next(iterator), self._zeros())
 
         def body(done: Any, metrics: list[Any], _: Any) -> tuple[Any, list[Any], Any]:
@@ -189,7 +189,7 @@ class StepFunction:
         return self._trace_several(iter(dataset.take(total).shard(parts, part)), steps)
 
     def _pack(self, metrics: list[Any], logs: Any) -> tuple[dict[str, Any], Any]:
-        """Packs all metrics of a type in one tensor, because each tensor that a step returns is fetched separately."""
+        """Packs all metrics of a dtype in one tensor, because each tensor that a step returns is fetched separately."""
         tf = self._tf
         packed: dict[str, Any] = {}
         for variable, value in zip(self._variables, metrics):  # noqa: B905 - Python 3.9 has no strict
@@ -215,7 +215,7 @@ class StepFunction:
 
 @contextlib.contextmanager
 def _values_in_graph(tf: Any, variables: list[Any], values: list[Any]) -> Iterator[None]:
-    """Temporarily replaces these Keras variables by values of the traced graph, so that assign reaches no server."""
+    """Temporarily replaces the values of these variables with graph tensors, so that assign reaches no server."""
     servers = [variable._value for variable in variables]
 
     def assign(variable: Any, value: Any) -> None:

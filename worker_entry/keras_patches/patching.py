@@ -23,17 +23,17 @@ Its optimizers fail or train wrongly (`optimizers`):
 - `LossScaleOptimizer` (mixed_float16) checks for infinite gradients before they are reduced. So one worker skips a step
   while the others wait for ever for its part in the step's collectives.
 
-It trains wrongly in two more places, `BackupAndRestore` (`backup`) and `BatchNormalization` (`layers`). The layer no
+Keras trains wrongly in two more places, `BackupAndRestore` (`backup`) and `BatchNormalization` (`layers`). The layer no
 longer averages its moving statistics over the replicas (tf_keras does, and so did Keras up to 3.7), so that every
 worker evaluates and saves a different model. And a replica that gets no sample of an uneven last batch computes the
 moments of an empty tensor, which turn the model into NaN.
 
-Under CentralStorageStrategy it counts its metrics wrongly, and cannot assign to some variables (`variables`).
+Under CentralStorageStrategy, Keras counts its metrics wrongly, and cannot assign to some variables (`variables`).
 
 Keras is patched after its import, and only where the faulty code is found, so that a version of Keras that has fixed
-a fault is not patched there. A Keras that fails in some new way is left as it is. So is Keras before 3.10, for which
-the patches would only replace a failure by wrong training: up to 3.7 it sums the workers' gradients where it should
-average them, and up to 3.9 its metrics are not those of the whole batch.
+a fault is not patched there. A version that fails in some new way is not patched at all. Neither is Keras before 3.10,
+where the patches would only replace a failure with wrong training: up to 3.7 it sums the workers' gradients instead of
+averaging them, and up to 3.9 its metrics are not those of the whole batch.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ Report = Callable[[KerasPatch], None]
 
 
 def install(log: Log, report: Report = lambda _: None, *, cluster: bool = True) -> None:
-    """Patches Keras when it is imported, or now if it has been.
+    """Patches Keras when it is imported, or now if it is already imported.
 
     Args:
-        log: called with one line that says what was done.
-        report: called with what was patched, if anything was.
-        cluster: whether this process is one of several. If not, Keras is only patched when the program makes a strategy
-            with several replicas.
+        log: called with each line to log.
+        report: called with the version and the number of patches, if anything was patched.
+        cluster: whether this process is one of several. If not, Keras is only patched when the program builds a
+            strategy with several replicas.
     """
 
     def patch_when_imported() -> None:
@@ -85,7 +85,7 @@ def install(log: Log, report: Report = lambda _: None, *, cluster: bool = True) 
     seen: list[bool] = []
 
     def watch_strategy(strategy: Any) -> None:
-        with contextlib.suppress(Exception):  # a third-party strategy may not know yet
+        with contextlib.suppress(Exception):  # a third-party strategy may not know its replicas yet
             if not seen and strategy.num_replicas_in_sync > 1:
                 seen.append(True)
                 patch_when_imported()

@@ -1,12 +1,12 @@
 """Makes Keras 3 save atomically, so that several workers may save to the same path.
 
 With several workers, a script calls `model.save(path)`, `save_weights` or `export` on each of them. Keras writes to
-the path directly: workers that share it fail on each other's locks and folders, or read incomplete files.
+the path directly: workers that share the path fail on each other's locks and folders, or read incomplete files.
 
-With this patch each worker writes to a folder of its own beside the destination, and renames the complete files. The
-last worker's file stays. All have the same content, or in a SavedModel at least the same numbers for the same
-variables, so that files of different workers fit each other. No worker waits for another, so a script may also save on
-one worker only, or on each to its own path; and every worker can read the path as soon as its own call has returned.
+With this patch, each worker writes to its own folder beside the destination, and renames the complete files. The last
+worker's file remains. All files have the same content or, in a SavedModel, at least the same numbers for the same
+variables, so that files of different workers fit together. No worker waits for another, so a script may also save on
+only one worker, or on each worker to its own path. Every worker can read the path as soon as its own call has returned.
 
 A process that is killed while it saves leaves its folder behind; that worker's next save to the path removes it.
 """
@@ -27,11 +27,11 @@ LEGACY = "keras.src.legacy.saving.legacy_h5_format"
 EXPORT = "keras.src.export.saved_model"
 MESSAGES = "keras.src.utils.io_utils"
 FIND_VARIABLES = "_filter_and_track_resources"
-"""The method of an archive that collects what is saved, and numbers it."""
+"""The method of an archive that collects and numbers the variables to save."""
 PART = ".saving-"
 """Prefix of folders with incomplete files."""
 LAST = (".json", ".pb")
-"""Suffixes of files through which readers find the others; these are renamed last."""
+"""Suffixes of files through which readers find the other files; they are renamed last."""
 
 
 def patch_saving(trainer: Any, module: Any) -> list[str]:
@@ -81,8 +81,8 @@ def _patched_write(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patched_find(original: Callable[..., Any]) -> Callable[..., Any]:
     """Numbers the variables of a SavedModel in the order of the model.
 
-    By itself, Keras takes them from a set, in the order of their places in memory: each worker numbers them otherwise,
-    and the files of one worker do not fit those of another.
+    Unpatched, Keras takes them from a set, in the order of their memory addresses: each worker numbers them
+    differently, and the files of one worker do not fit those of another.
     """
 
     @functools.wraps(original)
@@ -113,10 +113,10 @@ def _parts_of(variable: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def written_whole(path: Any, *, make_folders: bool) -> Iterator[Any]:
-    """Yields a temporary path to write to; afterwards renames what was written to `path`.
+    """Yields a temporary path to write to; afterwards renames the written files to `path`.
 
     Yields `path` itself if renaming is not possible (an object store, a device, a folder that is not writable) or not
-    necessary, because this is not a cluster.
+    necessary because this is not a cluster.
     """
     part = ""
     if _own_name() and isinstance(path, (str, os.PathLike)) and "://" not in os.fspath(path):
@@ -147,7 +147,7 @@ def _make_part(folder: str, name: str) -> str:
 
 
 def _own_name() -> str:
-    """A name that no other worker has and that survives a restart; empty outside of a cluster."""
+    """A name that is unique to this worker and survives a restart; empty outside a cluster."""
     try:
         task = json.loads(os.environ["TF_CONFIG"])["task"]
         return f"{task['type']}-{task['index']}"

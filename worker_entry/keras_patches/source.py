@@ -1,4 +1,4 @@
-"""Inspects Keras's source code and its strategy, for the patches."""
+"""Inspects Keras's source code and the current strategy, for the patches."""
 
 from __future__ import annotations
 

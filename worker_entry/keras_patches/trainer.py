@@ -37,7 +37,7 @@ def _patched_build(trainer: Any, original: Callable[..., None]) -> Callable[...,
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if _has_no_call(self):
-            return  # as without a strategy: the train_step's parts are built when it is traced
+            return  # as without a strategy: the parts are built when the train_step is traced
         strategy = self._distribute_strategy
         if iterator is not None and strategy is not None and is_multi_worker(trainer, strategy):
             iterator = _LocalBatches(trainer, strategy, iterator)
@@ -88,7 +88,7 @@ def _patched_make_function(trainer: Any, original: Callable[..., Any]) -> Callab
         in_loop = self.steps_per_execution > 1 and not (self.run_eagerly or self.jit_compile)
         if not in_loop or self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, step_function)
-        # With run_eagerly, Keras leaves out all its tf.functions; the outer one, around the loop, is added again.
+        # With run_eagerly, Keras omits all its tf.functions; the outer one, around the loop, is added again below.
         self.run_eagerly = True
         try:
             function = original(self, step_function)

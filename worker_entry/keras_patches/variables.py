@@ -49,7 +49,7 @@ def _patched_initialize(trainer: Any, original: Callable[..., None]) -> Callable
             if self.synchronization == "on_read":
                 value = _make_copies(tf, strategy, self, value)
             elif tf.inside_function():
-                # Inside a function the strategy searches this list with ==, which returns a tensor, not a bool.
+                # Inside a tf.function, the strategy searches this list with ==, which returns a tensor, not a bool.
                 tf.compat.v1.get_default_graph().get_collection_ref("trainable_variables").clear()
         original(self, value)
 
@@ -62,7 +62,7 @@ def _make_copies(tf: Any, strategy: Any, variable: Any, value: Any) -> Any:
     for device in strategy.extended.worker_devices:
         with tf.device(device):
             copies.append(
-                _get(_RESOURCE_VARIABLE)(  # tf.Variable would make the strategy's own kind of variable
+                _get(_RESOURCE_VARIABLE)(  # tf.Variable would create the strategy's own kind of variable
                     value if not copies else copies[0].read_value(),
                     dtype=variable.dtype,
                     trainable=False,

@@ -1,1 +1,1 @@
-"""Facts about the user's program that are known before it runs: where it is, and what it sets before its imports."""
+"""Facts about the user's program that are known before it runs: its location, and the variables that it sets."""

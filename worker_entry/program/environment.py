@@ -1,7 +1,7 @@
-"""Finds the variables that a program sets before it imports TensorFlow, as far as its source shows.
+"""Finds the variables that a program sets before it imports TensorFlow, as far as its source shows them.
 
-An early import has to find the variables that the program's own import would find. Most programs set variables to
-constants, in plain statements above the import: these are known before the program runs. If a program sets them in
+An early import must see the same variables as the program's own import. Most programs set variables to constants, in
+plain statements above the import: these values are known before the program runs. If a program sets variables in
 another way, nothing is imported early.
 """
 
@@ -22,13 +22,13 @@ MODULES_LIMIT = 100
 
 
 def find_program_env(program: Program, cwd: str, env: dict[str, str], packages: tuple[str, ...]) -> ProgramEnv:
-    """What a Python program does with its environment before it imports one of the packages.
+    """Finds how a Python program changes its environment before it imports one of the packages.
 
     Args:
         program: a script or a module.
-        cwd: where it runs.
-        env: the environment with which it is started.
-        packages: the search ends at the import of one of them.
+        cwd: the folder in which the program runs.
+        env: the environment with which the program is started.
+        packages: the search ends at the first import of one of these packages.
     """
     try:
         folder, file = _find_file(program, cwd)
@@ -41,7 +41,7 @@ def find_program_env(program: Program, cwd: str, env: dict[str, str], packages: 
 
 
 def _find_file(program: Program, cwd: str) -> tuple[str, str]:
-    """The folder where the program looks for its modules first, and the file that runs first."""
+    """Returns the folder that the program searches first for modules, and the file that runs first."""
     if program.kind == "module":
         file = os.path.join(cwd, *program.target.split("."))
         return cwd, os.path.join(file, "__main__.py") if os.path.isdir(file) else f"{file}.py"
@@ -52,11 +52,11 @@ def _find_file(program: Program, cwd: str) -> tuple[str, str]:
 
 
 class _Reached(Exception):  # noqa: N818 - not an error: the import has been found
-    """The program imports TensorFlow here."""
+    """The program imports one of the packages here."""
 
 
 class _Reader:
-    """Reads statements in the order in which they run."""
+    """Reads a program's statements in the order in which they run."""
 
     def __init__(self, folder: str, cwd: str, env: dict[str, str], packages: tuple[str, ...]) -> None:
         self.found = ProgramEnv()
@@ -78,10 +78,10 @@ class _Reader:
         self._run(tree.body, os.path.basename(file), sure=True)
 
     def _run(self, statements: Iterable[ast.stmt], file: str, *, sure: bool) -> None:
-        """`sure`: whether the statements run in any case."""
+        """`sure`: whether the statements certainly run."""
         for statement in statements:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                continue  # what a function sets is compared when the program imports TensorFlow
+                continue  # changes by functions are compared when the program imports TensorFlow
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 self._follow(statement)
             elif isinstance(statement, ast.If):
@@ -135,7 +135,7 @@ class _Reader:
         return self.found.over(self._env)
 
     def _names_of_dotenv(self) -> Iterator[str]:
-        """The names in the file that python-dotenv reads: the first `.env` from the program's folder upwards."""
+        """Yields the names in files that python-dotenv may read: the first `.env` upwards from each start folder."""
         for folder in (self._folder, self._cwd):
             while True:
                 with contextlib.suppress(OSError), open(os.path.join(folder, ".env"), encoding="utf-8") as stream:
@@ -147,7 +147,7 @@ class _Reader:
 
 
 class _Unknown:
-    """A value that is only known when the program runs."""
+    """A value that is known only when the program runs."""
 
 
 _UNKNOWN = _Unknown()
@@ -157,7 +157,7 @@ _Value = Union[str, None, _Unknown]
 
 
 def _changes(statement: ast.stmt, now: dict[str, str]) -> Iterator[tuple[str, _Value]]:
-    """The names and values that the statement sets; `now`: the variables before it."""
+    """Yields the names and values that the statement sets; `now`: the variables before the statement."""
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
@@ -201,20 +201,20 @@ def _changes_of_call(call: ast.Call, now: dict[str, str]) -> Iterator[tuple[str,
 
 def _items(mapping: Optional[ast.expr]) -> Iterator[tuple[str, _Value]]:
     if isinstance(mapping, ast.Dict):
-        for key, value in zip(mapping.keys, mapping.values):  # noqa: B905 - Python 3.9 knows no `strict`
+        for key, value in zip(mapping.keys, mapping.values):  # noqa: B905 - Python 3.9 has no `strict`
             yield (_name(key) if key is not None else ""), _text(value)
     else:
         yield "", _UNKNOWN
 
 
 def _name(node: ast.expr) -> str:
-    """The variable's name; empty if it is only known when the program runs."""
+    """Returns the variable's name; empty if the name is known only when the program runs."""
     value = _text(node)
     return value if isinstance(value, str) else ""
 
 
 def _text(node: Optional[ast.expr]) -> _Value:
-    """The text, if the expression is constant."""
+    """Returns the text of a constant expression; `_UNKNOWN` for any other expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if (
@@ -229,7 +229,7 @@ def _text(node: Optional[ast.expr]) -> _Value:
 
 
 def _is_environ(node: Optional[ast.expr]) -> bool:
-    """`os.environ`, or `environ`."""
+    """Whether the expression is `os.environ` or `environ`."""
     return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
         isinstance(node, ast.Name) and node.id == "environ"
     )

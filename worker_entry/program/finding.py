@@ -22,13 +22,13 @@ _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][\w]*(?:\.\w+)*)",
 
 
 def find_problems(requests: list[TaskRequest], cwd: str) -> list[Problem]:
-    """The problems of tasks that cannot be started in the folder `cwd`, one for each."""
+    """Returns the problems of the tasks that cannot be started in the folder `cwd`, one for each task."""
     found = ((request.task, find_problem(request.program, cwd)) for request in requests)
     return [replace(problem, task=task) for task, problem in found if problem is not None]
 
 
 def find_problem(program: Program, cwd: str) -> Optional[Problem]:
-    """Why the program cannot be started in the folder `cwd`; None if no problem is found in advance."""
+    """Finds why the program cannot be started in the folder `cwd`; None if no problem is found in advance."""
     if not os.path.isdir(cwd):
         return Problem("no-working-directory", f"the working directory {cwd} does not exist", "")
     if program.kind == "command":
@@ -63,9 +63,9 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the task shows them
+            warnings.simplefilter("ignore")  # the task itself shows the warnings
             compile(source, path, "exec", dont_inherit=True)
-    except (RecursionError, MemoryError):  # nested deeply: only the task itself can tell whether too deeply
+    except (RecursionError, MemoryError):  # deeply nested: only the task itself shows whether too deeply
         return None
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, up to Python 3.11.3
         line = getattr(error, "lineno", None)
@@ -76,7 +76,7 @@ def _find_script_problem(program: Program, cwd: str) -> Optional[Problem]:
 
 
 def _hint_at_command(program: Program, cwd: str) -> str:
-    """How to run a command that was taken for a script, as in `distlaunch local python train.py`."""
+    """Explains how to run a command that was taken for a script, as in `distlaunch local python train.py`."""
     if os.sep in program.target or find_command(program.target, dict(os.environ), cwd) is None:
         return ""
     hint = f"{program.target} is a command, not a script: {_render_command([program.target, *program.args])}"
@@ -120,7 +120,7 @@ def _find_command_problem(program: Program, cwd: str) -> Optional[Problem]:
 def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
     """Whether a Python program, or a module in its folder that it imports, may import one of these packages.
 
-    It only searches the source for the packages' names; True if the source cannot be read.
+    Only searches the source for the packages' names; True if the source cannot be read.
     """
     words = re.compile(rb"\b(?:" + "|".join(packages).encode() + rb")\b")
     if program.kind == "module":
@@ -150,13 +150,13 @@ def may_import(program: Program, cwd: str, packages: tuple[str, ...]) -> bool:
 
 
 def folder_of(program: Program, cwd: str) -> str:
-    """The folder in which a Python program looks for its modules first."""
+    """The folder that a Python program searches first for modules."""
     path = os.path.join(cwd, program.target)
     return os.path.dirname(os.path.realpath(path)) if program.kind == "script" else cwd
 
 
 def find_command(name: str, env: dict[str, str], cwd: str) -> Optional[str]:
-    """The executable file of the command, relative to `cwd` or on the environment's PATH; None if there is none."""
+    """Finds the executable file of the command, relative to `cwd` or on the environment's PATH; None if not found."""
     if os.sep in name:
         path = os.path.join(cwd, name)
         return path if os.path.isfile(path) and os.access(path, os.X_OK) else None

@@ -10,10 +10,10 @@ from typing import Optional
 
 
 def installed_version(package: str) -> Optional[str]:
-    """The version of an installed package, without importing it."""
+    """Returns the version of an installed package without importing it; "unknown" if its metadata are not found."""
     if importlib.util.find_spec(package) is None:
         return None
-    # Not `importlib.metadata`: its import takes longer than everything else that an agent does at its start.
+    # Not `importlib.metadata`: its import takes longer than the rest of an agent's start.
     versions: dict[str, str] = {}
     for folder in sys.path:
         with contextlib.suppress(OSError):  # not every entry is a folder

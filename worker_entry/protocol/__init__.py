@@ -1,1 +1,1 @@
-"""The contract between controller, agent and tasks: messages as frozen values, their bytes, and file names."""
+"""The contract between controller, agent and tasks: messages, their bytes on the wire, and file names."""

@@ -1,4 +1,4 @@
-"""How frameworks report that a peer is gone: the failures that only follow from another task's."""
+"""Recognises failures that only follow from another task's failure, by how frameworks report that a peer is gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNATURES = (
     "The tasks have crashed",
     "/replica:0/task:",
 )
-"""How TensorFlow reports that a peer is gone; it has no exception of its own for that."""
+"""TensorFlow's messages that a peer is gone; TensorFlow has no exception for this case alone."""
 _TORCH_EXCEPTIONS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _TORCH_SIGNATURES = (
     "Connection closed by peer",
@@ -32,7 +32,7 @@ _TORCH_SIGNATURES = (
     "a remote process exiting prematurely",
     "Did the remote server shutdown or crash",
 )
-"""The same for PyTorch."""
+"""PyTorch's messages that a peer is gone."""
 _COLLATERAL: tuple[tuple[Sequence[str], Sequence[str]], ...] = (
     (EXCEPTIONS, SIGNATURES),
     (_TORCH_EXCEPTIONS, _TORCH_SIGNATURES),
@@ -43,15 +43,15 @@ OUT_OF_STEP = re.compile(
     r"Collective instance \d+ expected |Shape mismatch in the collective instance"
     r"|is joining a group (?:with size|with incompatible device type|that is already full)"
 )
-"""What TensorFlow reports when collectives that meet differ: the workers no longer do the same."""
+"""TensorFlow's messages that the workers' collectives do not match: the workers are out of step."""
 
 _WRAPPER = re.compile(r"\{\{function_node [^}]*\}\} ?")
 
 
 def without_wrappers(message: str) -> str:
-    """The message without the names of the functions in which TensorFlow wraps single operations.
+    """Removes the names of the functions in which TensorFlow wraps single operations.
 
-    Such a name contains the device, and so the name of the task itself.
+    Such a name contains the device, and so the task's own name, which would match a signature.
     """
     return _WRAPPER.sub("", message)
 
@@ -69,7 +69,7 @@ def is_collateral_crash(crash: CrashRecord) -> bool:
 
 
 def has_collateral_line(lines: Iterable[str]) -> bool:
-    """Whether a log without an exception, of a process that TensorFlow has aborted, shows that a peer is gone."""
+    """Whether the log of a process that TensorFlow aborted without an exception shows that a peer is gone."""
     return any(
         any(name in line for name in _NAMES) and any(signature in line for signature in SIGNATURES)
         for line in map(without_wrappers, lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TF_CONFIG = "TF_CONFIG"
 OWN_PREFIX = "DISTLAUNCH_"
-"""Prefix of our own variables; no library reads one when it is imported."""
+"""Prefix of our own variables, which no library reads at import."""
 
 RUN_ID = "DISTLAUNCH_RUN_ID"
 TASK = "DISTLAUNCH_TASK"
@@ -19,7 +19,7 @@ OF_TASKS = (RUN_ID, TASK, ATTEMPT, STRATEGY, DEVICES, COMMUNICATION, CROSS_DEVIC
 """Variables that users' programs may read."""
 
 WEBHOOK = "DISTLAUNCH_WEBHOOK"
-"""From it, `distlaunch resume` takes the URL of a webhook that the spec itself has: the run's files do not have it."""
+"""Where `distlaunch resume` finds the URL of the spec's webhook: the run's files do not contain the URL."""
 RUN = "DISTLAUNCH_RUN"
 RUN_NAME = "DISTLAUNCH_RUN_NAME"
 HAPPENING = "DISTLAUNCH_HAPPENING"
@@ -27,27 +27,27 @@ REFERENCE = "DISTLAUNCH_REFERENCE"
 MESSAGE = "DISTLAUNCH_MESSAGE"
 DIRECTORY = "DISTLAUNCH_DIRECTORY"
 OF_NOTIFICATIONS = (HAPPENING, RUN, RUN_NAME, ATTEMPT, REFERENCE, MESSAGE, TASK, DIRECTORY)
-"""Variables that the command of `notify` may read. The run's id has another name than for tasks: what has that one is
-a process of the run."""
+"""Variables that the command of `notify` may read. It gets the run's id in RUN, not RUN_ID: every process with RUN_ID
+counts as a process of the run."""
 
 RESTARTS = "DISTLAUNCH_RESTARTS"
-"""How often Kubernetes has restarted the cluster; from it, the first process of a pod makes ATTEMPT."""
+"""How often Kubernetes has restarted the cluster; the first process of a pod derives ATTEMPT from it."""
 CACHE = "DISTLAUNCH_CACHE"
-"""The folder of compile caches; a node's agent makes the variables of the libraries from it."""
+"""The folder of compile caches; a node's agent derives the libraries' variables from it."""
 CHILDREN = "DISTLAUNCH_CHILDREN"
-"""The order for Python processes that a task starts; `children` reads it."""
+"""The order for the Python processes that a task starts; `children` reads it."""
 ROOM = "DISTLAUNCH_ROOM"
-"""Behind RUN_ID in the forkserver's environment: /proc can show another run's id there."""
+"""Padding after RUN_ID in the forkserver's environment, so that a longer run id can overwrite RUN_ID in /proc."""
 ROOM_LENGTH = 128
 CLOCK = "DISTLAUNCH_CLOCK"
-"""The machine's clock when the run began; our own processes inherit it."""
+"""The offset of `system.clock` in this run on this machine; our own processes inherit it."""
 OWNER_NAME = "DISTLAUNCH_OWNER_NAME"
 OWNER_UID = "DISTLAUNCH_OWNER_UID"
-"""The job of Kubernetes in which distlaunch runs, by which what it makes is deleted with that job."""
+"""The Kubernetes job in which distlaunch runs; it owns the created objects, so they are deleted with the job."""
 SLURM_STEPS = "DISTLAUNCH_SLURM_STEPS"
-"""How many nodes of a Slurm job have a step of their own; set by tests."""
+"""The largest number of nodes of a Slurm job that get a step each; set by tests."""
 PORTABLE = "DISTLAUNCH_PORTABLE"
-"""If set, Linux is used like any other system: for tests of the portable fall-backs."""
+"""If set, only portable calls are used, even on Linux: for tests of the fall-backs."""
 
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Variables from which gRPC takes a proxy, the strongest first."""
+"""Variables from which gRPC takes a proxy, in gRPC's order of precedence."""

@@ -1,7 +1,7 @@
-"""Limits of message fields: declared with the field, checked when a frame is decoded (`framing.parse`).
+"""Limits of message fields: declared with each field, checked when a frame is decoded (`framing.parse`).
 
-A number, a name or a list out of its limits is the sender's error. Free text is not: it may come from a user's
-program, so it is made well-formed and cut.
+A number, a name or a list that exceeds its limits is the sender's error. Free text may come from a user's program, so
+it is made well-formed and truncated instead.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Annotated, Any
 from worker_entry.protocol.frozen import dataclass
 
 LARGEST = 1 << 53
-"""The largest integer; all integers up to it are exact as floats, too."""
+"""The largest integer; floats represent all integers up to it exactly."""
 FLOAT_LIMIT = 1e15
-"""No time in seconds is this large."""
+"""Floats must be smaller; no time in seconds is this large."""
 BODY_LIMIT = 1 << 20
-"""Maximum bytes of a frame's body; longer content is sent in pieces."""
+"""Maximum size of a frame's body in bytes; longer content is sent in pieces."""
 
 
 class Limit:
-    """Part of a field's annotation; `take` checks a value and returns it as the field will hold it."""
+    """Part of a field's annotation; `take` checks a value and returns the value to store."""
 
     def take(self, value: Any) -> Any:
-        """Raises ValueError if the field cannot hold the value."""
+        """Returns the value to store; raises ValueError if the field cannot hold the value."""
         return value
 
 
@@ -41,7 +41,7 @@ class Within(Limit):
 
 @dataclass(frozen=True)
 class Text(Limit):
-    """Free text, of several lines if `lines` is set; lone surrogates, which stand for bytes, are escaped."""
+    """Free text, with line breaks if `lines` is set; lone surrogates, which stand for bytes, are escaped."""
 
     most: int
     lines: bool = True
@@ -56,7 +56,7 @@ class Text(Limit):
 
 @dataclass(frozen=True)
 class Matches(Limit):
-    """A name with a syntax, called `what` in errors; at most 256 characters."""
+    """A name that matches a pattern, called `what` in errors; at most 256 characters."""
 
     pattern: str
     what: str
@@ -120,7 +120,7 @@ Count = Annotated[int, Within(0, LARGEST)]
 Amount = Annotated[float, Within(0, 10**15 - 1)]
 """Seconds, watts, a share: a measured quantity."""
 Number = Annotated[int, Within(-LARGEST, LARGEST)]
-"""A number from a user's program."""
+"""A number that a user's program reports."""
 Pid = Annotated[int, Within(1, 1 << 31)]
 Port = Annotated[int, Within(1, 65535)]
 
@@ -128,7 +128,7 @@ NetworkName = Annotated[str, Matches(r"[0-9a-fA-F:.]{2,45}(?:/[0-9]{1,3})?", "ne
 Name = Annotated[str, Text(256)]
 Line = Annotated[str, Text(8192)]
 Prose = Annotated[str, Text(32_768)]
-"""Text of several lines, such as the message of an exception."""
+"""Longer text, such as the message of an exception."""
 
 TaskName = Annotated[str, Matches(r"(?:chief|worker|ps|evaluator|tensorboard):(?:0|[1-9][0-9]{0,5})", "task")]
 OwnTask = Annotated[TaskName, OfSender()]

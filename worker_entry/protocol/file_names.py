@@ -12,11 +12,11 @@ from worker_entry.protocol.log_index import SUFFIX
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The folder of `worker_entry`: `python PACKAGE VERB` starts it."""
 LOCK = ".lock"
-"""Suffix of a lock file: the child process that writes the status file holds the lock while it lives."""
+"""Suffix of a lock file; the child process that writes the status file holds the lock as long as it lives."""
 
 
 def make_private_directory(path: str) -> None:
-    """Makes the folder and its parents, accessible to this user only; a folder that exists is left as it is."""
+    """Makes the folder and its parents, accessible only to this user; does not change folders that exist."""
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         make_private_directory(parent)
@@ -49,7 +49,7 @@ class AttemptFiles:
         return self._path(task, "log")
 
     def log_index(self, task: str) -> str:
-        """When the log had which size (`log_index`)."""
+        """The times at which the log reached its sizes (`log_index`)."""
         return self.log(task) + SUFFIX
 
     def crash(self, task: str) -> str:
@@ -57,35 +57,35 @@ class AttemptFiles:
         return self._path(task, "crash.json")
 
     def finished(self, task: str) -> str:
-        """Written when the program has ended without a failure; contains the time, by `clock.now`."""
+        """Written when the program ends without a failure; contains the time, by `clock.now`."""
         return self._path(task, "finished")
 
     def status(self, task: str) -> str:
-        """How far the program has come."""
+        """The progress of the program."""
         return self._path(task, "status.json")
 
     def child(self, task: str) -> str:
-        """How far a child process of the program has come."""
+        """The progress of a child process of the program."""
         return self._path(task, "child.json")
 
     def child_crash(self, task: str) -> str:
-        """The crash record of such a process, if it raised."""
+        """The crash record of a child process of the program, if the child raised."""
         return self._path(task, "child-crash.json")
 
     def stacks(self, task: str) -> str:
-        """The stacks that faulthandler writes when the agent asks for them."""
+        """The stacks that faulthandler writes at the agent's signal."""
         return self._path(task, "stacks")
 
     def handler(self, task: str) -> str:
-        """Made before the program sets a handler of SIGTERM."""
+        """Created before the program sets a handler for SIGTERM."""
         return self._path(task, "handler")
 
     def order(self, task: str) -> str:
-        """The task runner's order: a file, so that nothing of the user's is on a command line."""
+        """The task runner's order: a file, so that no user data is on a command line."""
         return self._path(task, "order.json")
 
     def forget(self, task: str) -> None:
-        """Removes the files of the task's earlier process, but not its log, which is continued."""
+        """Removes the files of the task's earlier process, but not the log, to which the next process appends."""
         files = (self.crash, self.finished, self.status, self.child, self.child_crash, self.stacks, self.handler)
         for path in (file(task) for file in files):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How long the headers of frames may be."""
+"""Maximum lengths of frame headers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from worker_entry.protocol.profiles import Profile, Profiled
 from worker_entry.protocol.speed import MeasureNode
 
 FRAME_LIMIT = 64 << 10
-"""Maximum bytes of a frame's header, except for the types below."""
+"""Maximum length of a header in bytes, except for the types below."""
 FRAME_LIMITS: dict[type[Any], int] = {
-    # The environment of every task of a node, every file of a folder, every address of a cluster.
+    # They hold the environment of each task of a node, each file of a folder, or each address of a cluster.
     **dict.fromkeys((Offer, Preload, Prepare, Inspect, Dial, MeasureNode, Start, Profile), 16 << 20),
     **dict.fromkeys((Attach, Clean), 1 << 20),
-    # A line for every task of a node, or for every address of the cluster.
+    # They hold a line for each task of a node or each address of the cluster.
     **dict.fromkeys((Prepared, Refused, Cleaned, Sampled, Profiled), 1 << 20),
     Dialled: 8 << 20,
-    # Their length depends on a user's program: its status file, its exception, its stacks.
+    # Their length depends on a user's program: on its status file, exception or stacks.
     Status: 256 << 10,
     Exited: 1 << 20,
     Stacks: 2 << 20,

@@ -1,14 +1,13 @@
 """Turns messages into frames and bytes into messages: the wire format between controller and agent.
 
-An agent first writes `MARKER`, so that the controller can skip whatever a shell's start-up files print before it. Then
-both sides send frames: a header, which is one line of JSON, followed by exactly `length` raw bytes if the header has
-that key. Log bytes travel raw, never inside JSON.
+An agent first writes `MARKER`, so that the controller can skip the output of a shell's start-up files. Then both sides
+send frames: a header, which is one line of JSON, followed by exactly `length` raw bytes if the header has that key.
+Log bytes travel raw, never inside JSON.
 
-Each message is a frozen dataclass; its class name is the frame's `type`. Both sides treat the other as possibly
-broken: input that does not fit raises `ProtocolError`, which says what is wrong. An unknown *field* is an error, too:
-both sides always have the same version, because the controller installs the agent. Each field declares its limits
-(`field_limits`), and each type the length of its header: the type comes first, so that an over-long header is refused
-before it is buffered.
+Each message is a frozen dataclass; its class name is the frame's `type`. Neither side trusts the other: invalid input
+raises `ProtocolError`, which says what is wrong. An unknown *field* is an error, too: both sides always have the same
+version, because the controller installs the agent. Each field declares its limits (`field_limits`), and each type the
+maximum length of its header; the type comes first, so that an over-long header is refused before it is buffered.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from worker_entry.protocol.orders import ToAgent
 MARKER = b"\x1edistlaunch agent\x1e\n"
 
 HEADER_LIMIT = max(FRAME_LIMITS.values())
-"""Maximum bytes of a header of any type."""
+"""Maximum length of any header in bytes."""
 _BEGINNING = re.compile(rb'\{"type": ?"([A-Za-z]{1,32})"')
 _BEGINNING_LENGTH = 48
 SMALL_PART = 4 << 10
-"""Bytes of a body that arrive in smaller parts are joined at once: each part takes memory of its own."""
+"""Smaller parts of a body are joined as they arrive, because each separate part costs extra memory."""
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(ToAgent), *get_args(ToController))}
 
 
 class ProtocolError(Exception):
-    """The other side sent something that is not a frame of this version: it is broken, or not ours."""
+    """The other side sent an invalid frame: it is broken, has another version, or is another program."""
 
 
 def encode(message: Message, body: bytes = b"") -> bytes:
-    """The frame's bytes; a message with a `length` has a `body` of that length."""
+    """Returns the frame's bytes; a message with a `length` has a `body` of that length."""
     header = {"type": type(message).__name__, **fields_of(message)}
-    # ASCII, so that a user's string can contain neither a line break nor an encoding error.
+    # ASCII: a user's string then causes neither a line break nor an encoding error.
     return json.dumps(header, separators=(",", ":"), default=fields_of).encode("ascii") + b"\n" + body
 
 
@@ -52,26 +51,26 @@ class Decoder:
     """Turns a stream of bytes, in pieces of any size, into messages with their bodies.
 
     Args:
-        kinds: the messages that are accepted, a union of types.
+        kinds: the accepted messages, as a union of types.
     """
 
     def __init__(self, kinds: Any = Message) -> None:
         self._kinds = {cls.__name__: cls for cls in get_args(kinds)}
         self._data = b""
         self._place = 0
-        """How far `_data` has been decoded."""
+        """The end of the decoded part of `_data`."""
         self._header = bytearray()
         self._pending: Optional[Message] = None
         self._body: list[bytes] = []
-        """The parts of the pending message's body; joined once, because log bytes are most of what is sent."""
+        """The parts of the pending message's body; joined once, because most of the traffic is log bytes."""
         self._missing = 0
-        """The bytes of this body that have not arrived."""
+        """The number of bytes of this body that have not arrived."""
 
     def feed(self, data: bytes) -> Iterator[tuple[Message, bytes]]:
-        """Yields the messages that are complete.
+        """Yields the complete messages.
 
         Raises:
-            ProtocolError: the bytes are not a frame; the stream cannot be used any more.
+            ProtocolError: the bytes are not a valid frame; the stream is unusable from then on.
         """
         self._data, self._place = self._data[self._place :] + data, 0
         while True:
@@ -137,7 +136,7 @@ def parse(kind: Any, value: Any, where: str) -> Any:
     """Converts a JSON value to the type `kind` and checks its limits; objects become dataclasses.
 
     Raises:
-        ProtocolError: the value does not fit; `where` begins the path to the wrong part.
+        ProtocolError: the value is invalid; the message names the invalid part by a path that begins with `where`.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -152,10 +151,10 @@ def parse(kind: Any, value: Any, where: str) -> Any:
         places = ((key, item, f"{where}[{key[:80]!r}]") for key, item in value.items())
         return {parse(arguments[0], key, place): parse(arguments[1], item, place) for key, item, place in places}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # also refuses NaN, with which no deadline would ever pass
+        if not -FLOAT_LIMIT < value < FLOAT_LIMIT:  # also refuses NaN: a NaN deadline would never pass
             raise ProtocolError(f"{where}: {value!r:.80} is out of range")
         return float(value)
-    # isinstance takes a bool for an int; the protocol does not.
+    # isinstance accepts a bool as an int; the protocol does not.
     if origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         if kind is int and not -LARGEST <= value <= 1 << 63:
             raise ProtocolError(f"{where}: a number of {value.bit_length()} bits is out of range")
@@ -174,7 +173,7 @@ def _limited(kind: Any, value: Any, where: str) -> Any:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, with their limits."""
+    """Returns the types of a dataclass's fields, with their limits."""
     return _hints(cls)
 
 
@@ -195,7 +194,7 @@ def _dataclass(cls: Any, values: dict[str, Any], where: str) -> Any:
 
 
 def marked(kind: Any, value: Any, mark: Any) -> Iterator[Any]:
-    """The values in a message, or in part of one, whose annotation has a mark of this class."""
+    """Yields the values in a message, or in a part of a message, whose annotation has a mark of this class."""
     if value is None or not _has(kind, mark):
         return
     origin, arguments = get_origin(kind), get_args(kind)

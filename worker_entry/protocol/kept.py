@@ -1,4 +1,4 @@
-"""What an agent says of all that stays for the next run: its processes, and what was compiled."""
+"""An agent's messages about things that stay for the next run: its processes, and compiled code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker_entry.protocol.frozen import dataclass
 class Kept:
     """The last message of an agent that was asked to stay for the next run.
 
-    `pids` stay for `seconds`, with so many bytes of their own; none stays if there is a `problem`.
+    The processes `pids` stay for `seconds` and hold `bytes` of memory that is not shared; with a `problem`, none stays.
     """
 
     seconds: Amount
@@ -23,7 +23,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class CacheUsed:
-    """How many entries of the compile cache the tasks of a node have loaded in an attempt, and how many added."""
+    """The numbers of compile cache entries that the tasks of a node have loaded and added in an attempt."""
 
     attempt: Attempt
     loaded: Count

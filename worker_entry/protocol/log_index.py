@@ -1,8 +1,9 @@
-"""The index beside a log, `worker-0.log.index`: when the log had which size, so that the log itself stays untouched.
+"""The index of a log, `worker-0.log.index`: it dates the log's growth, so the log itself needs no timestamps.
 
-Records of two integers: an offset, and the moment in microseconds of Unix time; what is before the offset was written
-by then. Moments increase. An offset of RESTART: the program has cut its log, and earlier records say nothing of it. A
-record whose end is missing (the disk was full, or the machine stopped) is ignored, and overwritten by the next one.
+A record is two integers: an offset, and a moment in microseconds of Unix time by which everything before the offset was
+written. Moments increase. The offset RESTART means that the program has cut its log, so earlier records no longer
+apply. A record whose end is missing (the disk was full, or the machine stopped) is ignored, and overwritten by the next
+record.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ SUFFIX = ".index"
 RESTART = -1
 RECORD = struct.Struct("<qq")
 SPACING_S = 0.05
-"""A log that grows all the time has one record in so many seconds."""
+"""A log that grows all the time gets one record per this time."""
 
 
 MARKS = 256
-"""Marks that are sent with one piece of a log, at most."""
+"""The maximum number of marks sent with one piece of a log."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One record: what is before the offset was written by this moment, in Unix seconds.
+    """One record: everything before the offset was written by this moment, in Unix seconds.
 
-    A piece of a log that is sent again has its marks again, with the same times.
+    A piece of a log that is sent again has the same marks with the same times.
     """
 
     offset: Count
@@ -39,18 +40,18 @@ class Mark:
 
 
 class LogIndex:
-    """Writes the index at `path`, and continues one that exists.
+    """Writes the index at `path`; appends to an existing index.
 
-    An index never ends a run: what cannot be written to it is left out.
+    An index never ends a run: records that cannot be written are omitted.
     """
 
     def __init__(self, path: str) -> None:
         self.offset = 0
-        """The offset of the last record; 0 without one."""
+        """The offset of the last record; 0 if there is none."""
         self.first = 0
-        """The number of the first record since the log was last cut, as far as this object has seen."""
+        """The number of the first record since this object saw the log cut; 0 if it never did."""
         self.count = 0
-        """How many records there are."""
+        """The number of records."""
         self._micros = 0
         self._descriptor: Optional[int] = None
         try:
@@ -64,11 +65,11 @@ class LogIndex:
 
     @property
     def time(self) -> float:
-        """The moment of the last record; 0 without one."""
+        """The moment of the last record; 0 if there is none."""
         return self._micros / 1e6
 
     def note(self, offset: int, time: float) -> None:
-        """Adds a record, unless the offset is that of the last one; a smaller offset means that the log was cut."""
+        """Adds a record, unless the last record has the same offset; a smaller offset means that the log was cut."""
         if offset == self.offset:
             return
         self._micros = max(_to_micros(time), self._micros + 1)
@@ -80,7 +81,7 @@ class LogIndex:
         self._append(record)
 
     def read(self, number: int, limit: int) -> list[Mark]:
-        """Up to `limit` records from this number on.
+        """Returns up to `limit` records, beginning with this number.
 
         Raises:
             OSError: the file cannot be read.
@@ -92,7 +93,7 @@ class LogIndex:
         return [Mark(offset, micros / 1e6) for offset, micros in RECORD.iter_unpack(data[:whole])]
 
     def find(self, offset: int) -> int:
-        """The number of the first record above this offset, since the log was last cut.
+        """Returns the number of the first record above this offset since the log was last cut.
 
         Raises:
             OSError: the file cannot be read.
@@ -116,7 +117,7 @@ class LogIndex:
         if self._descriptor is None:
             return
         try:
-            # At its place, not at the end: what a full disk has cut is overwritten.
+            # At the record's place, not at the end: this overwrites a record that a full disk has cut.
             written = os.pwrite(self._descriptor, record, self.count * RECORD.size)
         except OSError:
             return
@@ -124,7 +125,7 @@ class LogIndex:
 
 
 def parse_index(data: bytes) -> tuple[array[int], array[int]]:
-    """The offsets and moments (microseconds) of an index's bytes, those of RESTART included."""
+    """Returns the offsets and moments (microseconds) in an index's bytes, RESTART records included."""
     values = array("q")
     values.frombytes(data[: len(data) // RECORD.size * RECORD.size])
     if sys.byteorder == "big":

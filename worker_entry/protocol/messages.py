@@ -1,7 +1,8 @@
 """Messages from an agent to its controller; `framing` turns them into bytes and back.
 
-Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the observer's clock.
-Every field of a message to the controller has limits in its annotation (`field_limits`), and every type a maximum size.
+Each message is a frozen dataclass; its class name is the frame's `type`. Times are Unix seconds by the observer's
+clock. Every field of a message to the controller has limits in its annotation (`field_limits`), and every type has a
+maximum size.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from worker_entry.protocol.values import (
 
 @dataclass(frozen=True)
 class Ready:
-    """The answer to Hello: facts about the node, measured there. `cores`: those that this process may use."""
+    """The answer to Hello: facts about the node. `cores`: the number of cores that the agent may use."""
 
     version: Count
     pid: Pid
@@ -57,15 +58,15 @@ class Ready:
     gpus: Annotated[list[Name], Items(1024)]
     tensorflow: Optional[Name]
     reattach_folder: Optional[Annotated[str, Path()]] = None
-    """Through it, a controller whose connection broke comes back to the agent; None if there is none."""
+    """The folder through which a controller reconnects to the agent; None if the agent has none."""
 
 
 @dataclass(frozen=True)
 class Attached:
     """The answer to Attach; `received`: how many of the controller's counted frames the agent has received.
 
-    After a takeover, those are the earlier controller's; the new one counts on from there. `first`: the number of the
-    agent's next counted frame on this connection.
+    After a takeover, `received` counts the earlier controller's frames, and the new controller continues that count.
+    `first`: the number of the agent's next counted frame on this connection.
     """
 
     received: Count
@@ -74,7 +75,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Asks for part of a file that was offered; `index` is the file's position in the Offer."""
+    """Asks for a part of an offered file; `index` is the file's position in the Offer."""
 
     index: Count
     offset: Count
@@ -83,7 +84,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Synced:
-    """The version is complete, every file as it was offered; tasks will run in `directory`."""
+    """The version is complete, and every file is as offered; tasks will run in `directory`."""
 
     directory: Line
     files: Count
@@ -92,7 +93,7 @@ class Synced:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All tasks can be started; `ports` are held for them. `unguarded`: why strangers can reach some of the ports."""
+    """All tasks can be started; `ports` are held for them. `unguarded`: why others can reach some of these ports."""
 
     attempt: Attempt
     ports: Annotated[dict[OwnTask, Port], Items(10_000)]
@@ -103,10 +104,10 @@ class Prepared:
 class Inspected:
     """The answer to Inspect.
 
-    `program_hash`: SHA-256 of the program's own code, empty if there is none to compare. `free_bytes`: on the
-    disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
-    written. `addresses`: those of the node's interfaces but the loopback. `machine`: names the running kernel, which
-    the nodes of one machine share. `methods`: what could compute a matrix product here.
+    `program_hash`: SHA-256 of the program's own code; empty if no code can be compared. `free_bytes`: free space on
+    the disk of the run's files. `proxies`: variables that make gRPC use a proxy. `problem`: why the mark could not be
+    written. `addresses`: the addresses of the node's interfaces, without loopback. `machine`: identifies the running
+    kernel, which nodes on the same machine share. `methods`: the methods that can compute a matrix product here.
     """
 
     keras: Optional[Name]
@@ -123,7 +124,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Dialled:
-    """The answer to Dial; `marks`: those that exist."""
+    """The answer to Dial; `marks`: the requested marks that exist."""
 
     results: Annotated[list[DialResult], Items(20_000)]
     marks: Annotated[list[Name], Items(20_000)]
@@ -131,7 +132,7 @@ class Dialled:
 
 @dataclass(frozen=True)
 class Refused:
-    """Nothing was started, for all of these reasons."""
+    """The node cannot carry out an order; `problems` has all reasons."""
 
     problems: Annotated[list[Problem], Items(1000)]
 
@@ -145,15 +146,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that the user may want to know, in one line."""
+    """A one-line note for the user."""
 
     text: Annotated[str, Text(8192, lines=False)]
 
 
 @dataclass(frozen=True)
 class Signalled:
-    """SIGTERM has reached the agent of a node that Slurm has given us: the tasks have got it as well, and SIGKILL
-    follows."""
+    """Slurm has signalled all processes on the node, agent and tasks, with SIGTERM; SIGKILL follows."""
 
     time: float
 
@@ -168,19 +168,19 @@ class Listening:
 
 @dataclass(frozen=True)
 class Status:
-    """How far the task's program has come."""
+    """The progress of the task's program."""
 
     task: OwnTask
     status: TaskStatus
 
 
 CHILD = "\n--- a child process ---\n"
-"""In Stacks, separates the output of each process that the task has forked."""
+"""Precedes, in Stacks, the output of each process that the task has forked."""
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """The answer to ShowStacks for one task: what faulthandler has written, if anything, and the task's activity."""
+    """The answer to ShowStacks for one task: faulthandler's output, which may be empty, and the task's activity."""
 
     task: OwnTask
     text: Annotated[str, Text(1 << 20)]
@@ -189,7 +189,7 @@ class Stacks:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the running tasks and their node use. One that is lost with the connection is not sent again."""
+    """The resource use of the running tasks and their node. A sample that is lost with a connection is not resent."""
 
     time: float
     tasks: Annotated[list[TaskSample], Items(10_000)]
@@ -198,7 +198,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Saved:
-    """The name of what is new in the tasks' checkpoint directory, and when it was written there."""
+    """The newest entry of the tasks' checkpoint directory: its name, and when it was written."""
 
     name: Annotated[str, Text(256, lines=False)]
     time: float
@@ -206,7 +206,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Halted:
-    """A signal such as SIGSTOP has stopped the task; 0: the task continues."""
+    """A signal such as SIGSTOP has suspended the task; 0: the task continues."""
 
     task: OwnTask
     signal: Annotated[int, Within(0, 127)]
@@ -215,7 +215,7 @@ class Halted:
 
 @dataclass(frozen=True)
 class Log:
-    """`length` bytes of the task's log, from `offset`, follow the header; `marks` say when they were written."""
+    """`length` bytes of the task's log, from `offset`, follow the header; `marks` date these bytes."""
 
     attempt: Attempt
     task: OwnTask
@@ -226,23 +226,23 @@ class Log:
 
 @dataclass(frozen=True)
 class Exited:
-    """The task's own process has ended; processes that it started may still run."""
+    """The task's own process has ended; processes that the task started may still run."""
 
     task: OwnTask
     exit: Annotated[TaskExit, ExactlyOne(("code", "signal"))]
     time: float
     crash: Optional[CrashRecord] = None
     finished: Optional[float] = None
-    """When the program ended without a failure, even if the interpreter failed afterwards; None if that is unknown."""
+    """When the program ended without a failure, even if the interpreter failed afterwards; None if unknown."""
     evidence: Optional[Problem] = None
-    """What the node knows about a failure: a full disk, or the kernel's OOM killer."""
+    """The node's evidence for the cause of a failure: a full disk, or the kernel's OOM killer."""
 
 
 @dataclass(frozen=True)
 class Empty:
-    """No process of the attempt is left on the node, and its logs are sent completely.
+    """No process of the attempt is left on the node, and all of its logs are sent.
 
-    `left_behind` counts processes that outlived their task and had to be stopped, `killed` those that ignored TERM.
+    `left_behind` processes outlived their task and had to be stopped; `killed` processes ignored TERM.
     """
 
     attempt: Attempt
@@ -252,7 +252,7 @@ class Empty:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """The answer to Clean: how many processes were stopped, agents included, and the pids of those that are left."""
+    """The answer to Clean: `ended` processes were stopped, agents included; the processes `left` still run."""
 
     ended: Count
     left: Annotated[list[Pid], Items(100_000)]
@@ -260,7 +260,7 @@ class Cleaned:
 
 @dataclass(frozen=True)
 class Broken:
-    """The agent cannot go on (because of a full disk, for example) and stops everything."""
+    """The agent cannot continue, because of a full disk for example, and stops everything."""
 
     problem: Problem
 

@@ -1,6 +1,6 @@
-"""Orders from a controller to an agent, and the beat that both send; `messages` has the answers.
+"""Orders from a controller to an agent, and the heartbeat that both send; `messages` has the answers.
 
-Each is a frozen dataclass; its class name is its frame's `type`. Times are Unix seconds by the observer's clock.
+Each order is a frozen dataclass; its class name is the frame's `type`. Times are Unix seconds by the observer's clock.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ VERSION = 13
 AGENT_GONE = "agent-gone"
 """The reference of the Problem that answers Attach when the agent has ended."""
 TAKEN_OVER = "taken-over"
-"""The reference of the Problem that answers a controller after another one has taken over its agent."""
+"""The reference of the Problem that answers a controller after another controller has taken over its agent."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first frame. `directory` is the folder for the run's files; made if missing, private to the user.
+    """The first frame. `directory` is the folder for the run's files; a missing folder is created, private to the user.
 
-    `lease_s`: how long the agent goes on without hearing from its controller. `stream_logs`: whether the agent sends
-    log bytes; a controller on the same machine reads the files itself. `sample_s`: how often the agent measures what
-    tasks use; 0: never. `isolated`: whether the agent and its tasks live in a network of their own.
+    `lease_s`: how long the agent continues without hearing from its controller. `stream_logs`: whether the agent sends
+    log bytes; a controller on the same machine reads the files itself. `sample_s`: how often the agent measures the
+    tasks' resource use; 0: never. `isolated`: whether the agent and its tasks live in a separate network namespace.
     """
 
     version: Count
@@ -57,9 +57,9 @@ class Hello:
 
 @dataclass(frozen=True)
 class Offer:
-    """The files that the program's folder has to contain on the node; `to` is a link there to the current version.
+    """The files that the program's folder must contain on the node; `to` is a link there to the current version.
 
-    `digest` identifies the version: it is computed from names, content and modes of all files.
+    `digest` identifies the version: it is computed from the names, content and modes of all files.
     """
 
     to: Annotated[str, Path()]
@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class TunnelKey:
-    """A certificate and its private key, in PEM: each side of a connection between nodes shows that it has both."""
+    """A certificate and its private key, in PEM: each side of a connection between nodes proves that it has them."""
 
     certificate: Annotated[str, Text(8192)]
     key: Annotated[str, Text(8192)] = field(repr=False)
@@ -89,9 +89,9 @@ class Prepare:
     """Check every program and hold a port for every task, or report all problems.
 
     With a `nonce`, every port answers connections until the tasks are started. `allowed`: the networks that may reach
-    the ports, besides this node and the nodes that call it. `guard`: whether to keep others from the ports: `auto`
-    where that is possible, `required`, or `off`. `tunnel`: what encrypts the connections between the nodes; the ports
-    are then held in the network that the agent has left.
+    the ports, besides this node and the cluster's nodes. `guard`: whether to keep others from the ports: `auto` (where
+    possible), `required`, or `off`. `tunnel`: the key that encrypts the connections between the nodes; the ports are
+    then held in the machine's network, which the agent has left.
     """
 
     attempt: Attempt
@@ -106,7 +106,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Report facts about the node; if a `mark` is given, write an empty file of that name to `shared`."""
+    """Report facts about the node; if a `mark` is given, create an empty file for it in `shared`."""
 
     program: Program
     shared: Annotated[str, Path()] = ""
@@ -115,7 +115,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Dial:
-    """Dial every target; our agents answer with the `nonce`. Look for the `marks` of all nodes in `shared`."""
+    """Dial every target; our agents prove that they know the `nonce`. Look for the `marks` of all nodes in `shared`."""
 
     targets: list[Target]
     nonce: Name
@@ -127,9 +127,9 @@ class Dial:
 class Preload:
     """Import TensorFlow now in a process from which tasks can be forked, and these `modules` before the first fork.
 
-    `env` is merged over the agent's own environment without `unset`: what all tasks will have in common. Nothing is
-    imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may follow, or a
-    task may be restarted individually.
+    `env` is merged over the agent's environment without `unset`; the result is the environment that all tasks share.
+    Nothing is imported for a `program` that does not seem to import TensorFlow. `keep`: whether another attempt may
+    follow, or a task may be restarted individually.
     """
 
     program: Program
@@ -141,10 +141,10 @@ class Preload:
 
 @dataclass(frozen=True)
 class Start:
-    """Start these tasks, which were all prepared; `cluster` is TF_CONFIG's, addresses by task type.
+    """Start these tasks, which were all prepared; `cluster` is the cluster of TF_CONFIG: addresses by task type.
 
-    `routes`: with a tunnel, the host that each other node's address in the cluster stands for. `callers`: addresses
-    from which the nodes of the cluster also call.
+    `routes`: with a tunnel, maps each other node's address in the cluster to the node's real host. `callers`: further
+    addresses from which the cluster's nodes connect.
     """
 
     attempt: Attempt
@@ -161,7 +161,7 @@ class ShowStacks:
 
 @dataclass(frozen=True)
 class Scalars:
-    """Append these points to the event files of TensorBoard in folders below `directory`."""
+    """Append these points to TensorBoard's event files in folders below `directory`."""
 
     directory: Annotated[str, Path()]
     points: Annotated[list[ScalarPoint], Items(1000)]
@@ -169,9 +169,10 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Stop:
-    """TERM now, KILL after `grace_s`, until no process of the attempt is left. A later Stop may shorten the grace.
+    """Send TERM now, and KILL after `grace_s`, until no process of the attempt is left.
 
-    `for_handlers`: the grace is for handlers of SIGTERM alone: a process without one gets KILL at once.
+    A later Stop may shorten the grace period. `for_handlers`: only processes that handle SIGTERM get it; all others get
+    KILL at once.
     """
 
     grace_s: float
@@ -180,15 +181,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Beat:
-    """The sender is alive, and `received` counted frames need not be kept for it. An agent answers each of a
-    controller's beats at once.
+    """The heartbeat: the sender is alive, and its peer need not keep the first `received` counted frames any longer.
 
-    An agent needs no frame again that it has received, a controller none that it has handled: after its end, another
-    controller may take over the agent.
+    An agent answers each heartbeat of a controller at once. An agent confirms the frames that it has received. A
+    controller confirms only the frames that it has handled, because another controller may take over the agent.
 
-    `time` is the sender's clock in Unix seconds; `echo` in an answer is the `time` of the beat that it answers:
-    together they show how far the two clocks are apart. `stamp`: in an answer, the stamp of the agent's lease; in a
-    controller's beat, the stamp of the last answer that it has received.
+    `time` is the sender's clock in Unix seconds; `echo` in an answer is the `time` of the answered heartbeat: together
+    they show the difference between the two clocks. `stamp`: in an answer, the stamp of the agent's lease; in a
+    controller's heartbeat, the stamp of the last answer that the controller has received.
     """
 
     time: float
@@ -201,13 +201,13 @@ class Beat:
 class Attach:
     """The first frame over a new connection to an agent whose old connection broke, or whose controller is gone.
 
-    `reattach_folder` is from the agent's Ready, `received` says how many counted frames the controller has, and
-    `offsets` how many bytes of each log of `attempt`. `generation`: the controller's, 0 for one that has started the
-    agent itself.
+    `reattach_folder` is from the agent's Ready. `received`: how many counted frames the controller has received.
+    `offsets`: how many bytes of each log of `attempt` the controller has. `generation`: the controller's generation; 0
+    if this controller has started the agent itself.
 
-    With `takeover`, the sender follows another controller, has a higher generation, and is from now on the only one
-    that the agent obeys; `received` then counts the frames that are known to have been handled. The agent must belong
-    to the run `run_id`, if one is given.
+    With `takeover`, the sender succeeds another controller, has a higher generation, and becomes the only controller
+    that the agent obeys; `received` then counts the frames that are known to have been handled. If `run_id` is given,
+    the agent must belong to that run.
     """
 
     version: Count
@@ -222,9 +222,9 @@ class Attach:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """Stop everything that is left and exit.
+    """Stop all remaining processes and exit.
 
-    `keep_warm_s`: what the next run could use may stay for so long.
+    `keep_warm_s`: how long the agent may stay for the next run, with the processes that the next run can use.
     """
 
     keep_warm_s: Amount = 0.0
@@ -234,9 +234,9 @@ class Goodbye:
 class Clean:
     """Stop leftover processes of these runs on the node; their controllers are gone.
 
-    With `reattach_folder`, stop only that folder's agent and what is below it: the same run may have another agent on
-    the machine. With `generation`, refuse that if a controller of a higher one has taken over the agent. With `warm`,
-    stop only agents that wait for another run.
+    With `reattach_folder`, stop only that folder's agent and the processes below it: the same run may have another
+    agent on the machine. With `generation`, refuse if a controller of a higher generation has taken over the agent.
+    With `warm`, stop only agents that wait for another run.
     """
 
     version: Count

@@ -1,4 +1,4 @@
-"""The exit statuses by which a task's pod tells Kubernetes what to do next."""
+"""The exit statuses of a task's pod, which decide what Kubernetes does next."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ USAGE = 2
 INFRASTRUCTURE = 3
 """The cluster did not form in time: a restart counts."""
 SAVED = 42
-"""PreemptionCheckpointHandler has saved: a restart is free."""
+"""PreemptionCheckpointHandler has saved a checkpoint: a restart is free."""
 COLLATERAL = 76
-"""The task failed only because a peer was gone, whose own status decides."""
+"""The task failed only because a peer was gone: the peer's status decides."""
 NO_PROGRESS = 93
 """The next attempt would get no further."""
 KILLED = 128 + signal.SIGKILL
@@ -26,14 +26,14 @@ PREEMPTED = (SAVED, TERMINATED)
 HOPELESS = (USAGE, NO_PROGRESS)
 
 _RETRIED = 138
-"""What TFJob calls the user's own retryable error."""
+"""The status that TFJob reserves for a retryable error of the user's."""
 FOR_TFJOB: Mapping[int, int] = {SAVED: TERMINATED, COLLATERAL: _RETRIED}
-"""TFJob restarts a pod after any status from 128 on, and after no other: it has no rules of its own for statuses."""
+"""TFJob restarts a pod after any status of at least 128, and after no other status; this rule cannot be configured."""
 
 
 def for_tfjob(status: int) -> int:
-    """The status by which TFJob does what `status` means."""
+    """Returns the status that makes TFJob do what `status` means."""
     if status in FOR_TFJOB:
         return FOR_TFJOB[status]
-    # TFJob cannot limit restarts, so whatever would count must not be repeated.
+    # TFJob cannot limit restarts, so a failure whose restart would count must not be repeated.
     return FAILED if status >= 128 and status != TERMINATED else status

@@ -10,9 +10,9 @@ from worker_entry.protocol.frozen import dataclass, field
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """A task's profiler server, at its address in TF_CONFIG, and whether TensorFlow's operations are recorded.
+    """A task's profiler server, at the task's address in TF_CONFIG, and whether to record TensorFlow's operations.
 
-    `name`: of the task's files.
+    `name`: the task's name in file names.
     """
 
     name: Name
@@ -22,7 +22,7 @@ class ProfileTarget:
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile these tasks, of this node and others; each writes to `directory` on its own node."""
+    """Profile these tasks, on this node and others; each task writes to `directory` on its own node."""
 
     targets: Annotated[list[ProfileTarget], Items(10_000)]
     directory: Annotated[str, Path()]
@@ -31,9 +31,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiled:
-    """The answer to Profile: the folder of the files.
+    """The answer to Profile: the folder of the profile's files.
 
-    `silent`: the tasks that recorded nothing. `failed`: why others could not be asked. `problem`: why none was.
+    `silent`: the tasks that recorded nothing. `failed`: why other tasks could not be asked. `problem`: why no task was
+    asked.
     """
 
     directory: Line = ""

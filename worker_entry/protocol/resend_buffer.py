@@ -1,11 +1,11 @@
-"""Keeps frames that must arrive even if the connection breaks, until the other side confirms them.
+"""Keeps frames that must survive a broken connection until the other side confirms them.
 
-Each side counts, from 1 on, the frames that it sends and those that it receives; the frames carry no number. Over a new
-connection each side says how many frames it has received, and the other sends the rest again. Not counted are beats,
-samples, log bytes and pieces of files, which have offsets, and the frames that resume the connection.
+Each side counts, from 1 on, the frames that it sends and the frames that it receives; the frames carry no number. On a
+new connection, each side reports how many frames it has received, and its peer resends the rest. Heartbeats, samples,
+and the frames that resume the connection are not counted, nor are log bytes and pieces of files, which have offsets.
 
-A controller confirms a frame only when it has handled it. So what it has received and not handled when it is killed
-is still kept by the agent, for the controller that takes over; that one goes on with both counts.
+A controller confirms a frame only after handling it. So if a controller is killed, the agent still has the frames that
+the controller received but did not handle. The next controller gets these frames and continues both counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_counted(message: Message) -> bool:
 
 
 class Outbox:
-    """The counted frames of one side; `received` is how many have arrived from the other."""
+    """The counted frames that one side sends; `received` counts the frames that have arrived from the other side."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -34,7 +34,7 @@ class Outbox:
 
     @property
     def confirmed(self) -> int:
-        """How many frames are not kept any more."""
+        """The number of frames that are no longer kept."""
         return self.last - len(self._frames)
 
     def add(self, frame: bytes) -> None:
@@ -45,7 +45,7 @@ class Outbox:
         """Drops the first `count` frames, which the other side has received.
 
         Raises:
-            ProtocolError: so many frames were never sent.
+            ProtocolError: fewer frames than that were sent.
         """
         if count > self.last:
             raise ProtocolError(f"a confirmation of {count} frames, but only {self.last} were sent")
@@ -53,10 +53,10 @@ class Outbox:
             self._frames.popleft()
 
     def after(self, count: int) -> list[bytes]:
-        """The frames after the first `count`.
+        """Returns the frames after the first `count`.
 
         Raises:
-            ProtocolError: some of them are gone because they were confirmed, or so many were never sent.
+            ProtocolError: some of these frames were confirmed and are gone, or fewer than `count` were sent.
         """
         confirmed = self.confirmed
         if not confirmed <= count <= self.last:
@@ -64,10 +64,10 @@ class Outbox:
         return list(self._frames)[count - confirmed :]
 
     def follow(self, sent: int, received: int) -> None:
-        """Counts on from another sender's frames, of which `sent` have arrived; nothing of ours was sent yet."""
+        """Continues the counts of an earlier sender, of whose frames `sent` have arrived; we have sent none yet."""
         self.last, self.received = sent + len(self._frames), received
 
     def take_back(self) -> None:
-        """Forgets the newest frame, as if it had never been added."""
+        """Removes the newest frame, as if it had never been added."""
         self._frames.pop()
         self.last -= 1

@@ -1,7 +1,7 @@
-"""What tasks and nodes use, as it is measured from time to time.
+"""Samples of the resources that tasks and nodes use.
 
-Seconds and bytes are counted since the task, or the machine, began: a sample that is lost takes nothing from the sums,
-and the average over any time follows from two samples.
+Seconds and bytes are counted since the task, or the machine, started: a lost sample does not change the sums, and any
+two samples give the average between them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from worker_entry.protocol.frozen import dataclass, field
 
 @dataclass(frozen=True)
 class TaskSample:
-    """What all processes of a task have used.
+    """The resources that all processes of a task have used.
 
-    `cpu_s`: seconds on a core. `starved_s`: seconds in which a thread could have run and had no core; None if the
-    kernel does not count them. `memory`: resident bytes; what several processes share counts several times, as in
-    `top`. `swapped`: bytes in swap. `read`, `written`: bytes that went through files, pipes and sockets.
+    `cpu_s`: seconds on a core. `starved_s`: seconds in which a thread was ready to run but had no core; None if the
+    kernel does not count them. `memory`: resident bytes; memory that several processes share counts several times, as
+    in `top`. `swapped`: bytes in swap. `read`, `written`: bytes that went through files, pipes and sockets.
     """
 
     task: OwnTask
@@ -33,7 +33,7 @@ class TaskSample:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU: `use` is the share of the time in which it worked, `memory` and `memory_total` are bytes."""
+    """One GPU: `use` is the share of the time in which the GPU worked; `memory` and `memory_total` are bytes."""
 
     gpu: Name
     use: Optional[Amount] = None
@@ -45,9 +45,9 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What the whole machine uses, all of its users together; in a container, what its limits and namespaces show.
+    """The resource use of the whole machine, all users together; in a container, as its limits and namespaces show it.
 
-    `cpu_s`: seconds in which a core was busy, all cores together. `received`, `sent`: bytes through all network
+    `cpu_s`: seconds in which a core was busy, summed over all cores. `received`, `sent`: bytes through all network
     interfaces but the loopback.
     """
 

@@ -1,4 +1,4 @@
-"""Points of curves that TensorBoard shows."""
+"""Points of the curves that TensorBoard shows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class ScalarPoint:
-    """Values of one moment, by their tags; `folder`: where their event file is, below the log directory.
+    """The values of one moment, by tag; `folder`: the folder of their event file, below the log directory.
 
-    `time` is Unix seconds, by the controller's clock.
+    `time` is in Unix seconds, by the controller's clock.
     """
 
     folder: Annotated[str, Matches(r"[a-z]+(?:/[a-z]+-[0-9]+)?", "folder of event files")]

@@ -1,4 +1,4 @@
-"""Orders and answers of the speed check: what a node computes and copies, and what a link between two nodes carries."""
+"""Orders and answers of the speed check: the speed of a node's computation and memory, and of a link between nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from worker_entry.protocol.frozen import dataclass
 from worker_entry.protocol.values import Target
 
 METHODS = ("tensorflow", "torch", "numpy", "python")
-"""What a matrix product can be computed by; `python` is there on every node."""
+"""Methods of computing a matrix product; `python` exists on every node."""
 
 
 @dataclass(frozen=True)
 class MeasureNode:
     """Measure a matrix product and a memory copy, in a process that stays for further orders of this kind.
 
-    `env` is merged over the agent's own environment without `unset`: what a task will have. With `only_starts`, the
-    process starts and answers when it could measure.
+    `env` is merged over the agent's environment without `unset`, as for a task. With `only_starts`, the process only
+    starts, and answers when it is ready to measure.
     """
 
     method: Annotated[str, Matches("|".join(METHODS), "method")]
@@ -30,7 +30,7 @@ class MeasureNode:
 class NodeMeasured:
     """The answer to MeasureNode: the best of several short windows.
 
-    `method`: the library and the kind of device; only nodes with equal methods can be compared. `problem`: why
+    `method`: the library and the kind of device; only nodes with the same method can be compared. `problem`: why
     nothing was measured.
     """
 
@@ -42,7 +42,7 @@ class NodeMeasured:
 
 @dataclass(frozen=True)
 class MeasureLink:
-    """Measure the connection to the target, at which another agent answers who knows the `nonce`."""
+    """Measure the connection to the target, where another agent answers that knows the `nonce`."""
 
     target: Target
     nonce: Name
@@ -50,7 +50,7 @@ class MeasureLink:
 
 @dataclass(frozen=True)
 class LinkMeasured:
-    """The answer to MeasureLink: MB/s to the target's node and back, and the shortest time for a byte there and back.
+    """The answer to MeasureLink: MB/s to and from the target's node, and the shortest round-trip time of a byte.
 
     `problem`: why nothing was measured.
     """

@@ -1,4 +1,4 @@
-"""What an agent says of connections that do not come from the cluster."""
+"""An agent's messages about connections that do not come from the cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class Repelled:
-    """The task's port has refused connections from an address that is not of the cluster; once for each address."""
+    """The task's port has refused connections from an address outside the cluster; sent once for each address."""
 
     task: OwnTask
     address: Name
@@ -17,7 +17,7 @@ class Repelled:
 
 @dataclass(frozen=True)
 class Unguarded:
-    """Strangers can reach the task's port after all, and why."""
+    """Others can reach the task's port after all, for the reason `why`."""
 
     task: OwnTask
     why: Line

@@ -1,4 +1,4 @@
-"""The names of what a spec and a program call the strategies of tf.distribute and their options."""
+"""The names that specs and programs use for the strategies of tf.distribute and their options."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ from worker_entry.protocol.frozen import dataclass, field
 Reference = Annotated[
     str, Matches(r"[a-z0-9]+(?:-[a-z0-9]+)*", "problem reference", barred=("succeeded", "interrupted", "checked"))
 ]
-"""The stable kebab-case name of a problem; the names of outcomes that are not problems are barred."""
+"""The stable kebab-case name of a problem; excludes the names of outcomes that are not problems."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a task runs: a Python `script` or `module` with its arguments, or a `command` whose target is argv[0]."""
+    """The program of a task: a Python `script` or `module` with arguments, or a `command` whose `target` is argv[0]."""
 
     kind: str
     target: str
@@ -39,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of the user's own code, and the library function that it called, if that has a public name."""
+    """A line of the user's own code, and the library function that it called, if the function has a public name."""
 
     file: Line
     line: Number
@@ -50,8 +50,8 @@ class Place:
 class CrashRecord:
     """An unhandled exception, recorded by the interpreter in which it was raised.
 
-    `thread`: the name of the thread that it ended, if not the main thread; the program may have gone on.
-    `file` and `line` may be in a function that was traced into a graph; `place`: where the program itself was.
+    `thread`: the name of the thread that the exception ended, if not the main thread; the program may have continued.
+    `file` and `line` may be in a function that was traced into a graph; `place`: the line of the program itself.
     """
 
     time: float
@@ -65,17 +65,17 @@ class CrashRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come in one process: the last values that its program reported.
+    """The progress of training in one process: the last values that its program reported.
 
-    `epoch` and `step` are the program's own numbers, or, with `model.fit`, the count since the program began,
-    from 1. `batches` also counts those of validation and prediction. `began` is when the first step was done, `time`
-    when the last batch was done. Before the first step is done, `first_step` is None and the others are 0. `training`:
-    whether training is under way. `step_s`: seconds that a recent step took; `own_s`: the same without the time during
-    which the task waited for the others; `data_s`: the part of it during which the program waited for its input. A
-    metric that is not a finite number, or one beyond 10^15, is None.
+    `epoch` and `step` are the program's own numbers or, with `model.fit`, the count since the program began, from 1.
+    `batches` also counts batches of validation and prediction. `began`: when the first step was done. `time`: when the
+    last batch was done. Before the first step is done, `first_step` is None and the other numbers are 0. `training`:
+    whether training is in progress. `step_s`: the duration of a recent step; `own_s`: the same without the time in
+    which the task waited for other tasks; `data_s`: the part of the step in which the program waited for input. A
+    metric that is not a finite number, or exceeds 10^15, is None.
 
-    `total_steps` and `total_epochs`: the step and the epoch with which training will end, as far as that is known.
-    `resumed`: how many steps the restored optimizer had done when training began; None if that is not known.
+    `total_steps` and `total_epochs`: the step and the epoch at which training will end; None if unknown. `resumed`:
+    how many steps the restored optimizer had done when training began; None if unknown.
     """
 
     step: Number
@@ -97,23 +97,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class KerasPatch:
-    """The patched Keras with which a program trains: its version, and the number of patched faults."""
+    """The patched Keras that a program uses for training: its version, and the number of patched faults."""
 
     version: Name
     faults: Count
 
 
 NOT_IMPORTED = "has not imported TensorFlow"
-"""A program's first phase."""
+"""The first phase of a program."""
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """How far a running program has come: a phrase that continues a sentence after the task's name, and since when.
+    """The status of a running program: its phase, a phrase that follows the task's name in a sentence, and since when.
 
-    `injected`: the faults of `--chaos` that were injected. `not_forked`: why the task was restarted as plain Python.
-    `strategy`: the class of the tf.distribute strategy that it has built. `own_tf_config`: the line that sets a
-    TF_CONFIG of its own, and whether that takes effect. `keras`: what was patched, when it trains with Keras.
+    `injected`: the injected faults of `--chaos`. `not_forked`: why a forked task was restarted as plain Python.
+    `strategy`: the class of the program's tf.distribute strategy. `own_tf_config`: the program's line that sets
+    TF_CONFIG; `own_tf_config_kept`: whether that value takes effect. `keras`: the patched Keras, if training uses it.
     """
 
     phase: Name
@@ -129,10 +129,10 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a task does besides training steps.
+    """The activity of a task besides its training steps.
 
-    `idle_s`: seconds since its processes last used a tenth of a core, read or wrote files, or printed; None if that is
-    not known. `waits`: whether its main thread sleeps until a lock, another process or a child lets it go on.
+    `idle_s`: seconds since the task's processes last used a tenth of a core, read or wrote files, or printed; None if
+    unknown. `waits`: whether the task's main thread is blocked on a lock, another process or a child.
     """
 
     idle_s: Optional[float] = None
@@ -156,7 +156,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class TaskExit:
-    """How a process ended: by an exit `code` or by a `signal`, never both and never folded into one number."""
+    """How a process ended: with an exit `code` or by a `signal`, never both and never folded into one number."""
 
     code: Optional[Annotated[int, Within(0, 255)]] = None
     signal: Optional[Annotated[int, Within(1, 127)]] = None
@@ -164,7 +164,7 @@ class TaskExit:
 
     @classmethod
     def from_wait_status(cls, status: int) -> TaskExit:
-        """Decodes what `waitpid` returned."""
+        """Decodes a wait status from `waitpid`."""
         if os.WIFSIGNALED(status):
             return cls(signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
         return cls(code=os.WEXITSTATUS(status))
@@ -196,10 +196,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a task will need. `port`: the required port, or 0 for any free port of the range.
+    """The requirements of a task. `port`: the required port, or 0 for any free port of the range.
 
-    `reuse_address`: the program binds the port with SO_REUSEADDR, like most programs, and not with SO_REUSEPORT, like
-    TensorFlow.
+    `reuse_address`: the program binds the port with SO_REUSEADDR, as most programs do, not with SO_REUSEPORT, as
+    TensorFlow does.
     """
 
     task: TaskName
@@ -210,12 +210,12 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class TaskStart:
-    """A task to start; `env` is merged over the agent's own environment without `unset`.
+    """A task to start; `env` is merged over the agent's environment without `unset`.
 
-    `joins`: whether the agent makes TF_CONFIG, from the cluster that all tasks of a Start share: sent with each of a
-    thousand tasks, it would be a million addresses.
-    `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: its default.
-    `progress`: whether the task reports how far its training has come. `injections`: faults to inject into it.
+    `joins`: whether the agent makes TF_CONFIG, from the cluster that all tasks of a Start share: a TF_CONFIG for each
+    of a thousand tasks would contain a million addresses.
+    `coordination_timeout_s`: how long TensorFlow's workers wait for each other's heartbeats; 0: TensorFlow's default.
+    `progress`: whether the task reports its training progress. `injections`: faults to inject into the task.
     `keep_own_tf_config`: whether a TF_CONFIG that the program sets takes effect.
     """
 
@@ -233,12 +233,12 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """The task runner's order, which it reads from a file; what TaskStart has too is as there.
+    """The order that the task runner reads from a file; fields that TaskStart also has mean the same.
 
-    `crash_file`, `child_crash_file`: where to write the crash record if the program, or a process of its, fails.
-    `status_file`, `child_file`: how far they have come. `finished_file`: written when the program has ended without a
-    failure; what fails later is not the program. `stacks_file`: where the stacks are written on SIGURG. `handler_file`:
-    made before the program handles SIGTERM. `not_forked`: why a forked task was restarted as plain Python, if it was.
+    `crash_file`, `child_crash_file`: where to write the crash record if the program, or a child process, fails.
+    `status_file`, `child_file`: the progress of the program and of a child process. `finished_file`: written when the
+    program ends without a failure; a later failure is not the program's. `stacks_file`: where to write the stacks on
+    SIGURG. `handler_file`: created before the program handles SIGTERM. `not_forked`: as in TaskStatus.
     """
 
     program: Program
@@ -259,7 +259,7 @@ class TaskOrder:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A GPU and its memory in MiB; `used_mib` is used by all processes together."""
+    """A GPU and its memory in MiB; `used_mib` is the memory that all processes use together."""
 
     name: Name
     used_mib: Count
@@ -268,7 +268,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class Target:
-    """An address to dial: one at which `task` may be reachable."""
+    """An address to dial, at which `task` may be reachable."""
 
     task: TaskName
     host: Name
@@ -279,8 +279,8 @@ class Target:
 class DialResult:
     """The result of dialling a target; `failure` is empty when the task's own agent answered.
 
-    Otherwise it is `unknown-name`, `refused`, `timed-out`, `no-route`, `other` (something else answered), or the
-    system's error text. `resolved`: the addresses to which the name resolves there. `source`: from where it dialled.
+    Otherwise `failure` is `unknown-name`, `refused`, `timed-out`, `no-route`, `other` (another program answered), or
+    the system's error text. `resolved`: the name's addresses on the dialling node. `source`: the dialling address.
     """
 
     target: Target
@@ -291,7 +291,7 @@ class DialResult:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a folder that is sent: its path in the folder and its content's SHA-256, or a link's target."""
+    """A file of the sent folder: its path in the folder, and its content's SHA-256 or, for a link, the target."""
 
     path: Annotated[str, Path()]
     size: Count = 0

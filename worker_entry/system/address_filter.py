@@ -1,7 +1,7 @@
-"""Compiles addresses into a classic BPF program that tells by a packet's source address whether it is one of them.
+"""Compiles addresses into a classic BPF program that checks whether a packet's source address is one of them.
 
-The program sees a packet from its transport header on; the network header is at negative offsets. A jump on a condition
-can skip 255 instructions at most, and always forward, so the two endings are repeated every few hundred instructions.
+The program sees a packet from its transport header on; the network header is at negative offsets. A conditional jump
+only goes forward and skips at most 255 instructions, so the two endings are repeated every few hundred instructions.
 See `Documentation/networking/filter.rst` of Linux.
 """
 
@@ -15,7 +15,7 @@ from typing import Union
 Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 LIMIT = 4096
-"""The most instructions that the kernel takes."""
+"""The maximum number of instructions that the kernel accepts."""
 
 _LOAD_WORD, _LOAD_BYTE, _AND, _SHIFT_RIGHT, _JUMP, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x54, 0x74, 0x05, 0x15, 0x06
 _NETWORK_HEADER = (1 << 32) - (1 << 20)
@@ -34,12 +34,12 @@ class TooManyError(ValueError):
 
 
 def compile_filter(networks: Iterable[Network]) -> bytes:
-    """The program: an array of `struct sock_filter`. It returns 1 for a source address in one of the networks, else 0.
+    """Returns the program, an array of `struct sock_filter`: it returns 1 for a source address in a network, else 0.
 
-    An IPv6 network of mapped IPv4 addresses stands for those.
+    An IPv6 network of mapped IPv4 addresses stands for the IPv4 addresses.
 
     Raises:
-        TooManyError: the program would be longer than the kernel takes.
+        TooManyError: the program would be longer than the kernel accepts.
     """
     by_version: dict[int, list[Network]] = {4: [], 6: []}
     for network in map(_unmapped, networks):
@@ -55,7 +55,7 @@ def compile_filter(networks: Iterable[Network]) -> bytes:
         *fours,
     ]
     if len(program) > LIMIT:
-        raise TooManyError(f"a filter of {len(program):,} instructions; the kernel takes {LIMIT:,}")
+        raise TooManyError(f"a filter of {len(program):,} instructions; the kernel accepts {LIMIT:,}")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
@@ -68,14 +68,14 @@ def _unmapped(network: Network) -> Network:
 
 def _entries(networks: Sequence[Network]) -> list[_Entry]:
     found = []
-    for network in ipaddress.collapse_addresses(networks):  # type: ignore[type-var]  # they are of one version
+    for network in ipaddress.collapse_addresses(networks):  # type: ignore[type-var]  # all have the same version
         packed = network.network_address.packed
         found.append((struct.unpack(f"!{len(packed) // 4}I", packed), network.prefixlen))
     return found
 
 
 def _match(entries: Sequence[_Entry], depth: int, source: int) -> list[_Instruction]:
-    """Code that returns, for entries that are equal in the words before `depth`; none of them contains another."""
+    """Makes code that always returns, for entries whose words before `depth` are equal; no entry contains another."""
     if any(length <= 32 * depth for _, length in entries):
         return [(_RETURN, 0, 0, 1)]
     ending: dict[int, list[int]] = {}
@@ -87,7 +87,7 @@ def _match(entries: Sequence[_Entry], depth: int, source: int) -> list[_Instruct
             deeper.setdefault(words[depth], []).append((words, length))
     load = (_LOAD_WORD, 0, 0, _NETWORK_HEADER + source + 4 * depth)
     code: list[_Instruction] = []
-    for mask in sorted(ending):  # the whole word comes last: it leaves the word as it is
+    for mask in sorted(ending):  # the whole word comes last: its mask does not change the loaded word
         code += [load, *([(_AND, 0, 0, mask)] if mask != _ALL else ()), *_return_if_any(ending[mask])]
     if _ALL not in ending and deeper:
         code.append(load)
@@ -104,7 +104,7 @@ def _mask(bits: int) -> int:
 
 
 def _return_if_any(values: Sequence[int]) -> list[_Instruction]:
-    """Returns 1 if the word is one of these; else goes on."""
+    """Makes code that returns 1 if the word is one of these values, and continues otherwise."""
     code: list[_Instruction] = []
     for start in range(0, len(values), _FURTHEST):
         chunk = values[start : start + _FURTHEST]
@@ -114,15 +114,15 @@ def _return_if_any(values: Sequence[int]) -> list[_Instruction]:
 
 
 def _return_if_single(entries: Sequence[tuple[int, _Entry]], depth: int, source: int) -> list[_Instruction]:
-    """Decides for each value of the word at `depth` that only one entry has; goes on with any other value."""
+    """Makes code that decides for each word at `depth` that only one entry has, and continues for all other words."""
     code: list[_Instruction] = []
     pending: list[list[_Instruction]] = []
-    """Code of entries whose jumps to the two endings are not known yet; for these, the jump is None-like (-1)."""
+    """The code of entries whose jumps to the two endings are still placeholders (`_ACCEPT`, `_REJECT`)."""
 
     def flush() -> None:
         flat = [instruction for each in pending for instruction in each]
         for index, (operation, if_true, if_false, operand) in enumerate(flat):
-            left = len(flat) - index  # to the first ending, over the jump that leads around both
+            left = len(flat) - index  # to the first ending, past the jump that skips both endings
             flat[index] = (
                 operation,
                 left if if_true == _ACCEPT else if_true,
@@ -150,4 +150,4 @@ def _return_if_single(entries: Sequence[tuple[int, _Entry]], depth: int, source:
 
 
 _ACCEPT, _REJECT = -1, -2
-"""Jumps to an ending that is not placed yet."""
+"""Placeholders for jumps to an ending whose position is not known yet."""

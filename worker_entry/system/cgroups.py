@@ -14,7 +14,7 @@ OWN = "/proc/self/cgroup"
 
 
 def find_file(controller: str, first: str, second: str, *, root: str = ROOT, own: str = OWN) -> Optional[str]:
-    """The path of a controller's file in our group; version 1 names the file `first`, version 2 `second`."""
+    """Returns the path of a controller's file in our group, named `first` in version 1 and `second` in version 2."""
     with contextlib.suppress(OSError), open(own, encoding="utf-8") as stream:
         for line in stream:
             _, controllers, path = line.rstrip("\n").split(":", 2)
@@ -33,7 +33,7 @@ def find_file(controller: str, first: str, second: str, *, root: str = ROOT, own
 
 
 def cores_limit(*, root: str = ROOT, own: str = OWN) -> float:
-    """How many cores' time our group may use, as set by a container's `cpus`; infinite without a limit."""
+    """The number of cores whose time our group may use, as a container's `cpus` sets it; infinite without a limit."""
     quota = find_file("cpu", "cpu.cfs_quota_us", "cpu.max", root=root, own=own)
     with contextlib.suppress(OSError, ValueError):
         if quota is not None and quota.endswith("cpu.max"):
@@ -46,16 +46,16 @@ def cores_limit(*, root: str = ROOT, own: str = OWN) -> float:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """A group whose memory is limited: its own folder, and how many bytes it may have."""
+    """The memory limit of a group: the group's folder, and the limit in bytes."""
 
     folder: str
     size: int
 
     def used(self) -> int:
-        """Bytes that the group uses, without what the kernel would give back at once: files that were read long ago.
+        """The bytes that the group uses, without memory that the kernel frees at once: the cache of inactive files.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the group's files cannot be read.
         """
         old = os.path.exists(f"{self.folder}/memory.usage_in_bytes")
         used = int(_read(f"{self.folder}/{'memory.usage_in_bytes' if old else 'memory.current'}"))
@@ -67,7 +67,7 @@ class MemoryLimit:
 
 
 def memory_limit(*, root: str = ROOT, own: str = OWN) -> Optional[MemoryLimit]:
-    """The narrowest limit of our group and those around it; None if there is none."""
+    """The lowest limit of our group and its parents; None if there is none."""
     file = find_file("memory", "memory.limit_in_bytes", "memory.max", root=root, own=own)
     limits = []
     while file is not None and file.startswith(f"{root}/"):
@@ -79,7 +79,7 @@ def memory_limit(*, root: str = ROOT, own: str = OWN) -> Optional[MemoryLimit]:
 
 
 def cpu_seconds(*, root: str = ROOT, own: str = OWN) -> Optional[float]:
-    """Seconds on a core that our group has used; None if that is not counted."""
+    """The CPU seconds that our group has used; None if the kernel does not count them."""
     file = find_file("cpuacct", "cpuacct.usage", "cpu.stat", root=root, own=own)
     with contextlib.suppress(OSError, ValueError):
         if file is not None and file.endswith("cpu.stat"):

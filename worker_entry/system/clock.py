@@ -1,7 +1,7 @@
 """Unix seconds that never jump: the machine's time when the run began there, plus a monotonic clock.
 
-All processes of a run on one machine share this clock: the first one passes it to its children in an environment
-variable. So the difference of two times is a duration, even if the machine's clock was set in between.
+All processes of a run on one machine share this clock: the first process passes it to its children in an environment
+variable. So the difference between two times is a duration, even if the machine's clock was set in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from worker_entry.protocol import environment
 
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that goes on while the machine sleeps, if there is one."""
+"""A clock that keeps counting while the machine sleeps, if the system has one."""
 
 
 def _find_zero() -> float:
@@ -32,16 +32,16 @@ def now() -> float:
 
 
 def steady(moment: float) -> float:
-    """A time of this clock by the machine's own, which does not depend on when a run began."""
+    """Converts a time of this clock to the machine's monotonic clock, which does not depend on the run."""
     return moment - _zero
 
 
 def follow_environ() -> None:
-    """From now on, shows the time of the run whose variables this process has."""
+    """Switches to the clock of the run whose variables this process has now."""
     global _zero
     _zero = _find_zero()
 
 
 def share() -> None:
-    """Passes the clock to all processes that this one starts from now on."""
+    """Passes the clock to all processes that this process starts later."""
     os.environ[environment.CLOCK] = repr(_zero)

@@ -1,4 +1,4 @@
-"""Whether an engine such as Slurm has given us this process's machine, and ends what runs there by itself."""
+"""Detects an engine such as Slurm that has allocated this machine and itself stops the processes on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 
 def is_managed() -> bool:
-    """Whether Slurm's daemon has started this process, directly or not.
+    """Whether Slurm's daemon has started this process, directly or indirectly.
 
-    Then SIGTERM goes to every process of the step at once, ours and the tasks, and SIGKILL follows after a while.
+    If so, SIGTERM goes to every process of the step at once, including the tasks, and SIGKILL follows later.
     """
     return "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" in os.environ

@@ -7,7 +7,7 @@ import os
 
 
 def end_of_hole(descriptor: int, offset: int) -> int:
-    """Where data begins, at the offset or after it: the file's end if there is no data, the offset if it is unknown.
+    """Where data begins at or after the offset: the file's end if no data follow, the offset itself if unknown.
 
     Moves the descriptor's position.
     """
@@ -20,7 +20,7 @@ def end_of_hole(descriptor: int, offset: int) -> int:
 
 
 def last_data(descriptor: int, extents: int = 1000) -> tuple[int, int]:
-    """Where the last data of a file begins and ends; examines at most `extents` extents."""
+    """Where the last data of a file begin and end; examines at most `extents` extents."""
     size = os.fstat(descriptor).st_size
     begin, end = 0, size
     try:

@@ -1,17 +1,17 @@
-"""A part of a file that goes into a pipe or socket without passing through this process's memory."""
+"""Sends a part of a file to a pipe or socket without copying it through this process's memory."""
 
 from __future__ import annotations
 
 import os
 
 COPIED = 64 << 10
-"""Bytes that are copied at once where the kernel does not send the file."""
+"""How many bytes are copied at once if the kernel does not send the file itself."""
 
 
 class FilePart:
     """`length` bytes of an open file from `offset`; its own descriptor stays open until `close`.
 
-    The length is kept if the file is cut meanwhile: then zeros are sent, for the receiver was told the length.
+    If the file is truncated meanwhile, zeros replace the missing bytes: the receiver already expects `length` bytes.
     """
 
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
@@ -20,14 +20,14 @@ class FilePart:
         self._length = length
 
     def __len__(self) -> int:
-        """The bytes that have not been sent."""
+        """The number of bytes that have not been sent."""
         return self._length
 
     def __bytes__(self) -> bytes:
         return self._read(self._length)
 
     def send(self, target: int) -> int:
-        """Sends as many bytes as `target` takes; returns how many.
+        """Sends as many bytes as `target` accepts; returns how many.
 
         Raises:
             OSError: as `os.write` does.
@@ -36,7 +36,7 @@ class FilePart:
             sent = os.sendfile(target, self._descriptor, self._offset, self._length)
         except BlockingIOError:
             raise
-        except OSError:  # the kernel does not send from this file to this target; or `write` fails in the same way
+        except OSError:  # the kernel cannot send from this file to this target; any other failure recurs in `write`
             sent = 0
         if not sent:
             sent = os.write(target, self._read(COPIED))

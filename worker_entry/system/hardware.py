@@ -12,16 +12,16 @@ from worker_entry.system.engine import is_managed
 
 
 def cores() -> int:
-    """Cores that this process may use; a container may have fewer than the machine."""
+    """The number of cores that this process may use; in a container, possibly fewer than the machine has."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Slurm may leave it to us to keep to the cores that it has given to the job here.
+    # Slurm may not enforce the number of cores that it has allocated to the job here.
     given = os.environ.get("SLURM_CPUS_ON_NODE", "") if is_managed() else ""
     count = min(count, int(given)) if given.isdigit() and int(given) else count
     return math.ceil(min(count, max(cores_limit(), 1.0)))
 
 
 def gpus() -> list[str]:
-    """Identifiers for CUDA_VISIBLE_DEVICES of the NVIDIA GPUs that this process may use."""
+    """The NVIDIA GPUs that this process may use, as identifiers for CUDA_VISIBLE_DEVICES."""
     visible = visible_gpus()
     if visible is not None:
         return visible
@@ -43,22 +43,22 @@ def gpus() -> list[str]:
 
 
 def visible_gpus() -> Optional[list[str]]:
-    """What CUDA_VISIBLE_DEVICES names; None if it is not set, so that all GPUs are visible."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names; None if the variable is not set, so that all GPUs are visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return None
     chosen = [name.strip() for name in visible.split(",")]
-    # CUDA ignores everything after the first invalid entry; people write "-1" for none.
+    # CUDA ignores everything from the first invalid entry on; "-1" is the usual entry for no GPU.
     return chosen[: next((i for i, name in enumerate(chosen) if name in ("", "-1")), len(chosen))]
 
 
 def has_nvidia_smi() -> bool:
-    """Whether the program is installed."""
+    """Whether the program nvidia-smi is installed."""
     return any(os.access(os.path.join(folder, "nvidia-smi"), os.X_OK) for folder in os.get_exec_path())
 
 
 def machine() -> str:
-    """Names the running kernel: the containers of a machine share it."""
+    """The id of the running kernel, which the containers of a machine share."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             return stream.read().strip()

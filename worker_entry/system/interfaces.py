@@ -1,4 +1,4 @@
-"""The addresses of this machine's network interfaces, as the kernel tells them (rtnetlink(7)); Linux only."""
+"""The addresses of this machine's network interfaces, from the kernel (rtnetlink(7)); Linux only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HEADER = struct.Struct("=IHHII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 _OF_PEER, _LOCAL = 1, 2
-"""IFA_ADDRESS, which on a point-to-point link is the peer's, and IFA_LOCAL."""
+"""IFA_ADDRESS, which is the peer's address on a point-to-point link, and IFA_LOCAL."""
 
 
 def own_addresses(network: Network = HERE) -> list[Address]:
-    """All addresses of a network namespace, loopback included; empty where they cannot be asked for."""
+    """All addresses of a network namespace, loopback included; empty if the kernel cannot be asked."""
     found: list[Address] = []
     with contextlib.suppress(OSError, AttributeError, ValueError, struct.error):
         with network.make_socket(socket.AF_NETLINK, socket.SOCK_RAW) as asking:  # NETLINK_ROUTE
@@ -36,7 +36,7 @@ def own_addresses(network: Network = HERE) -> list[Address]:
 
 
 def _read_addresses(data: bytes, found: list[Address]) -> bool:
-    """Appends the addresses of one answer; returns whether another answer follows."""
+    """Appends the addresses in one answer to `found`; returns whether another answer follows."""
     at = 0
     while at < len(data):
         length, kind = _HEADER.unpack_from(data, at)[:2]

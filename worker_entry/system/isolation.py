@@ -1,4 +1,4 @@
-"""Moves this process into a network of its own, with a loopback interface and nothing else (unshare(2)); Linux only.
+"""Moves this process into a separate network that has only a loopback interface (unshare(2)); Linux only.
 
 No port of this process and its children can be reached from outside, not even by other users of this machine.
 """
@@ -21,25 +21,25 @@ _SET_DUMPABLE = 4
 
 
 def enter_own_network() -> None:
-    """An ordinary user gets a user namespace as well, in which only this user exists.
+    """Enters a new network namespace and, for an ordinary user, a user namespace in which only this user exists.
 
-    This process must have one thread. It stays in the network, and so does everything that it starts.
+    This process must have one thread. It stays in the network, and so do all processes that it starts.
 
     Raises:
-        OSError: this system does not allow it.
+        OSError: this system does not allow that.
     """
     user, group, parent = os.geteuid(), os.getegid(), os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if not kernel.LINUX or not hasattr(libc, "unshare"):
-        raise OSError(errno.ENOTSUP, "it is not Linux")
+        raise OSError(errno.ENOTSUP, "not a Linux system")
     if libc.unshare(_NEW_NETWORK if user == 0 else _NEW_NETWORK | _NEW_USER) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, "the limit of namespaces is reached" if number == errno.ENOSPC else os.strerror(number))
+        raise OSError(number, "the limit on namespaces is reached" if number == errno.ENOSPC else os.strerror(number))
     if user != 0:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
-        # The kernel takes both from a process whose privileges change: who may look at it, and who ends with whom.
+        # A change of privileges resets both: whether other processes may inspect this one, and its parent-death signal.
         libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
         kernel.die_with_parent(signal.SIGTERM, parent)
     _start_loopback()

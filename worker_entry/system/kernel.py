@@ -1,8 +1,8 @@
-"""System calls beyond Python's `os`: every Linux-only call, each with a portable fall-back.
+"""System calls beyond Python's `os`: all Linux-only calls, each with a portable fall-back.
 
 On Linux an agent is a *subreaper*: processes that its tasks leave behind become its children and cannot escape.
-Elsewhere (macOS), and if DISTLAUNCH_PORTABLE is set, process groups and `ps` take its place: a process that leaves its
-group *and* loses its parent is not found, and nothing stops the tasks of an agent that is killed by SIGKILL.
+Elsewhere (macOS), and if DISTLAUNCH_PORTABLE is set, process groups and `ps` replace the subreaper: a process that
+leaves its group *and* loses its parent is not found, and nothing stops the tasks of an agent that dies of SIGKILL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if LINUX else None
 
 @dataclass(frozen=True)
 class Process:
-    """A process at one moment; `started` (clock ticks, 0 if unknown) distinguishes it from a later one with its pid."""
+    """A process at one moment; `started` (clock ticks, 0 if unknown) distinguishes it from later users of its pid."""
 
     pid: int
     parent: int
@@ -37,13 +37,13 @@ class Process:
 
 
 def become_subreaper() -> None:
-    """From now on, orphans among this process's descendants become its children."""
+    """Makes this process the new parent of orphans among its descendants."""
     if _libc is not None and _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Called in a new child: sends it `signum` when `parent` dies, or now if the parent is dead already.
+    """Called in a new child: makes it receive `signum` when `parent` dies, or now if the parent is already dead.
 
     The parent must be single-threaded: the kernel watches the *thread* that forked.
     """
@@ -57,14 +57,14 @@ def die_with_parent(signum: int, parent: int) -> None:
 def descendants(
     root: int, groups: Iterable[int] = (), *, spare: Collection[int] = (), unreaped: bool = False
 ) -> list[Process]:
-    """All living processes below `root`; on other systems than Linux also the members of these process groups.
+    """Returns all living processes below `root`; outside Linux, also the members of these process groups.
 
     Args:
-        root: the pid whose descendants are returned; it is not among them.
+        root: the pid whose descendants are returned, without `root` itself.
         groups: the process groups.
-        spare: processes that are left out, with everything below them.
-        unreaped: whether zombies among the children of `root` are included. A process that forks and exits during
-            the search can be missed, but its zombie cannot: only if there is no zombie either, nothing is left.
+        spare: processes to omit, with their descendants.
+        unreaped: whether to include zombies among the children of `root`. The search can miss a process that forks and
+            exits meanwhile, but not its zombie: nothing is left only if there is no zombie either.
     """
     if LINUX and root == os.getpid() and not _has_children():
         return []
@@ -88,7 +88,7 @@ def descendants(
 
 
 def below(roots: Iterable[int]) -> dict[int, list[int]]:
-    """The pids of the living processes below each root, from one look at the process table; Linux only."""
+    """Returns the pids of the living processes below each root, from one scan of the process table; Linux only."""
     children: dict[int, list[int]] = {}
     for process in (_processes_from_proc() if LINUX else {}).values():
         if not process.zombie:
@@ -102,12 +102,12 @@ def below(roots: Iterable[int]) -> dict[int, list[int]]:
 
 
 def look_up(pid: int) -> Optional[Process]:
-    """The process that has this pid now; None if there is none, or no /proc."""
+    """Returns the process that has this pid now; None if no process has it, or without /proc."""
     return _process(pid) if LINUX else None
 
 
 def with_variable(name: str, values: Collection[str]) -> list[Process]:
-    """The living processes of this user that were started with one of these values of an environment variable."""
+    """Returns this user's living processes whose environment variable `name` had one of these values at their start."""
     wanted = {f"{name}={value}".encode() for value in values}
     found = []
     for process in (_processes_from_proc() if LINUX else {}).values():
@@ -117,13 +117,13 @@ def with_variable(name: str, values: Collection[str]) -> list[Process]:
             with open(f"/proc/{process.pid}/environ", "rb") as stream:
                 if wanted.intersection(stream.read().split(b"\0")):
                     found.append(process)
-        except OSError:  # of another user, or gone
+        except OSError:  # another user's process, or gone
             continue
     return found
 
 
 def send_signal(process: Process, signum: int) -> bool:
-    """Signals exactly this process, not a later one with its pid; False if it is gone.
+    """Signals exactly this process, not a later process with its pid; False if the process is gone.
 
     Raises:
         PermissionError: the process runs as another user.
@@ -132,7 +132,7 @@ def send_signal(process: Process, signum: int) -> bool:
     try:
         if LINUX:
             descriptor = _open_pidfd(process.pid)
-            # The descriptor pins the process: if it is the right one now, it cannot be replaced by another.
+            # The descriptor pins the process: if it is the right process now, no other process can replace it.
             current = _process(process.pid)
             if current is None or current.started != process.started:
                 return False
@@ -152,14 +152,14 @@ def send_signal(process: Process, signum: int) -> bool:
 def kill_on_sight(root: int, spare: Collection[int] = ()) -> set[int]:
     """Kills each process below `root` as soon as it is found, and so catches processes that live very briefly.
 
-    It may miss some; `descendants` finds those.
+    It may miss some processes; `descendants` finds them.
     """
     killed: set[int] = set()
     queue = [pid for pid in _children(root) if pid not in spare] if LINUX else []
     while queue:
         process = _process(queue.pop())
         if process is not None and not process.zombie:
-            # Its children are listed first: once it is dead, they are no longer below it.
+            # The children are listed first: once the process is dead, they are no longer below it.
             queue += _children(process.pid)
             with contextlib.suppress(PermissionError):
                 if send_signal(process, signal.SIGKILL):
@@ -168,7 +168,7 @@ def kill_on_sight(root: int, spare: Collection[int] = ()) -> set[int]:
 
 
 def port_holder(port: int) -> Optional[str]:
-    """The process that holds a TCP port of this machine, as `pid 123 (python)`; None if it cannot be found."""
+    """The process that holds a TCP port of this machine, as `pid 123 (python)`; None if it is not found."""
     if not LINUX:
         return None
     inodes = {f"socket:[{inode}]" for inode in _socket_inodes(port) if inode != "0"}
@@ -200,7 +200,7 @@ def _has_children() -> bool:
 
 
 def _open_pidfd(pid: int) -> Optional[int]:
-    """None if there are no pidfds: Linux before 5.3, some sandboxes, a Python that was built on an old system."""
+    """Returns None without pidfds: on Linux before 5.3, in some sandboxes, or if Python was built on an old system."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
     try:
@@ -266,7 +266,7 @@ def _processes_from_ps() -> dict[int, Process]:
 
 
 def _socket_inodes(port: int) -> list[str]:
-    """Inodes of the sockets that listen or are connected on a local TCP port; 0 for one that no process has."""
+    """The inodes of the sockets that listen or are connected on a local TCP port; 0 for a socket of no process."""
     inodes = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

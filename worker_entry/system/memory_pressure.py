@@ -1,4 +1,4 @@
-"""Whether this machine, or our control group, runs out of memory: by the kernel's pressure counters and events."""
+"""Detects that this machine, or our control group, runs out of memory: by the kernel's pressure counters and events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from worker_entry.system.cgroups import find_file
 
 PRESSURE = "/proc/pressure/memory"
 SHARE = 10.0
-"""Percent of the last 10 s in which some process waited for memory."""
+"""Percent of the last 10 s in which some process waited for memory; above this, memory is short."""
 EVENTS = ("high", "max", "oom")
 LEAST_FREE = 0.04
-"""Share of the machine's memory that has to be available."""
+"""Share of the machine's memory; with less available, memory is short."""
 FIRST_VICTIM = 1000
-"""The OOM killer takes a process with this score before all others."""
+"""The OOM killer kills a process with this score before all others."""
 
 
 class MemoryPressure:
-    """Notices pressure from its construction on."""
+    """Detects memory pressure, and OOM events from its construction on."""
 
     def __init__(self, pressure: str = PRESSURE, meminfo: str = "/proc/meminfo") -> None:
         self._sources = [pressure, find_file("memory", "memory.pressure_level", "memory.pressure") or ""]
@@ -43,7 +43,7 @@ class MemoryPressure:
 
 
 def yield_first(pid: int) -> str:
-    """Lets the OOM killer take the process before all others; returns its score before that, for `restore_score`."""
+    """Makes the OOM killer choose the process before all others; returns its old score for `restore_score`."""
     path = f"/proc/{pid}/oom_score_adj"
     before = _read(path).strip()
     with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as stream:
@@ -52,7 +52,7 @@ def yield_first(pid: int) -> str:
 
 
 def restore_score(pid: int, score: str) -> bool:
-    """Gives the process its score back; returns whether the kernel allows that."""
+    """Restores the score of the process; returns whether the kernel allows that."""
     path = f"/proc/{pid}/oom_score_adj"
     with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as stream:
         stream.write(score)

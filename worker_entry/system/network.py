@@ -1,4 +1,4 @@
-"""The network in which sockets are made: a socket stays in the network of the process that has made it."""
+"""The network in which sockets are made: a socket stays in the network of the process that made it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from worker_entry.system import kernel
 
 @dataclass(frozen=True)
 class PortUse:
-    """Who has a port: the process, if it can be found; `closing`: only connections that belong to no process."""
+    """The holder of a port, if it can be found; `closing`: only closing connections of no process use the port."""
 
     holder: Optional[str]
     closing: bool
 
 
 class Network:
-    """This process's own."""
+    """This process's own network."""
 
     def make_socket(self, family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
-        """A new socket.
+        """Returns a new socket.
 
         Raises:
-            OSError: the system has none of this family, or no more at all.
+            OSError: the system does not support the family, or is out of sockets.
         """
         return socket.socket(family, kind, protocol)
 
     def look_up(self, port: int) -> PortUse:
-        """Who has this port, as far as it can be found."""
+        """Returns the users of this port, as far as they can be found."""
         return PortUse(kernel.port_holder(port), kernel.only_closing(port))
 
 

@@ -1,4 +1,4 @@
-"""What a whole machine uses, or what our container does within its limits; Linux only."""
+"""Measures the resource use of the whole machine, or of our container within its limits; Linux only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERFACES = "/sys/class/net"
 
 
 class NodeMeter:
-    """Measures this node. Limits and interfaces are looked up once: they do not change while a run goes on."""
+    """Measures this node. Limits are looked up once: they do not change during a run."""
 
     def __init__(self, *, proc: str = "/proc", groups: str = cgroups.ROOT, interfaces: str = INTERFACES) -> None:
         self._proc, self._interfaces = proc, interfaces
@@ -29,10 +29,10 @@ class NodeMeter:
         self._memory = cgroups.memory_limit(**self._groups)
         self._counted: dict[bytes, bool] = {}
         self.swaps = False
-        """Whether anything was in swap when `read` was called last."""
+        """Whether swap was in use at the last `read`."""
 
     def read(self, gpus: list[GpuSample]) -> Optional[NodeSample]:
-        """What the node uses now; None if /proc cannot be read."""
+        """Returns the node's current use; None if /proc cannot be read."""
         try:
             busy_s = cgroups.cpu_seconds(**self._groups) if self._of_group else None
             used, total = self._read_memory()
@@ -44,20 +44,20 @@ class NodeMeter:
             return None
 
     def _read_busy(self) -> float:
-        """Seconds in which one of the cores that we may use was busy."""
+        """Seconds in which the cores that we may use were busy, summed over the cores."""
         busy = 0
         for line in read_whole(f"{self._proc}/stat").splitlines():
             name, *fields = line.split()
             if not name.startswith(b"cpu"):
                 break
             if name in self._usable:
-                # user, nice, system, idle, iowait, irq, softirq; steal follows, in which other machines were busy
+                # user, nice, system, idle, iowait, irq, softirq; not steal, in which other virtual machines ran
                 ticks = [int(field) for field in fields[:7]]
                 busy += sum(ticks) - ticks[3] - ticks[4]
         return round(busy * TICK_S, 2)
 
     def _read_memory(self) -> tuple[int, int]:
-        """Bytes in use, and all of them."""
+        """The bytes in use, and the total bytes."""
         lines = (line.split() for line in read_small(f"{self._proc}/meminfo").splitlines())
         sizes = {fields[0]: int(fields[1]) << 10 for fields in lines if len(fields) > 1}
         total = sizes[b"MemTotal:"]
@@ -67,7 +67,7 @@ class NodeMeter:
         return max(total - sizes[b"MemAvailable:"], 0), total
 
     def _read_network(self) -> tuple[int, int]:
-        """Bytes received and sent."""
+        """The bytes received and sent."""
         counts = dict(self._read_interfaces())
         if counts.keys() != self._counted.keys():
             self._counted = self._choose([*counts])
@@ -81,14 +81,14 @@ class NodeMeter:
             yield name.strip(), (int(fields[0]), int(fields[8]))
 
     def _choose(self, names: list[bytes]) -> dict[bytes, bool]:
-        """Which interfaces are counted: the machine's hardware, for bridges and bonds would count its bytes again.
+        """Decides which interfaces to count: only hardware, because bridges and bonds would count the same bytes again.
 
-        Where none is hardware, as in a container, these are all but the loopback.
+        If none is hardware, as in a container, all interfaces but the loopback count.
         """
         hardware = {name for name in names if self._is_hardware(os.fsdecode(name))}
         return {name: name in hardware if hardware else name != b"lo" for name in names}
 
     def _is_hardware(self, name: str) -> bool:
         folder = f"{self._interfaces}/{name}"
-        # In a virtual machine, a network card may stand behind another one, which counts the same bytes.
+        # In a virtual machine, a network card may be a slave of another card, which counts the same bytes.
         return os.path.exists(f"{folder}/device") and not os.path.exists(f"{folder}/master/device")

@@ -1,4 +1,4 @@
-"""Asks the program nvidia-smi what the GPUs do."""
+"""Reads the state of the GPUs with the program nvidia-smi."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_S = 20.0
 
 
 def read_gpus() -> list[GpuReading]:
-    """All GPUs; empty if the program is missing, fails or hangs."""
+    """Returns the readings of all GPUs; empty if the program is missing, fails or hangs."""
     command = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False).stdout
@@ -23,7 +23,7 @@ def read_gpus() -> list[GpuReading]:
 
 
 def parse_listing(listing: str) -> Iterator[GpuReading]:
-    """The GPUs of a listing of FIELDS; lines that name no GPU are ignored."""
+    """Yields the GPUs in a listing of FIELDS; ignores lines that name no GPU."""
     for line in listing.splitlines():
         index, *fields = [field.strip() for field in line.split(",")]
         if not index.isdecimal() or len(fields) != len(FIELDS) - 1:
@@ -42,7 +42,7 @@ def parse_listing(listing: str) -> Iterator[GpuReading]:
 
 
 def _parse_number(text: str) -> Optional[float]:
-    """None for `[N/A]`, `[Not Supported]` and the like."""
+    """Returns None for `[N/A]`, `[Not Supported]` and the like."""
     try:
         value = float(text)
     except ValueError:

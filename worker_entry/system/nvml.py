@@ -1,4 +1,4 @@
-"""Asks NVIDIA's management library (NVML) what the GPUs do, through ctypes."""
+"""Reads the state of the GPUs with NVIDIA's management library (NVML), through ctypes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Memory(ctypes.Structure):
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU now; None for what it does not tell. `use` is a share, `memory` and `memory_total` are bytes."""
+    """The state of one GPU; None for unknown values. `use` is a share; `memory` and `memory_total` are bytes."""
 
     index: int
     uuid: str = ""
@@ -39,10 +39,10 @@ class GpuReading:
 
 
 class Nvml:
-    """The library, loaded and initialised. Its calls may block for as long as the driver hangs.
+    """The loaded and initialised library. Its calls may block as long as the driver hangs.
 
     Raises:
-        OSError: the library cannot be loaded, or the driver does not answer it.
+        OSError: the library cannot be loaded, or the driver does not answer.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -52,7 +52,7 @@ class Nvml:
             raise OSError(f"nvmlInit_v2 returned {status}")
 
     def read(self) -> list[GpuReading]:
-        """All GPUs but those that do not answer; empty if even their number is not known."""
+        """Returns the readings of all GPUs that answer; empty if even the number of GPUs is unknown."""
         count = ctypes.c_uint()
         if self._call("nvmlDeviceGetCount_v2", ctypes.byref(count)) != _SUCCESS:
             return []
@@ -67,7 +67,7 @@ class Nvml:
                     yield reading
 
     def _read_one(self, index: int, device: ctypes.c_void_p) -> Optional[GpuReading]:
-        """None if the GPU has fallen off the bus."""
+        """Returns None if the GPU has fallen off the bus."""
         use, memory, uuid = _Use(), _Memory(), ctypes.create_string_buffer(_UUID_SIZE)
         milliwatts, celsius = ctypes.c_uint(), ctypes.c_uint()
         answers = [
@@ -91,7 +91,7 @@ class Nvml:
         )
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """The status that a function returns; drivers of other ages may not have all functions."""
+        """Calls a function and returns its status; older or newer drivers may lack some functions."""
         try:
             function = getattr(self._library, name)
         except AttributeError:

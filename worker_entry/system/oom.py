@@ -1,4 +1,4 @@
-"""Detects that the kernel's out-of-memory killer killed a process: by the kernel's counters and its log."""
+"""Detects that the kernel's out-of-memory killer killed a process: by the kernel's counters and log."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _HINT = "lower the batch size, or give the task more memory"
 
 
 class OomWatch:
-    """Notices kills from its construction on. Tasks are in our control group, unless they have left it."""
+    """Detects kills from its construction on. Tasks are in our control group, unless they have left it."""
 
     def __init__(self, cgroups: str = ROOT, own: str = OWN, log: str = KERNEL_LOG) -> None:
         self._counter = find_file("memory", "memory.oom_control", "memory.events", root=cgroups, own=own) or ""
         self._before = self._count()
         self._victims: dict[int, int] = {}
         self._log = -1
-        with contextlib.suppress(OSError):  # there is no such log, or we may not read it
+        with contextlib.suppress(OSError):  # the system has no such log, or we may not read it
             self._log = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
     def find(self, pid: int, how: TaskExit) -> Optional[Problem]:
-        """The evidence that a process that has just ended was out of memory; None if there is none."""
+        """Returns the evidence that a process that has just ended was out of memory; None if there is none."""
         if how.signal != signal.SIGKILL and how.code != 128 + signal.SIGKILL:
             return None
         self._read_log()

@@ -1,7 +1,7 @@
 """Overwrites a variable where other processes see it: in the memory that /proc shows as this process's environment.
 
-That memory is what the process was started with. `os.environ` does not change it, and neither does a fork, so a forked
-task would be seen with the variables of the process that it was forked from.
+That memory holds the environment with which the process was started. Neither `os.environ` nor a fork changes it, so
+a forked task would show the variables of its parent.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Optional
 from worker_entry.system import kernel
 
 ENV_START = 50
-"""The field of /proc/PID/stat with the address of that memory, counted from 1; see proc(5)."""
+"""The field of /proc/PID/stat with the address of the environment, counted from 1; see proc(5)."""
 
 
 def overwrite(name: str, value: Optional[str] = None, *, room: str = "") -> bool:
-    """Gives the variable another value; None: one that means nothing. Returns whether there was room for it.
+    """Replaces the variable's value, or blanks it with dashes for None; returns whether the new value fits.
 
     Args:
         name: the variable.
         value: its new value.
-        room: the variable behind it, whose value may be shortened or lengthened.
+        room: the next variable in memory, whose value may be shortened or lengthened.
     """
     try:
         with open("/proc/self/environ", "rb") as stream:

@@ -1,16 +1,16 @@
-"""Holds ports, so that none is lost between its choice and the moment when TensorFlow binds it.
+"""Holds ports, so that no port is lost between its choice and the moment when TensorFlow binds it.
 
-A port is held by a socket that is bound *without* SO_REUSEPORT, so that no other launcher can hold it, and gets the
-option afterwards, so that a server with the option (gRPC under TF_GRPC_REUSE_PORT=true) can still bind it. Linux and
-macOS check the existing sockets' option when a new one is bound.
+A port is held by a socket that is bound *without* SO_REUSEPORT, so that no other launcher can hold the port. The socket
+gets the option afterwards, so that a server with the option (gRPC under TF_GRPC_REUSE_PORT=true) can still bind the
+port. Linux and macOS check the option of the existing sockets when a new socket is bound.
 
-On Linux, that socket also listens, and a filter in the kernel decides for each connection whether the server gets it;
-see `agent.port_guards`. It is of the family that gRPC's will be of, since sockets of two families share no filter: of
-IPv6, which takes IPv4 as well, or of IPv4 where this network has no IPv6, as in many pods.
+On Linux, the holding socket also listens, and a filter in the kernel decides for each connection whether the server
+gets it; see `agent.port_guards`. Sockets of two families share no filter, so the socket has the family that gRPC will
+use: IPv6, which also accepts IPv4, or IPv4 where the network has no IPv6, as in many pods.
 
-For a program that uses SO_REUSEADDR instead, as PyTorch does, the held socket gets that option, and does not listen.
-Any other program with SO_REUSEADDR could then take the port, so it is only protected from other launchers and from
-ports chosen at random.
+For a program that uses SO_REUSEADDR instead, as PyTorch does, the holding socket gets that option, and does not listen.
+Any other program with SO_REUSEADDR can then take the port, so the port is protected only from other launchers and from
+random choices of free ports.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ POLL_S = 0.04
 UNKNOWN = "another process (of another user, or one that does not listen yet)"
 BACKLOG = 128
 NOBODY = compile_filter(())
-"""A filter that lets nobody through."""
+"""A filter that accepts no address."""
 _ATTACH_FILTER = 51
-"""SO_ATTACH_REUSEPORT_CBPF of Linux 4.5 and later, which Python does not name."""
+"""SO_ATTACH_REUSEPORT_CBPF of Linux 4.5 and later; Python has no name for it."""
 
 
 class HeldPorts:
-    """The ports of one attempt; `release` gives them back."""
+    """The held ports of one attempt; `release` frees them."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.forming: set[str] = set()
         """The tasks that have not opened their ports yet."""
         self.guarded: dict[str, socket.socket] = {}
-        """The sockets of ports that have a filter; they listen."""
+        """The listening sockets of the ports that have a filter."""
         self.unguarded: dict[str, str] = {}
-        """Why the other ports of the cluster have none."""
+        """Why the other ports of the cluster have no filter."""
         self.probe: Callable[[str, int], Optional[bool]] = lambda _task, _port: None
         """Whether the task of a guarded port listens; None for any other port."""
         self.network = HERE
-        """Where the ports are held; where their tasks listen does not matter."""
+        """The network in which the ports are held; the tasks may listen in another network."""
         self.shown_network = HERE
-        """The same for TensorBoard's port, which people look at."""
+        """The network in which TensorBoard's port is held and users open it."""
         self._guards = True
         self._polled = 0.0
         self._sockets: list[socket.socket] = []
 
     def hold(self, requests: list[TaskRequest], first: int, last: int, *, guard: bool = True) -> list[Problem]:
-        """Holds a port for every request; returns the problems of those for which it could not.
+        """Holds a port for every request; returns the problems of the requests that failed.
 
-        `guard`: whether the ports get a filter where that is possible.
+        `guard`: whether the ports get a filter where possible.
         """
         self._guards = guard
         problems = []
-        # Explicit ports first, so that no automatic choice takes them.
+        # Explicit ports come first, so that no automatic choice takes them.
         for request in requests:
             if request.port:
                 problem = self._hold_explicit(request)
@@ -109,7 +109,7 @@ class HeldPorts:
         task, port = request.task, request.port
         error = self._try(request, port)
         if error is not None and error.errno == errno.EADDRINUSE and self.network.look_up(port).closing:
-            # Closing connections of a run that has just ended block a port for a minute.
+            # The closing connections of a run that has just ended block a port for a minute.
             error = self._try(request, port, reuse=True)
         if error is None:
             return None
@@ -139,7 +139,7 @@ class HeldPorts:
         self.numbers[request.task] = port
         problem = "its program does not share the port" if request.reuse_address else "guard: off in the spec"
         if self._guards and not request.reuse_address:
-            problem = _guard(held)  # binds it once more, with the same option
+            problem = _guard(held)  # before the option changes below: `listen` checks the port again
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, request.reuse_address)
         if is_auxiliary(request.task):
             return None
@@ -151,8 +151,8 @@ class HeldPorts:
 
 
 def render_unguarded(reasons: Mapping[str, str]) -> list[Problem]:
-    """A problem for each task whose port others can reach, and why."""
-    hint = "leave `guard: required` out of the spec to start nevertheless"
+    """Returns a problem for each task whose port others can reach, with the reason."""
+    hint = "remove `guard: required` from the spec to start anyway"
     return [
         Problem("port-unguarded", f"the port of {task} cannot be guarded: {why}", hint, task)
         for task, why in reasons.items()
@@ -160,34 +160,35 @@ def render_unguarded(reasons: Mapping[str, str]) -> list[Problem]:
 
 
 def _guard(held: socket.socket) -> str:
-    """Lets the socket listen behind a filter that lets nobody through; returns why it cannot, or nothing."""
+    """Makes the socket listen behind a filter that accepts no address; returns why it cannot, or an empty text."""
     try:
         attach_filter(held, NOBODY)
     except (OSError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        return f"this system has no filters for ports: {why}"
+        return f"this system has no port filters: {why}"
     held.listen(BACKLOG)
     held.setblocking(False)
     return ""
 
 
 def attach_filter(listener: socket.socket, program: bytes) -> None:
-    """From now on, only connections that the program lets through go to the server that shares the listener's port.
+    """Makes only connections that the program accepts go to the server that shares the listener's port.
 
-    All others, and all while there is no such server, go to the listener itself. `program`: see `compile_filter`.
+    All other connections go to the listener itself, as do all connections while no server shares the port. `program`:
+    see `compile_filter`.
 
     Raises:
-        OSError: this system has no such filters.
+        OSError: this system has no port filters.
     """
     if not kernel.LINUX:
-        raise OSError(errno.ENOPROTOOPT, "it is not Linux")
+        raise OSError(errno.ENOPROTOOPT, "not a Linux system")
     code = ctypes.create_string_buffer(program, len(program))
     fields = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))  # struct sock_fprog
     listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, fields)
 
 
 def is_auxiliary(task: str) -> bool:
-    """Whether it is TensorBoard, which is not of the cluster and listens on the loopback address only."""
+    """Whether the task is TensorBoard, which is outside the cluster and listens only on the loopback address."""
     return task.startswith("tensorboard:")
 
 
@@ -203,7 +204,7 @@ def is_open(port: int) -> bool:
 
 
 def has_ipv4_listener(port: int) -> bool:
-    """Whether a socket of IPv4 alone listens on this port."""
+    """Whether an IPv4-only socket listens on this port."""
     try:
         with open("/proc/net/tcp", encoding="ascii") as stream:
             rows = [line.split() for line in stream]
@@ -213,7 +214,7 @@ def has_ipv4_listener(port: int) -> bool:
 
 
 def dual_socket(network: Network) -> socket.socket:
-    """A socket for IPv6 and IPv4, or for IPv4 alone where gRPC's would be: where ::1 cannot be bound."""
+    """Returns a socket for IPv6 and IPv4, or for IPv4 alone where ::1 cannot be bound, as gRPC does."""
     try:
         with network.make_socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))

@@ -1,4 +1,4 @@
-"""Reads files of /proc and /sys, whose content is made when they are read."""
+"""Reads files of /proc and /sys, whose content the kernel generates when they are read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Optional
 
 
 def read_small(path: str, folder: Optional[int] = None) -> bytes:
-    """A file of at most some kilobytes, with one read: half of the cost of `open`.
+    """Reads a file of at most 4 KiB with a single read, at half the cost of `open`.
 
     Args:
         path: the file.
-        folder: the descriptor of an open folder, which the path begins at.
+        folder: the descriptor of an open folder, to which the path is relative.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
@@ -24,10 +24,10 @@ def read_small(path: str, folder: Optional[int] = None) -> bytes:
 
 
 def read_whole(path: str) -> bytes:
-    """A file of any length.
+    """Reads a file of any length.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as stream:
         return stream.read()

@@ -1,4 +1,4 @@
-"""What processes have used since they began, as /proc shows it; Linux only."""
+"""Reads from /proc the resources that processes have used since they started; Linux only."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from worker_entry.system.proc_files import read_small
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 QUIET = 3
-"""A thread that has not run for so many readings in a row is read rarely."""
+"""A thread that has not run for this many readings in a row is read rarely."""
 RARELY = 8
-"""A reading has every thread that runs, and each eighth of the others in turn."""
+"""A reading covers every running thread, and one eighth of the others in turn."""
 _GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What one process has used.
+    """The resources that one process has used.
 
-    `cpu_s`: seconds on a core; `read`, `written`: bytes through files, pipes and sockets. These three include children
-    that have ended and that it has waited for. `memory`: resident bytes.
+    `cpu_s`: seconds on a core. `read`, `written`: bytes through files, pipes and sockets. These three include ended
+    children that the process has waited for. `memory`: resident bytes.
     """
 
     cpu_s: float = 0.0
@@ -36,7 +36,7 @@ class ProcessUse:
 
 
 def read_use(pid: int) -> ProcessUse:
-    """What a process has used; nothing if it is gone. I/O of another user's process is not known, and counts as 0."""
+    """Returns a process's use; all zeros if it is gone. Another user's process has unknown I/O, which counts as 0."""
     try:
         # proc(5): the second field is the command's name in parentheses, which may contain any character.
         fields = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split()
@@ -52,7 +52,7 @@ def read_use(pid: int) -> ProcessUse:
 
 
 def read_swapped(pid: int) -> int:
-    """Bytes of a process that are in swap; 0 if it is gone."""
+    """Returns the bytes of a process in swap; 0 if the process is gone."""
     try:
         found = read_small(f"/proc/{pid}/status").partition(b"\nVmSwap:")[2]
         return int(found.split(None, 1)[0]) << 10
@@ -61,7 +61,7 @@ def read_swapped(pid: int) -> int:
 
 
 def read_own_memory(pid: int) -> int:
-    """Bytes of a process without those of files, of what it shares only its part; 0 if that is unknown."""
+    """Returns a process's bytes of anonymous memory, with its part of shared memory; 0 if unknown."""
     try:
         found = re.search(rb"^Pss_Anon:\s+(\d+)", read_small(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     except OSError:
@@ -70,10 +70,10 @@ def read_own_memory(pid: int) -> int:
 
 
 class StarvedTime:
-    """For how long threads could have run and had no core; what a thread has waited stays when it ends.
+    """The time in which threads were ready to run but had no core, including threads that have ended.
 
-    Most threads of a TensorFlow process never run. One that has not run for some readings is read less often from then
-    on; nothing that it waits is lost by that, but it may be counted some samples later.
+    Most threads of a TensorFlow process never run. A thread that has not run for some readings is read less often from
+    then on; its waiting time is not lost, but may be counted some samples later.
     """
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class StarvedTime:
         self._has_run = False
 
     def update(self, pids: Iterable[int]) -> Optional[float]:
-        """Seconds until now, of all threads of these processes together; None if the kernel does not count them."""
+        """Returns the seconds so far of all threads of these processes; None if the kernel does not count them."""
         threads: dict[str, _Thread] = {}
         self._readings += 1
-        # With no descriptor left to read them all, the threads are as they were.
+        # If no descriptor is left for reading them all, the last values of all threads are kept.
         with contextlib.suppress(OSError):
             for pid in pids:
                 with contextlib.suppress(*_GONE):
@@ -97,7 +97,7 @@ class StarvedTime:
         return round(waited / 1e9, 6) if self._has_run else None
 
     def _read(self, pid: int, threads: dict[str, _Thread]) -> None:
-        """Reads the threads of a process, and adds them."""
+        """Reads the threads of a process, and adds them to `threads`."""
         folder = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for name in os.listdir(folder):
@@ -105,7 +105,7 @@ class StarvedTime:
                 if thread.quiet < QUIET or (self._readings + int(name)) % RARELY == 0:
                     try:
                         text = read_small(f"{name}/schedstat", folder)
-                    except _GONE:  # or the kernel has no such file
+                    except _GONE:  # the thread is gone, or the kernel has no such file
                         continue
                     self._note(thread, text)
                 threads[name] = thread
@@ -117,15 +117,15 @@ class StarvedTime:
             thread.quiet += 1
             return
         ran, waited, _ = text.split()
-        # A kernel that can count and does not has zeros for all.
+        # A kernel that can count waiting times but does not shows zeros for all threads.
         self._has_run = self._has_run or ran != b"0"
-        if int(waited) < thread.waited:  # another thread with the same number
+        if int(waited) < thread.waited:  # a later thread with the same number
             self._ended += thread.waited
         thread.text, thread.waited, thread.quiet = text, int(waited), 0
 
 
 class _Thread:
-    """A thread as it was last read: `waited` in nanoseconds, and how many times in a row it had not run."""
+    """The last reading of a thread: `waited` in nanoseconds; `quiet`: how many readings in a row it has not run."""
 
     __slots__ = ("quiet", "text", "waited")
 

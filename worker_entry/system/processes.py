@@ -1,7 +1,7 @@
-"""Starts tasks, and stops them together with every process that they have started.
+"""Starts tasks, and stops them together with every process that the tasks have started.
 
-A task leads its own session. A stop sends TERM to every process below the agent, waits for the grace period, then sends
-KILL again and again until the tree is empty; it is not enough that the tasks' own processes are dead.
+A task leads its own session. A stop sends TERM to every process below the agent, waits for the grace period, and then
+repeats KILL until the tree is empty; it does not end when only the tasks' own processes are dead.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Optional
 from worker_entry.system import kernel
 
 KILL_PAUSES_S = (0.005, 1.0)
-"""Shortest and longest pause between rounds of KILL: a process that waits for a hanging disk cannot die yet."""
+"""Shortest and longest pause between rounds of KILL: a process that waits for a hanging disk cannot die at once."""
 KILL_ROUNDS = 50
-"""How often `kill_on_sight` is repeated for processes that respawn faster than all processes can be listed."""
+"""How often `kill_on_sight` is repeated against processes that respawn faster than all processes can be listed."""
 
 
 def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, stdin: Optional[int] = None) -> int:
-    """Starts a process in its own session; it dies with this process. Its stdout and stderr go to `output`.
+    """Starts a process in its own session; the process dies with this one. Its stdout and stderr go to `output`.
 
-    Returns its pid, for which the caller has to wait.
+    Returns its pid; the caller must reap it.
 
     Raises:
-        OSError: it could not be started (not found, not executable, arguments or environment too long).
+        OSError: the process cannot be started (not found, not executable, arguments or environment too long).
     """
     import subprocess
 
@@ -40,7 +40,7 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
         stdout=output,
         stderr=output,
         start_new_session=True,
-        # Safe: this process has one thread, and the C library is loaded already.
+        # Safe: this process has one thread, and the C library is already loaded.
         preexec_fn=lambda: kernel.die_with_parent(signal.SIGKILL, parent),
     )
     process.returncode = 0  # Popen must not wait for it
@@ -48,7 +48,7 @@ def spawn(argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int, st
 
 
 def end_children(pids: set[int]) -> None:
-    """Kills these children, waits until they are gone, and empties the set."""
+    """Kills these children, waits for their end, and empties the set."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -58,9 +58,9 @@ def end_children(pids: set[int]) -> None:
 
 
 class Tree:
-    """All processes below this one, and how they are stopped; `add` names the leaders of the tasks' sessions.
+    """The tree of all processes below this one; `add` registers the leaders of the tasks' sessions.
 
-    Children in `spare` do not belong to it; one that has ended is removed from `spare`.
+    Children in `spare` do not belong to the tree; a child that has ended is removed from `spare`.
     """
 
     def __init__(self, *spare: set[int]) -> None:
@@ -68,7 +68,7 @@ class Tree:
         self.killed: set[int] = set()
         self.left_behind: set[int] = set()
         self.halts: list[tuple[int, int]] = []
-        """Leaders that a signal has stopped, as (pid, signal), or that continued, as (pid, 0); readers empty it."""
+        """Leaders that a signal suspended, as (pid, signal), or that continued, as (pid, 0); readers empty the list."""
         self._leaders: set[int] = set()
         self._reaped: set[int] = set()
         self._untouchable: set[int] = set()
@@ -111,7 +111,8 @@ class Tree:
     def stop(self, grace_s: float, *, asks: bool = True, at_once: Collection[int] = ()) -> None:
         """Sends TERM now; after `grace_s`, `sweep` sends KILL. A second call can only shorten the grace period.
 
-        Without `asks` nobody gets TERM: all have got it from elsewhere. The processes `at_once` get KILL now.
+        Without `asks`, sends no TERM, because all processes have already received it. Processes in `at_once` get KILL
+        now.
         """
         deadline = time.monotonic() + grace_s
         if self._deadline is not None:
@@ -124,11 +125,11 @@ class Tree:
             if process.pid in at_once:
                 self._kill([process])
             elif asks and self._signal(process, signal.SIGTERM):
-                # A stopped process gets TERM only when it continues.
+                # A suspended process receives TERM only when it continues.
                 self._signal(process, signal.SIGCONT)
 
     def sweep(self) -> int:
-        """Does one round of an ongoing stop; returns how many processes are left, zombies included."""
+        """Performs one round of an ongoing stop; returns how many processes are left, zombies included."""
         assert self._deadline is not None
         left = self._left()
         if left and time.monotonic() >= self._deadline:
@@ -152,18 +153,18 @@ class Tree:
     def _signal(self, process: kernel.Process, signum: int) -> bool:
         try:
             return kernel.send_signal(process, signum)
-        except PermissionError:  # another user's (`sudo`): we can neither stop it nor wait for it
+        except PermissionError:  # another user's process (`sudo`): it can be neither stopped nor awaited
             self._untouchable.add(process.pid)
             return False
 
     def _note_left_behind(self, process: kernel.Process) -> None:
-        # While a leader lives, the process may still work for it; without leaders, it is a check before a start.
+        # While a leader lives, the process may still work for it; a tree without leaders only runs checks.
         if self._leaders and not self._leaders - self._reaped:
             self.left_behind.add(process.pid)
 
 
 def kill_descendants(spare: Collection[int] = ()) -> None:
-    """Kills everything below this process, except for `spare` and what is below those, until nothing is left."""
+    """Kills all processes below this one, except for `spare` and their descendants, until no process is left."""
     me = os.getpid()
     untouchable: set[int] = set()
     pause_s = KILL_PAUSES_S[0]
@@ -175,7 +176,7 @@ def kill_descendants(spare: Collection[int] = ()) -> None:
         for process in left:
             try:
                 kernel.send_signal(process, signal.SIGKILL)
-            except PermissionError:  # another user's
+            except PermissionError:  # another user's process
                 untouchable.add(process.pid)
         for process in left:
             with contextlib.suppress(ChildProcessError):  # an adopted orphan stays a zombie until it is reaped
@@ -190,7 +191,7 @@ def _kill_what_respawns(spare: Collection[int]) -> set[int]:
     killed: set[int] = set()
     for _ in range(KILL_ROUNDS):
         hit = kernel.kill_on_sight(os.getpid(), spare)
-        if hit and hit <= killed:  # they are only dying now
+        if hit and hit <= killed:  # all of them are already dying
             break
         killed |= hit
     return killed

@@ -1,4 +1,4 @@
-"""What a process would do about a signal, as /proc shows it; Linux only."""
+"""Reads from /proc how a process would react to a signal; Linux only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from worker_entry.system.proc_files import read_small
 
 
 def may_notice(pid: int, signum: int) -> bool:
-    """Whether the process catches or blocks the signal; True if that is not known, False if the process is gone.
+    """Whether the process catches or blocks the signal; True if that is unknown, False if the process is gone.
 
-    A process that is inside `sigwait` does neither, as far as can be seen.
+    /proc shows neither for a process that is inside `sigwait`.
     """
     if not LINUX:
         return True

@@ -1,4 +1,4 @@
-"""Lets signals wake up a process that waits for descriptors."""
+"""Makes signals wake up a process that waits for descriptors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _pipe: list[int] = []
 
 
 def wake_on_signals(end: Callable[[], None], warn: Optional[Callable[[], None]] = None) -> int:
-    """A descriptor that becomes readable when a child dies or one of these signals arrives.
+    """Returns a descriptor that becomes readable when a child dies or one of these signals arrives.
 
-    It takes the place of an earlier one, which is closed. Those of `ENDING` call `end`. With `warn`, those of `WARNING`
-    call that instead.
+    The descriptor replaces that of an earlier call, which is closed. Signals in `ENDING` call `end`. With `warn`,
+    signals in `WARNING` call `warn` instead.
     """
     wake, signalled = os.pipe()
     for descriptor in (wake, signalled):

@@ -1,7 +1,7 @@
 """Extends the TCP time-outs of tasks, so that a short network outage does not end training.
 
-gRPC has the kernel reset a connection on which nothing was acknowledged for 20 s, and TensorFlow offers no option to
-change that. But the agent is the parent of its tasks, so the kernel lets it access their sockets (Linux 5.6).
+gRPC makes the kernel reset a connection on which nothing was acknowledged for 20 s, and TensorFlow has no option to
+change that. But the agent is the parent of its tasks, so the kernel lets the agent access their sockets (Linux 5.6).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from worker_entry.system import kernel
 
 EVERY_S = 5.0
-"""How often new connections are looked for; it is well below a new connection's 20 s."""
+"""How often to look for new connections; well below a new connection's 20 s."""
 
 _PIDFD_GETFD = 438
 _TCP_USER_TIMEOUT = 18
 
 
 class TcpTimeout:
-    """Extends the time-outs of some processes' connections, each once."""
+    """Extends the time-outs of the connections of some processes, each connection once."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -31,7 +31,7 @@ class TcpTimeout:
         self._seen: set[tuple[int, str, str]] = set()
 
     def poll(self, pids: Iterable[int]) -> None:
-        """Extends the time-out of every TCP connection that has a shorter one, if a check is due."""
+        """If a check is due, extends the time-out of every TCP connection that has a shorter time-out."""
         if kernel.LINUX and time.monotonic() >= self._due:
             self._due = time.monotonic() + EVERY_S
             self._seen = {key for pid in pids for key in self._extend_all(pid)}
@@ -40,7 +40,7 @@ class TcpTimeout:
         found = []
         try:
             pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):  # it has ended, or this is an old system
+        except (OSError, AttributeError):  # the process has ended, or the system is old
             return []
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):

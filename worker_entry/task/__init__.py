@@ -1,4 +1,4 @@
-"""Runs in a task's own process, around the user's program.
+"""Code that runs in a task's own process, around the user's program.
 
-In: an order file from the agent. Out: the program's exit status, its status file, and its crash record.
+Input: an order file from the agent. Output: the program's exit status, its status file, and its crash record.
 """

@@ -1,8 +1,8 @@
-"""Gives a Python process that a task has started what the task itself has: patches, counted steps, stacks.
+"""Sets up patches, step counting and stack dumps in a Python process that a task starts.
 
-A task may have many such processes: a wrapper, the one that trains, its data loaders. The first one that begins to
-train reports its progress, as long as it lives. These processes write to files of their own, never to the task's; the
-agent uses these files if the task's own process reports nothing.
+A task may have many such processes: a wrapper, a process that trains, its data loaders. The first process that begins
+to train reports its progress until it exits. Child processes write to separate files, never to the task's own; the
+agent uses the separate files if the task's own process reports nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Reporter(status_file.StatusFile):
 
 
 def install(text: str) -> None:
-    """Carries out the task's order in this process; called when it is about to import TensorFlow or to report steps."""
+    """Applies the task's order to this process; called just before the process imports TensorFlow or reports steps."""
     order = child_order.parse_order(text)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
@@ -51,7 +51,7 @@ def install(text: str) -> None:
         keras_progress.install(meter)
     if order.child_crash_file is not None and not _is_task():
         _watch_end(order.child_crash_file)
-    # A program may have many processes of multiprocessing, as data loaders for example, and has logged this already.
+    # A program may have many multiprocessing processes, such as data loaders, and has already logged the patches.
     runner.patch_libraries(order, quiet=_is_of_multiprocessing())
 
 
@@ -63,7 +63,7 @@ def record(text: str, error: BaseException) -> None:
 
 
 def _is_task() -> bool:
-    """Whether this is the task's own process, and not a child of it."""
+    """Whether this is the task's own process, not one of its children."""
     starter = os.environ.get(environment.CHILDREN, "").partition(" ")[0]
     return starter.isdigit() and os.getppid() == int(starter)
 
@@ -75,7 +75,7 @@ def _is_of_multiprocessing() -> bool:
 
 
 def _watch_end(file: str) -> None:
-    """Records what ends this process, because that may end the task as well: a shell script may stop, for example."""
+    """Records the exception that ends this process: it may end the task, too, for example through a shell script."""
     show, process = sys.excepthook, os.getpid()
 
     def record_and_show(kind: Any, error: BaseException, trace: Any) -> None:
@@ -87,7 +87,7 @@ def _watch_end(file: str) -> None:
 
 
 def _lock(file: str) -> bool:
-    """Takes the lock until this process ends; false if another process has it. Forked children do not inherit it."""
+    """Takes the lock until this process exits; False if another process holds it. Forked children do not inherit it."""
     with contextlib.suppress(OSError):
         descriptor = status_file.open_out_of_the_way(file, os.O_RDWR | os.O_CREAT)
         if descriptor is not None:

@@ -20,10 +20,10 @@ from worker_entry.protocol.values import CrashRecord, Place
 from worker_entry.system import clock
 
 MESSAGE_LIMIT = 20_000
-"""Characters of an exception's message that a crash record keeps; the log has all of it."""
+"""The number of characters of an exception's message that a crash record keeps; the log has the whole message."""
 _HEAD = 4_000
-"""How many of them are from the beginning; the others are from the end, where TensorFlow says what went wrong."""
-_CUT = "\n… (cut here; the log has all of it)\n"
+"""How many of these characters come from the beginning; the rest come from the end, where TensorFlow says why."""
+_CUT = "\n… (cut here; the log has the whole message)\n"
 
 _QUOTED = re.compile(r'^ *File "(.+)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 _CYTHON = (".pyx", ".pxd", ".pxi")
@@ -90,10 +90,10 @@ def _find_place(error: BaseException) -> Optional[Place]:
 
 
 def _find_call(file: str, line: int, called: Optional[types.FrameType]) -> Optional[str]:
-    """The public function that the line calls: by the frame that follows, or else by the source, if it calls only one.
+    """The public function that the line calls: from the next frame or, if the source calls only one, from the source.
 
     Keras and TensorFlow remove their own frames from a traceback. In a nested call, such as `evaluate` in a callback of
-    `fit`, no other frames follow except those of our patches, which count if the source calls a function of that name.
+    `fit`, only frames of our patches follow. Such a frame counts if the source calls a function of the same name.
     """
     name = None if called is None else _public_name(called)
     names = _called_names(file, line)
@@ -103,7 +103,7 @@ def _find_call(file: str, line: int, called: Optional[types.FrameType]) -> Optio
 
 
 def _called_names(file: str, line: int) -> list[str]:
-    """The names of the functions that the source calls on a line; none of a line that raises."""
+    """The names of the functions that the source calls on a line; empty for a line that raises."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -129,8 +129,9 @@ def _user_line(error: BaseException, message: str, place: Optional[Place]) -> tu
     under_way = {
         (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    # TensorFlow quotes tracebacks in the message: of a function that failed in its runtime, and for each failure of the
-    # graph's construction. The outer part of the latter belongs to the first call, not to the one that failed.
+    # TensorFlow quotes tracebacks in the message: that of a function that failed in its runtime and, for each node that
+    # failed, that of the node's construction. The outer part of the latter belongs to the call that built the graph,
+    # not to the call that failed.
     for trace in message.split("Detected at node "):
         quoted = [found for found in _QUOTED.findall(trace) if _is_theirs(found[0])]
         if quoted:
@@ -146,10 +147,10 @@ def _is_ours(file: str) -> bool:
 
 
 def _is_theirs(file: str) -> bool:
-    """Whether it is the user's own file: not the standard library's, not an installed package's, not ours."""
+    """Whether the file is the user's own: not part of the standard library, an installed package or distlaunch."""
     return not (
         file.startswith((*_libraries(), "<"))
-        or "__autograph_generated_file" in file  # TensorFlow generates it from the user's function, and removes it
+        or "__autograph_generated_file" in file  # TensorFlow makes it from the user's function, and removes it
         or _is_ours(file)
         or any(folder in file for folder in _PACKAGES)
         or file.endswith(_CYTHON)  # a path on the machine where the package was built

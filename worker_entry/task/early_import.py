@@ -1,11 +1,11 @@
 """Hides modules that were imported early until the program imports them itself.
 
-A forked task has TensorFlow in memory before its program begins. What the program does before its first `import`
+A forked task has TensorFlow in memory before its program begins. Whatever the program does before its first `import`
 must have the same effect as in plain Python: setting a variable, extending `sys.path`, configuring logging. So these
-modules are hidden from the program. When it imports one, the variables that the import reads are compared with their
-values at the early import, and the file that `sys.path` leads to now with the module's file. If both are equal, the
-module and everything that it has imported become visible at once. If not, the task starts again as plain Python
-without early imports; nothing of TensorFlow has run by then.
+modules are hidden from the program. When the program imports one of them, the variables that the import reads are
+compared with their values at the early import, and the file that `sys.path` leads to now with the module's file. If
+nothing differs, the module and everything that it imported become visible at once. Otherwise, the task starts again as
+plain Python without early imports; TensorFlow has not run anything by then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Difference = str
 
 
 class EarlyImport:
-    """The modules that a process has imported for the programs that are forked from it."""
+    """The modules that a process imports for the tasks that are forked from it."""
 
     def __init__(self) -> None:
         self._before = set(sys.modules)
@@ -60,7 +60,7 @@ class EarlyImport:
         self._packages: set[str] = set()
 
     def load(self, name: str) -> None:
-        """Imports the module and records what the import depends on; raises whatever the import raises."""
+        """Imports the module and records what the import depends on; raises any exception of the import."""
         if top_package(name) in self._effects:
             return
         filters, environ = list(warnings.filters), dict(os.environ)
@@ -136,7 +136,7 @@ class EarlyImport:
             there = importlib.machinery.PathFinder.find_spec(package)
             here = self._hidden[package].__spec__
             if there is not None and there.origin is not None and here is not None and there.origin != here.origin:
-                return f"sys.path leads to another {package} by now: {there.origin}"
+                return f"sys.path now leads to another {package}: {there.origin}"
         return None
 
     def show(self, name: str, *, all_needed: bool) -> None:
@@ -150,7 +150,7 @@ class EarlyImport:
             self._effects[package].repeat()
             self._environ.update(self._effects[package].environ)
         if _LOGGING in shown:
-            shown[_LOGGING].__dict__["get_logger"]()  # makes the logger again, with the program's logging configuration
+            shown[_LOGGING].__dict__["get_logger"]()  # recreates the logger with the program's logging configuration
         run_hooks(shown)
 
     def is_ours(self, name: str) -> bool:
@@ -170,7 +170,7 @@ class EarlyImport:
 
 @dataclass(frozen=True)
 class _Effects:
-    """What an import has changed in the process: warning filters before and after the old ones, and variables."""
+    """An import's changes to the process: warning filters added before and after the old ones, and variables."""
 
     first: list[Any]
     last: list[Any]
@@ -181,7 +181,7 @@ class _Effects:
         """The difference between an earlier state and now."""
         new = [entry not in filters for entry in warnings.filters]
         split = new.index(False) if False in new else len(new)
-        added = [entry for entry, is_new in zip(warnings.filters, new) if is_new]  # noqa: B905 - Python 3.9 knows no `strict`
+        added = [entry for entry, is_new in zip(warnings.filters, new) if is_new]  # noqa: B905 - Python 3.9 has no `strict`
         set_now = {name: value for name, value in os.environ.items() if environ.get(name) != value}
         return cls(added[:split], added[split:], set_now)
 
@@ -207,7 +207,7 @@ class _Finder:
 
     def load(self, name: str) -> None:
         importer = _importer()
-        if self._early.is_ours(importer):  # in plain Python, its importer would have imported it
+        if self._early.is_ours(importer):  # in plain Python, the importer would have imported this module
             self._early.show(name, all_needed=False)
             return
         difference = self._early.find_difference(top_package(name))
@@ -217,7 +217,7 @@ class _Finder:
 
 
 class _Loader:
-    """Returns a module that is loaded already."""
+    """A loader that returns a module that is already loaded."""
 
     def __init__(self, module: ModuleType, finder: _Finder) -> None:
         self._module = module
@@ -228,12 +228,12 @@ class _Loader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has replaced it by the finder's
+        module.__spec__ = self._spec  # importlib has replaced it with the finder's spec
         self._finder.load(module.__name__)
 
 
 def _is_installed(package: str, standard: tuple[str, ...]) -> bool:
-    """Whether it is an installed package, and not part of Python."""
+    """Whether the package is installed, not part of Python."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
     if spec is None:
         return False
@@ -247,13 +247,13 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def _forget_logger(module: Optional[ModuleType]) -> None:
-    """Resets TensorFlow's logger: when made, it adds a handler unless the program has configured logging before."""
+    """Resets TensorFlow's logger: on creation, it gets a handler unless the program has already configured logging."""
     if module is not None and getattr(module, "_logger", None) is not None and hasattr(module, "get_logger"):
         module.__dict__["_logger"] = None
         logging.getLogger("tensorflow").handlers.clear()
 
 
 def _renew_filters() -> None:
-    """Makes the interpreter notice the changed filters, as leaving this context does."""
+    """Makes the interpreter notice the changed filters, by leaving a context that invalidates its cache of them."""
     with warnings.catch_warnings():
         pass

@@ -1,4 +1,4 @@
-"""Records which variables of the environment an import reads."""
+"""Records the environment variables that an import reads."""
 
 from __future__ import annotations
 

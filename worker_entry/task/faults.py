@@ -1,4 +1,4 @@
-"""Injects the faults of `--chaos` into its own process, each at its moment."""
+"""Injects the faults of `--chaos` into this process, each at its moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from worker_entry.protocol.values import Injection, Progress
 from worker_entry.task.status_file import StatusFile
 
 PREEMPTION_GRACE_S = 30.0
-"""From TERM to KILL, as on cloud providers."""
+"""The time from TERM to KILL, as on cloud platforms."""
 EXIT_STATUS = 1
 
 
 def install(injections: Sequence[Injection], status: StatusFile, watchers: list[Callable[[Progress], None]]) -> None:
-    """Schedules the faults; adds those at an epoch or a step to `watchers`, which are called with all progress."""
+    """Schedules the faults; adds the faults at an epoch or a step to `watchers`, which are called after each step."""
     for injection in injections:
         if injection.at == "seconds":
             _later(injection.value, functools.partial(_inject, injection, status))

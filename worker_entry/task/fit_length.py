@@ -1,4 +1,4 @@
-"""How long a `model.fit` will be, and from where it goes on, by what Keras tells its list of callbacks."""
+"""Determines how long a `model.fit` will be, and from which step it resumes, from Keras's list of callbacks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ READ_LIMIT_S = 0.2
 
 
 class FitLength:
-    """The step and the epoch with which a `fit` will end, in the meter's count.
+    """Tracks the step and the epoch at which a `fit` will end, in the meter's count.
 
-    Keras may not know the steps of an epoch before the first one is over.
+    Keras may not know the number of steps per epoch until the first epoch is over.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -27,7 +27,7 @@ class FitLength:
         self._steps = None
 
     def begin_epoch(self, callback_list: Any, epoch: int) -> None:
-        """Notes that an epoch begins, which counts from 0."""
+        """Notes that an epoch begins; `epoch` counts from 0."""
         self._began = self._meter.step
         epochs = int(callback_list.params["epochs"])
         steps = callback_list.params.get("steps") or self._steps
@@ -38,15 +38,15 @@ class FitLength:
 
 
 def read_iterations(callback_list: Any) -> Optional[int]:
-    """How many steps the model's optimizer has done; None if it has none, or does not tell at once."""
+    """The number of steps done by the model's optimizer; None without an optimizer or if reading takes too long."""
     found: list[int] = []
 
     def read() -> None:
         with contextlib.suppress(BaseException):  # the program's objects may raise anything
-            # Keras 3 copies the state of JAX to the model when its `model` is asked for.
+            # Reading `model` makes Keras 3 copy the state of JAX to the model; reading `_model` does not.
             model = getattr(callback_list, "_model", None) or callback_list.model
             optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-            # With gradient accumulation, `iterations` counts updates, and the variable behind it steps.
+            # With gradient accumulation, `iterations` counts updates, and the variable behind it counts steps.
             found.append(int(optimizer._iterations.numpy()))
 
     thread = threading.Thread(target=read, name="distlaunch iterations", daemon=True)

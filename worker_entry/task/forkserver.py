@@ -1,15 +1,15 @@
-"""Imports TensorFlow once, and forks tasks that then have it in memory.
+"""Imports TensorFlow once, and forks tasks that already have it in memory.
 
 The forkserver is a child of the agent, which sends it one request for each task, with one end of a socket pair. The
-forkserver forks twice and the intermediate process exits, so that the task becomes the agent's own child. The task
-sends its pid and waits for the agent's answer. From then on it behaves like a task that was started as a process of its
-own, with its imports done.
+forkserver forks twice and the intermediate process exits, so that the task becomes a child of the agent. The task sends
+its pid and waits for the agent's answer. From then on, the task behaves as if it had been started as plain Python and
+had already done its imports.
 
-A forkserver can be kept for a later run: it is asked whether it could be (`keep`), and then whether nothing of what it
-has imported has changed since (`renew`).
+A forkserver can be kept for a later run: the agent asks whether it can be kept (`keep`) and, before using it again,
+whether its imports are still up to date (`renew`).
 
-A fork is safe while nothing of TensorFlow has run, because TensorFlow has then started no threads that a fork would
-lose. What the program does before it imports TensorFlow still takes effect: see `early_import`.
+A fork is safe as long as TensorFlow has not run anything, because until then TensorFlow starts no threads that it would
+miss after a fork. Settings that the program makes before it imports TensorFlow still take effect: see `early_import`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from worker_entry.task.early_import import NUMPY, EarlyImport
 from worker_entry.task.kept_imports import KeptImports, find_foreign
 
 MESSAGE_LIMIT = 4 << 20
-NO_NAME = "/proc cannot show a kept process under another run's name"
+NO_NAME = "the run id that /proc shows for a kept process cannot be changed"
 IMPORT_THREADS = 4
-"""Threads that TensorFlow's import may leave behind; it leaves two idle ones."""
+"""The number of threads that TensorFlow's import may leave behind; usually, it leaves two idle threads."""
 
 
 def serve() -> Optional[TaskOrder]:
     """Imports the modules that messages name, and forks a task for each message that comes with a socket.
 
-    Returns in a forked task, with its order, or with None when the agent is gone.
+    Returns the order in a forked task, or None in the forkserver when the agent is gone.
     """
     agent = os.getppid()
     control = socket.socket(fileno=os.dup(0))
@@ -62,10 +62,10 @@ def serve() -> Optional[TaskOrder]:
             if "keep" in request:
                 problem = problem or _explain_foreign() or ("" if overwrite(environment.RUN_ID) else NO_NAME)
                 _answer(control, problem=problem, reads=early.reads)
-                os.chdir(os.sep)  # its disk is free to be taken away
+                os.chdir(os.sep)  # so that the disk of the current folder can be unmounted
                 _point_to(os.devnull, 1)
                 os.dup2(1, 2)
-                kept.record()  # after the answer, for which a user waits
+                kept.record()  # after the answer, because a user waits for the answer
             elif "renew" in request:
                 problem = problem or kept.problem or kept.find_change()
                 _point_to(request["renew"], 1)
@@ -88,7 +88,7 @@ def serve() -> Optional[TaskOrder]:
 
 
 def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -> str:
-    """Imports the modules, with the folder first on sys.path; returns why nothing may be forked, else nothing."""
+    """Imports the modules, with the folder first on sys.path; returns why nothing may be forked, or an empty string."""
     before = sys.path[:]
     gc.disable()  # an import makes many objects and little garbage: it is a fifth faster without the collector
     try:
@@ -105,7 +105,7 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
         gc.freeze()  # memory that the collector never touches stays shared with the tasks
         gc.enable()
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # otherwise each task would print it again
+            stream.flush()  # otherwise each task would print the buffered text again
     if threading.active_count() > 1 or _count_threads() > threads + IMPORT_THREADS:
         return "an import has started threads, which a fork would lose"
     if any(name.startswith("/dev/nvidia") for name in _open_files()):
@@ -114,9 +114,9 @@ def _import(early: EarlyImport, modules: Sequence[str], folder: Optional[str]) -
 
 
 def _explain_foreign() -> str:
-    """Why what is imported is not kept: it may be the program's own; else nothing."""
+    """Why these imports cannot be kept: a module may be the program's own; empty if they can be kept."""
     foreign = find_foreign()
-    return f"{foreign} was imported ahead, and is not an installed package" if foreign else ""
+    return f"{foreign} was imported early, but is not part of an installed package" if foreign else ""
 
 
 def _make_order(request: dict[str, Any]) -> TaskOrder:
@@ -127,7 +127,7 @@ def _make_order(request: dict[str, Any]) -> TaskOrder:
 
 
 def _start_again(request: dict[str, Any], why: str) -> NoReturn:
-    """Called in a task: replaces the process by a plain Python that runs the program from its beginning."""
+    """Called in a task: replaces the process with plain Python, which runs the program from its beginning."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the program may have replaced the stream
             stream.flush()
@@ -140,7 +140,7 @@ def _start_again(request: dict[str, Any], why: str) -> NoReturn:
 
 
 def _find_problem(request: dict[str, Any]) -> str:
-    """Why a plain start would import another module than this process has; empty if it would not."""
+    """Why a plain start would import a different module than this process has imported; empty if it would not."""
     folder = folder_of(Program(**request["order"]["program"]), request["cwd"])
     # worker_entry itself does not count: a plain start also imports it before the program's folder is searched.
     ours = {name.partition(".")[0] for name in sys.modules} - {"__main__", __name__.partition(".")[0]}
@@ -159,7 +159,7 @@ def _is_at(module: Any, path: str) -> bool:
 
 
 def _fork_away(agent: int) -> bool:
-    """Forks a child of the agent; returns in both processes, true in the new one."""
+    """Forks a child of the agent; returns True in the new process and False in the forkserver."""
     intermediate = os.fork()
     if intermediate:
         os.waitpid(intermediate, 0)
@@ -178,7 +178,7 @@ def _become_task(request: dict[str, Any], gate: socket.socket, agent: int) -> No
         _point_to(request["log"], 1)
         os.dup2(1, 2)
         os.chdir(request["cwd"])
-        # /proc still shows the forkserver's variables, maybe of an earlier run; by this one, `clean` finds the task.
+        # /proc still shows the forkserver's variables, maybe of an earlier run; `clean` finds the task by its run id.
         run_id = request["env"].get(environment.RUN_ID)
         if run_id and not overwrite(environment.RUN_ID, run_id, room=environment.ROOM):
             _answer(gate, problem=NO_NAME)

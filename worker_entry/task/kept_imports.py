@@ -1,8 +1,8 @@
-"""Whether what a process has imported is still what a new process would import: for a forkserver that is kept.
+"""Checks whether the imports of a kept forkserver are still the same as those of a new process.
 
-What counts is content: the files of all imported modules and loaded libraries, what is installed, and the files that
-imports read. A file whose size, change time and inode are the same has the same content; of any other, the content is
-compared. A record is only made of files that have not changed since before the imports began.
+Compares content: the files of all imported modules and loaded libraries, the list of installed packages, and other
+files that imports read. A file whose size, change time and inode are unchanged has the same content; of any other file,
+the content is compared. Nothing is recorded if one of the files has changed since the imports began.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker_entry.protocol.frozen import dataclass
 
 JSON = ".json"
 CONFIG_FILES = (os.path.join("~", ".keras", f"keras{JSON}"), os.path.join("$KERAS_HOME", f"keras{JSON}"))
-"""Files that imports read, besides modules."""
+"""Files that imports read in addition to modules."""
 RECORDS = ("RECORD", "direct_url.json")
 LIBRARY = ".so"
 Identity = tuple[int, int, int, int]
@@ -28,23 +28,23 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A file as it was imported. `digest` is empty for a native library, which is known by its identity alone."""
+    """A file as it was imported. `digest` is empty for a native library, which is compared by its identity alone."""
 
     identity: Optional[Identity]
     digest: bytes
 
 
 class KeptImports:
-    """What this process's imports depend on; `began` is the wall-clock time before the first of them."""
+    """The files that this process's imports depend on; `began` is the wall-clock time before the first import."""
 
     def __init__(self, began: float) -> None:
         self._began = began
         self._files: dict[str, KnownFile] = {}
         self.problem = ""
-        """Why nothing is known: the imports cannot be used by another run."""
+        """Why nothing is recorded, so that no other run can use the imports; empty if everything is."""
 
     def record(self) -> None:
-        """Reads all files; takes about a third of a second for TensorFlow."""
+        """Records all files; takes about a third of a second for TensorFlow."""
         for path in {*_imported_files(), *_installed_files()}:
             known = _look(path)
             if known.identity is not None and known.identity[2] >= self._began * 1e9:
@@ -53,7 +53,7 @@ class KeptImports:
             self._files[path] = known
 
     def find_change(self) -> str:
-        """The first difference between then and now; empty if there is none."""
+        """The first difference between the recorded files and the present ones; empty if there is none."""
         for path in sorted(_installed_files() - self._files.keys()):
             return f"{path} is new"
         for path, known in self._files.items():
@@ -63,7 +63,7 @@ class KeptImports:
 
 
 def find_foreign() -> str:
-    """An imported file that is not an installed package's, and so may be the program's own; empty if there is none."""
+    """An imported file that belongs to no installed package, so it may be the program's own; empty if there is none."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     places = tuple(os.path.join(place, "") for place in (*_standard_folders(), *_site_folders()))
     own = os.path.join(ours, __name__.partition(".")[0], "")
@@ -112,7 +112,7 @@ def _module_files() -> Iterator[str]:
 
 
 def _installed_files() -> set[str]:
-    """What shows which packages are installed, and what imports read besides."""
+    """Files and folders that show which packages are installed, and other files that imports read."""
     found = set(map(os.path.expanduser, map(os.path.expandvars, CONFIG_FILES)))
     found.add(os.path.join(sys.prefix, "pyvenv.cfg"))
     for folder in _site_folders():

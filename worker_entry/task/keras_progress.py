@@ -1,4 +1,4 @@
-"""Counts the steps of `model.fit` from outside: by patching the list of callbacks that Keras calls."""
+"""Counts the steps of `model.fit`, by patching the list of callbacks that Keras calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLBACK_LISTS = ("keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 
 
 def install(meter: Meter, begin_keras: Callable[[], None] = lambda: None) -> None:
-    """Patches Keras when it is imported, or now if it has been; leaves an unknown implementation alone.
+    """Patches Keras when it is imported, or now if it is already imported; ignores an unknown implementation.
 
     Args:
         meter: counts the steps.
@@ -45,7 +45,7 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
         length.begin_epoch(callback_list, int(epoch))
 
     def end_step(_: Any, batch: Any, logs: Any = None) -> None:
-        done = max(int(batch) - last[0], 1)  # several, with steps_per_execution
+        done = max(int(batch) - last[0], 1)  # several steps with steps_per_execution
         last[0] = int(batch)
         result = result_of(logs)
         if result is None:
@@ -82,7 +82,7 @@ def _watch(module: ModuleType, meter: Meter, begin: Callable[[], None]) -> None:
 
 
 def _followed(original: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
-    # Called afterwards: when a step counts as done, the program's own callbacks have saved it.
+    # Called afterwards, so that a step counts as done only when the program's own callbacks have saved it.
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

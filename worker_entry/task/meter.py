@@ -20,24 +20,24 @@ from worker_entry.task.metrics import MetricReader
 from worker_entry.task.status_file import StatusFile
 
 REPORT_S = 0.5
-"""How often progress is reported."""
+"""The interval between reports of progress."""
 MEASURE_S = 1.0
-"""How often step times are measured and metrics read: reading a value may have to wait for its device."""
+"""The interval between measurements of step times and readings of metrics, which may wait for a device."""
 BLOCK_LIMIT_S = 0.2
-"""How long a report may block the program: for another report that is under way, or for a metric."""
+"""The longest time that a report may block the program, to wait for a concurrent report or for a metric."""
 IN_FLIGHT = 1000
-"""Unfinished scheduled steps that are checked at once: workers do the steps nearly in order."""
+"""Maximum number of unfinished scheduled steps that one check covers: workers do the steps nearly in order."""
 
 Watcher = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts the steps of this process, and reports them from a thread of its own.
+    """Counts the steps of this process, and reports them from a separate thread.
 
     A step only increments counters: writing a file would release the GIL, which costs a tenth of a short step.
 
-    `waited` returns the seconds that this process has waited for the others so far, None if that is not known;
-    `awaited_data` the same of its input.
+    `waited` returns the seconds that this process has waited for the other workers so far, and `awaited_data` the
+    seconds that it has waited for its input; each returns None if the time is unknown.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Meter:
         return self._step
 
     def begin(self) -> None:
-        """Notes that training begins: from now on steps are expected."""
+        """Notes that training begins: from now on, steps are expected."""
         if self._training:
             return
         self._training = True
@@ -87,24 +87,24 @@ class Meter:
             atexit.register(self.report)
 
     def end(self) -> None:
-        """Notes that training is over; the program may go on with other work."""
+        """Notes that training is over; the program may continue with other work."""
         self._training = False
         self._status.report_phase("has trained")
         self.report()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Notes the epoch, which counts from 1."""
+        """Notes the current epoch; `epoch` counts from 1."""
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch
 
     def resume(self, steps: Optional[int]) -> None:
-        """Notes how many steps the optimizer has done, which may have been restored; only before the first step."""
+        """Notes the optimizer's number of steps, maybe from a checkpoint; ignored after the first step."""
         if not self._began:
             self._resumed = steps
 
     def expect(self, total_steps: Optional[int], total_epochs: Optional[int]) -> None:
-        """Notes the step and the epoch with which training will end, as far as they are known."""
+        """Notes the step and the epoch at which training will end; None if unknown."""
         self._total_steps, self._total_epochs = total_steps, total_epochs
 
     def count_step(self, step: int, metrics: Any = None) -> None:
@@ -125,9 +125,9 @@ class Meter:
         self._announce()
 
     def schedule(self, steps: int, result: Any) -> None:
-        """Notes steps that a worker will do (0 for a batch of validation); they count when it has done them.
+        """Notes steps that a worker will do (0 for a batch of validation); they count once they are done.
 
-        `result` is the remote value that shows when they are done.
+        `result` is the remote value that shows when the steps are done.
         """
         self._scheduled.append((steps, result))
         self._announce()
@@ -152,7 +152,7 @@ class Meter:
             self._reporting.release()
 
     def _announce(self) -> None:
-        if not self._news.is_set():  # setting takes a lock, which not every step should
+        if not self._news.is_set():  # setting it takes a lock, which most steps can avoid
             self._news.set()
 
     def _report_forever(self) -> None:
@@ -162,7 +162,7 @@ class Meter:
             time.sleep(REPORT_S)
             with contextlib.suppress(Exception):  # without this thread, the task would be stopped as stalled
                 self.report()
-            if self._scheduled or self._metrics.has_unread:  # which no call of the program announces
+            if self._scheduled or self._metrics.has_unread:  # no call of the program announces their results
                 self._news.set()
 
     def _collect(self) -> None:
@@ -231,14 +231,14 @@ def report(
     total_epochs: Optional[int] = None,
     **metrics: Any,
 ) -> None:
-    """Reports training progress. A call costs about 2 µs, and nothing without a launcher.
+    """Reports training progress. A call costs about 2 µs; without a launcher, it does nothing.
 
     Args:
-        step: how many steps are done, as the program counts them; by default one more than before.
+        step: the number of steps done, as the program counts them; by default one more than before.
         epoch: the current epoch, from 1.
-        total_steps: the step with which training will end, if that is known.
-        total_epochs: the epoch with which training will end, if that is known.
-        metrics: values to show, by name: numbers, or tensors of one number, which are read once a second.
+        total_steps: the step at which training will end, if known.
+        total_epochs: the epoch at which training will end, if known.
+        metrics: values to show, by name: numbers or one-element tensors, which are read once a second.
     """
     if _meter is None:
         return

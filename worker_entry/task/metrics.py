@@ -1,8 +1,8 @@
 """Converts the metrics that a program reports to numbers, without delaying the program.
 
-A plain number is read at once. Any other object may take long, or never answer: a tensor waits for its device, a remote
-value for its worker, and the program's own objects may do anything. A separate thread reads these; if it blocks for
-ever, their metrics are missing, but nothing else is affected.
+A plain number is read at once. Reading any other object may take long or never return: a tensor waits for its device, a
+remote value for its worker, and the program's own objects may do anything. A separate thread reads these objects; if it
+blocks for ever, their metrics are missing, but nothing else is affected.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NAME_LIMIT = 60
 
 
 class MetricReader:
-    """Reads the metrics that were noted last."""
+    """Reads the latest metrics that were noted."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, Optional[float]] = {}
-        """The metrics that have been read, by name; None for a number that no message can have."""
+        """The metrics that have been read, by name; None for a number that no message can contain."""
         self._incomplete = False
         self._latest: Any = None
         self._seen: Any = None
@@ -97,7 +97,7 @@ class MetricReader:
         number = _to_number(value)
         name = str(name)[:NAME_LIMIT]
         with self._storing:
-            if order >= self._orders.get(name, 0):  # otherwise a later read was faster
+            if order >= self._orders.get(name, 0):  # otherwise a later read has already stored its value
                 self._orders[name] = order
                 self.numbers = {**self.numbers, name: number if abs(number) < FLOAT_LIMIT else None}
 

@@ -1,7 +1,7 @@
 """Captures a profile of a cluster's tasks through the profiler service of their TensorFlow servers.
 
-TensorFlow's own client (2.21) drops the options that it is given, and without them a worker may crash. So this module
-sends the requests itself; it needs gRPC, but not TensorFlow.
+TensorFlow's own client (2.21) drops the options that it gets, and without these options a worker may crash. So this
+module sends the requests itself; it needs gRPC, but not TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 ATTEMPTS = 5
-"""If a task only waited for others, its profile is empty; then all tasks are asked again, together."""
+"""A task that only waited for others has an empty profile; then all tasks are profiled again, together."""
 
 GATHER_S = 60.0
 """How long a task may take to write its profile after the duration has passed."""
@@ -23,7 +23,7 @@ MAX_EVENTS = 1_000_000  # the number that TensorFlow's own client uses
 
 _INTEGER, _TRUTH, _TEXT, _MESSAGE = 4, 8, 9, 11  # FieldDescriptorProto.Type of protocol buffers
 _MESSAGES = {
-    # The parts of TensorFlow's profiler_service.proto, which is not shipped, and of profiler_options.proto.
+    # The fields used here of TensorFlow's profiler_service.proto, which is not shipped, and of profiler_options.proto.
     "Options": {
         "include_dataset_ops": (1, _TRUTH),
         "host_tracer_level": (2, _INTEGER),
@@ -48,8 +48,8 @@ _MESSAGES = {
 def main() -> None:
     """Reads `{"tasks": {NAME: {"address": HOST:PORT, "operations": BOOL}}, "directory": …, "duration_s": …}`.
 
-    Writes a last line `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: the folder with each task's
-    NAME.xplane.pb, the tasks whose profile is empty, and those that could not be asked.
+    Prints as its last line `{"directory": …, "silent": [NAME], "failed": {NAME: REASON}}`: the folder with each task's
+    NAME.xplane.pb, the tasks whose profile is empty, and the tasks whose request failed.
     """
     order = json.load(sys.stdin)
     session = time.strftime("%Y_%m_%d_%H_%M_%S")
@@ -66,7 +66,7 @@ def main() -> None:
 def _ask_all(
     messages: dict[str, Any], order: dict[str, Any], root: str, session: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Asks all tasks at the same time; replaces earlier answers of the session."""
+    """Profiles all tasks at the same time; overwrites earlier profiles of the session."""
     grpc: Any = importlib.import_module("grpc")
     duration_ms = int(order["duration_s"] * 1000)
     silent, failed, asked = [], {}, {}
@@ -106,7 +106,7 @@ def _ask_all(
 
 
 def _make_messages() -> dict[str, Any]:
-    """The messages' classes, by the names above."""
+    """The classes of the messages, by the names in `_MESSAGES`."""
     descriptors: Any = importlib.import_module("google.protobuf.descriptor_pb2")
     pools: Any = importlib.import_module("google.protobuf.descriptor_pool")
     factory: Any = importlib.import_module("google.protobuf.message_factory")

@@ -1,9 +1,9 @@
 """Runs the user's Python program in this interpreter, as `python train.py` or `python -m train` would.
 
 The program gets its own `__main__`, `sys.argv` and `sys.path[0]`, and exits with the status that plain Python would
-give it. In addition it gets `faulthandler`, the patches of Keras (`keras_patches`), and, when it fails, a crash record:
+give it. In addition it gets `faulthandler`, the patches for Keras (`keras_patches`) and, when it fails, a crash record:
 a small JSON file with the exception, its line, and the time. The time matters: an interpreter takes about a second to
-shut down, so that the exit statuses of a cluster can arrive in the wrong order.
+shut down, so the exit statuses of a cluster's tasks can arrive in the wrong order.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from worker_entry.task.term_handlers import watch_term_handlers
 
 
 def run(order: TaskOrder) -> None:
-    """Runs the program; returns or raises SystemExit, as the interpreter has to exit.
+    """Runs the program; returns or raises SystemExit, so that the interpreter exits as plain Python would.
 
     Args:
-        order: has a script or a module; this function does not run commands.
+        order: the task's order; its program must be a script or a module, not a command.
     """
     program = order.program
     _prepare(order)
@@ -60,7 +60,7 @@ def run(order: TaskOrder) -> None:
         if thread is not None:
             threads.append(thread)
         elif threads and isinstance(error, SystemExit):
-            return  # the program exits because of its thread's exception, whose record says more
+            return  # the program exits because of its thread's exception, whose record is more useful
         if order.crash_file is not None and os.getpid() == process:  # not in a child that the program has forked
             write_crash(order.crash_file, error, thread)
 
@@ -76,7 +76,7 @@ def run(order: TaskOrder) -> None:
     if "__annotations__" in vars(sys.modules["__main__"]):  # up to Python 3.13
         main.__annotations__ = {}
     sys.modules["__main__"] = main
-    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has stored the old one there
+    if "__mp_main__" in sys.modules:  # multiprocessing, imported early, has stored the old module there
         sys.modules["__mp_main__"] = main
     sys.argv = [program.target, *program.args]
     # Registered before the program's exit handlers, so that it runs after them.
@@ -110,7 +110,7 @@ def run(order: TaskOrder) -> None:
 
 
 def _prepare(order: TaskOrder) -> None:
-    """Sets up what the program gets in addition to plain Python, before it begins."""
+    """Sets up everything that the program gets in addition to plain Python; called before the program begins."""
     faulthandler.enable(all_threads=True)
     if order.stacks_file is not None:
         status_file.dump_on_signal(order.stacks_file)
@@ -151,9 +151,9 @@ def patch_libraries(
     """Patches TensorFlow and Keras as soon as they are imported.
 
     Args:
-        order: says which patches.
-        report: called with what was patched in Keras, if anything was.
-        quiet: whether the patches are not logged.
+        order: selects the patches.
+        report: called with the patch of Keras, if anything was patched.
+        quiet: whether to patch without logging it.
     """
     if order.coordination_timeout_s and "TF_CONFIG" in os.environ:
         coordination_timeout.lengthen(order.coordination_timeout_s)
@@ -180,7 +180,7 @@ def _run_script(path: str, main: types.ModuleType) -> None:
 
 
 def _watch_threads(record: Callable[[BaseException, str], None]) -> None:
-    """Records what ends a thread of the program: the main thread may wait for that thread for ever."""
+    """Records the exception that ends a thread of the program, because the main thread may wait for ever for it."""
     show = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -226,7 +226,7 @@ def _without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.
 
 
 def write_crash(path: str, error: BaseException, thread: Optional[str] = None) -> None:
-    """Writes the record of what ended the program, or a thread of it."""
+    """Writes the record of the exception that ended the program or one of its threads."""
     try:
         crash_record.write(path, error, thread)
     except Exception as problem:  # noqa: BLE001 - such as a full disk: it must not hide the program's own error
@@ -240,7 +240,7 @@ def _log(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`task FILE`: runs the program of a JSON file, so that nothing of the user's is on a command line."""
+    """`task FILE`: runs the program of a JSON file, so that no text of the user is on a command line."""
     with open(arguments[0], encoding="utf-8") as stream:
         values = json.load(stream)
     program = Program(**values.pop("program"))

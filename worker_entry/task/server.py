@@ -1,6 +1,6 @@
 """Runs TensorFlow's server until it is stopped: for workers and parameter servers under ParameterServerStrategy.
 
-The chief's program sends the work; no program of the user's runs here by itself.
+The chief's program sends the work; this process does not run the user's program.
 """
 
 import tensorflow as tf

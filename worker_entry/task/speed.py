@@ -1,7 +1,7 @@
-"""Measures how fast this node multiplies matrices and copies memory, as a task with this environment will.
+"""Measures how fast a task with this environment can multiply matrices and copy memory on this node.
 
-The process answers each line of its stdin with a line of JSON, a NodeMeasured, and begins with one that says whether it
-can measure.
+The process first prints a line of JSON, a NodeMeasured that says whether it can measure. Then it answers each line of
+its stdin with another NodeMeasured.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from worker_entry.protocol.frozen import asdict
 from worker_entry.protocol.speed import NodeMeasured
 
 ANSWER_S = 120
-"""How long an answer may take: a library or a driver may hang."""
+"""The longest time that an answer may take, because a library or a driver may hang."""
 WINDOW_S, WINDOWS = 0.1, 2
-"""The best window counts, because other programs disturb a short one seldom. A CPU quota is counted in periods of
-0.1 s: a window as long as one has its share of the quota, and a shorter one could miss the quota. A window before them
-does not count: it uses up what the quota has saved in idle time, and wakes a processor that saves energy."""
+"""The best window counts, because other programs rarely disturb a short window. A CPU quota applies to periods of
+0.1 s: a window of this length gets its share of the quota, but a shorter window could miss the quota's effect. An extra
+window before the others does not count: it uses up the quota saved in idle time, and wakes a processor that saves
+energy."""
 COPIED, PIECE, COPIES = 32 << 20, 1 << 20, 8
-"""More than the caches of most processors, in pieces that are copied before another program gets the processor. Of each
-piece, the best time counts: a quota shows in the product."""
+"""More than the caches of most processors hold, in pieces that are copied before another program gets the processor.
+The best time of each piece counts; the matrix products show the effect of a quota."""
 CPU_SIZE, GPU_SIZE, PYTHON_SIZE = 512, 4096, 40
 
 _Multiply = Callable[[], object]
 
 
 def main(method: str) -> None:
-    """Measures until its stdin ends."""
+    """Measures until stdin ends."""
     signal.alarm(ANSWER_S)
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -43,9 +44,9 @@ def main(method: str) -> None:
 
     try:
         label, size, multiply = _METHODS[method]()
-        multiply()  # the first one loads and compiles
+        multiply()  # the first product loads and compiles
         source, target = memoryview(bytearray(COPIED)), memoryview(bytearray(COPIED))
-        target[:] = source  # gets its pages
+        target[:] = source  # allocates its pages
     except Exception as error:  # noqa: BLE001 - whatever a library raises, the node cannot be measured
         answer(NodeMeasured(problem=f"{type(error).__name__}: {error}"))
         return
@@ -59,7 +60,7 @@ def main(method: str) -> None:
 
 
 def _copy(source: memoryview, target: memoryview) -> float:
-    """Copies it all; returns bytes in a second."""
+    """Copies all pieces; returns the bytes per second."""
     best = [float("inf")] * (COPIED // PIECE)
     for _ in range(COPIES):
         for number in range(len(best)):
@@ -71,7 +72,7 @@ def _copy(source: memoryview, target: memoryview) -> float:
 
 
 def _count_products(multiply: _Multiply) -> float:
-    """How many can be computed in a second."""
+    """The number of products per second."""
     best = 0.0
     for number in range(1 + WINDOWS):
         count, began, now = 0, time.perf_counter(), 0.0
@@ -117,12 +118,12 @@ def _use_numpy() -> tuple[str, int, _Multiply]:
 
 def _use_python() -> tuple[str, int, _Multiply]:
     rows = [[float(row + column) for column in range(PYTHON_SIZE)] for row in range(PYTHON_SIZE)]
-    columns = [*zip(*rows)]  # noqa: B905 - Python 3.9 knows no `strict`
+    columns = [*zip(*rows)]  # noqa: B905 - Python 3.9 has no `strict`
 
     def multiply() -> object:
         return [[sum(x * y for x, y in zip(row, column)) for column in columns] for row in rows]  # noqa: B905
 
-    # Another Python is another speed, which says nothing of the node.
+    # Another Python version has another speed, which says nothing about the node.
     return f"Python {sys.version_info[0]}.{sys.version_info[1]}", PYTHON_SIZE, multiply
 
 

@@ -1,6 +1,6 @@
-"""Writes a task's status file while it runs, and its Python stacks when asked.
+"""Writes a task's status file while the task runs, and its Python stacks on request.
 
-Both go to files that the agent polls, so writing never waits for a reader.
+Status and stacks go to files that the agent polls, so writing never waits for a reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUT_OF_THE_WAY = 200
 
 
 class StatusFile:
-    """Keeps a file that says how far the program of this process has come.
+    """A file that says how far the program of this process has got.
 
     Each report overwrites the file in place with one small write; readers see the last report.
     """
@@ -40,7 +40,7 @@ class StatusFile:
         self._write()
 
     def report_phase(self, phase: str) -> None:
-        """Reports a phrase that continues a sentence after the task's name."""
+        """Reports the phase, a phrase that continues a sentence after the task's name."""
         self._write(phase=phase, since=clock.now())
 
     def report_progress(self, progress: Progress) -> None:

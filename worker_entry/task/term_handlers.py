@@ -1,7 +1,7 @@
-"""Notes that this program may do something about SIGTERM.
+"""Notes that this program may handle SIGTERM.
 
 TensorFlow handles SIGTERM itself once a cluster has formed, in C++ and without effect on the program, so the kernel's
-list of caught signals does not tell whether the program has a handler.
+list of caught signals does not show whether the program has a handler.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _IGNORED = (signal.SIG_DFL, signal.SIG_IGN)
 
 
 def watch_term_handlers(path: str) -> None:
-    """From now on, the file is made before the program handles SIGTERM, waits for signals, or becomes another program.
+    """Patches Python to create the file before the program handles SIGTERM, waits for signals, or runs `exec`.
 
-    All of Python's library calls these functions.
+    All of Python's library calls the functions that are patched here.
     """
     path = os.path.abspath(path)
-    low_level: Any = importlib.import_module("_signal")  # also what was imported from `signal` before calls it
+    low_level: Any = importlib.import_module("_signal")  # functions imported from `signal` earlier also call it
     _note_before(low_level, "signal", path, lambda signum, new: signum == signal.SIGTERM and new not in _IGNORED)
     for name in {"sigwait", "sigwaitinfo", "sigtimedwait"} & {*dir(signal)}:
         _note_before(signal, name, path)
@@ -37,7 +37,7 @@ def _note_before(module: Any, name: str, path: str, is_noted: Callable[..., bool
     @functools.wraps(call)
     def noting(*arguments: Any, **keywords: Any) -> Any:
         if is_noted(*arguments, **keywords):
-            with contextlib.suppress(OSError):  # such as a full disk: the program's own call goes on
+            with contextlib.suppress(OSError):  # such as a full disk: the program's own call must continue
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         return call(*arguments, **keywords)
 

@@ -1,4 +1,4 @@
-// Draws the curves when they come into view. Needs values.js; `zoom` is report.js's.
+// Draws the curves when they come into view. Needs values.js, and `zoom` from report.js.
 const charts = new Map();
 
 const decode = (series) => {
@@ -11,7 +11,7 @@ const rangeOfValues = (chart) => {
   chart.tables.forEach(([times, values], index) => {
     if (chart.hidden.has(index)) return;
     values.forEach((value, at) => {
-      // A curve that only passes through has a point on each side.
+      // A curve that only crosses the view has a point on each side of it.
       const isSeen = (times[at + 1] ?? times[at]) >= view[0] && (times[at - 1] ?? times[at]) <= view[1];
       if (value !== null && isSeen) [least, most] = [Math.min(least, value), Math.max(most, value)];
     });
@@ -26,7 +26,7 @@ const dashes = ["solid", "dash", "dot", "dashdot"];
 const margin = { l: 68, r: 12, t: 6, b: 22 };
 const coarse = matchMedia("(pointer: coarse)");
 
-// It takes plotly.js the greater part of a second to start, so it starts with the first curve that is looked at.
+// plotly.js takes most of a second to start, so it starts with the first curve that comes into view.
 const begin = () => {
   if (window.Plotly) return;
   const script = document.createElement("script");
@@ -77,7 +77,7 @@ const draw = (place) => {
     line: { color: colour(`--c${index % 8}`), width: series.length > 4 ? 1 : 1.5, dash: dashes[Math.floor(index / 8) % 4] },
     marker: { size: 4 },
     visible: !chart.hidden.has(index),
-    hoverinfo: "none", // the names of curves are of others, and markup to Plotly
+    hoverinfo: "none", // curve names come from others, and Plotly would read them as markup
   }));
   const layout = {
     width,
@@ -111,11 +111,11 @@ const draw = (place) => {
     if ("xaxis.range[0]" in change) zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
   });
   drawing.on("plotly_doubleclick", () => zoom(full));
-  drawing.on("plotly_hover", (told) => tell(chart, told));
+  drawing.on("plotly_hover", (hovered) => tell(chart, hovered));
   drawing.on("plotly_unhover", untell);
 };
 
-// A curve that nobody sees is drawn again when somebody does.
+// Charts out of view are redrawn when they come into view.
 const seen = new Set(), stale = new Set();
 const redraw = () => {
   for (const place of charts.keys()) {
@@ -131,7 +131,7 @@ const swatch = (index) => {
   return made;
 };
 
-// The moment under the pointer, in all charts.
+// Marks the moment under the pointer in all charts.
 const point = (time) => {
   for (const place of seen) {
     const chart = charts.get(place);

@@ -1,4 +1,4 @@
-// Zooms the timeline and all curves together. Without scripts, the page has everything but the curves.
+// Zooms the timeline and all curves together. Without JavaScript, the page lacks only the curves.
 const reset = document.getElementById("reset");
 const inner = document.getElementById("zoom");
 const near = (a, b) => Math.abs(a - b) < 1e-6 * page.duration;
@@ -32,13 +32,13 @@ const drawAxis = () => {
 const lanes = document.getElementById("lanes");
 if (lanes) {
   const texts = new WeakMap();
-  const told = (target) => {
+  const textOf = (target) => {
     const part = target.closest?.("rect, .mark");
     if (!part || !inner.contains(part)) return "";
     const title = part.querySelector(":scope > title");
     if (title) {
       texts.set(part, title.textContent);
-      title.remove(); // or the browser shows its own, a second later
+      title.remove(); // or the browser also shows its own tooltip a second later
     }
     return texts.get(part) ?? "";
   };
@@ -60,7 +60,7 @@ if (lanes) {
       shade.setAttribute("x", `${Math.min(from, to) * 100}%`);
       shade.setAttribute("width", `${Math.abs(to - from) * 100}%`);
     }
-    const text = from === null ? told(event.target) : "";
+    const text = from === null ? textOf(event.target) : "";
     tip.hidden = !text;
     tip.textContent = text;
     placeTip(event);
@@ -92,7 +92,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 addEventListener("beforeprint", () => { root.classList.add("printing"); places.forEach(draw); });
 addEventListener("afterprint", () => { root.classList.remove("printing"); redraw(); });
 
-// A link into a closed part opens it.
+// A link to an element in a closed part opens the part.
 const open = () => {
   let target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   for (const start = target; target; target = target.parentElement) {

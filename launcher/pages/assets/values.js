@@ -1,5 +1,5 @@
-// What timeline and charts have in common: the moments in view, how times and values are written, what is under the
-// pointer. All text goes into the page as text. The files become one script, which other scripts see nothing of.
+// Shared by the timeline and the charts: the range of time in view, the format of times and values, and the tooltip.
+// All text is inserted as text, never as markup. The files are joined into one script; other scripts cannot access it.
 const root = document.documentElement;
 const page = JSON.parse(document.getElementById("page").textContent);
 const full = [0, page.duration];

@@ -48,14 +48,14 @@ def _keys(target: SshTarget, locked: list[str]) -> Iterator[tuple[str, paramiko.
             continue
         try:
             yield str(path), _load_key(path, path.stat().st_mtime_ns)
-        except (paramiko.PasswordRequiredException, TypeError):  # TypeError: cryptography's error for the same
+        except (paramiko.PasswordRequiredException, TypeError):  # cryptography raises TypeError for the same
             locked.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, UnknownKeyType):
             continue  # not a usable key; the error names the keys that were tried
 
 
 def _load_key(path: Path, changed: int) -> paramiko.PKey:
-    """The key of a file that was changed at `changed`; loaded once for all nodes: checking an RSA key takes 0.2 s."""
+    """Loads the key of a file last changed at `changed`, once for all nodes: checking an RSA key takes 0.2 s."""
     with _loading:
         return _load_changed_key(path, changed)
 
@@ -69,7 +69,7 @@ def _load_changed_key(path: Path, _changed: int) -> paramiko.PKey:
 
 
 def _open_agent(path: str | None) -> AgentSSH:
-    """The ssh-agent of SSH_AUTH_SOCK or IdentityAgent; one without keys if none answers."""
+    """The ssh-agent of SSH_AUTH_SOCK or IdentityAgent; an agent without keys if none answers."""
     if path is None:
         return paramiko.Agent()
     agent = AgentSSH()
@@ -82,7 +82,7 @@ def _open_agent(path: str | None) -> AgentSSH:
 
 
 def _public_part(path: Path) -> str:
-    """The public key of an identity file, which is the file itself or the .pub beside it; empty if there is none."""
+    """The public key of an identity file, from the file itself or from the .pub file next to it; empty if missing."""
     public = path if path.suffix == ".pub" else path.with_name(f"{path.name}.pub")
     with contextlib.suppress(OSError, UnicodeDecodeError, IndexError):
         return public.read_text().split()[1]

@@ -26,9 +26,9 @@ SHORTEST_STEP_S = 0.5
 _KEX = ("curve25519-sha256@libssh.org", "curve25519-sha256", "ecdh-sha2-nistp256")
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 _BUSY = ("kex_exchange_identification", "Connection reset", "Connection closed by")
-"""What OpenSSH's client prints when a jump host's sshd drops it."""
+"""Messages of OpenSSH's client when a jump host's sshd drops its connection."""
 
-# We report errors ourselves; without this, logging's handler of last resort prints them as well.
+# distlaunch reports errors itself; without this, logging's handler of last resort prints them, too.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
@@ -40,13 +40,13 @@ def connect(
     attempts: int,
     accept_new: Callable[[str], None] | None = None,
 ) -> Connection:
-    """A connection to a trusted host, authenticated.
+    """Makes an authenticated connection to a trusted host.
 
     Args:
         target: the host.
         cancelled: set when the connection is no longer needed.
         within_s: the time limit of each step.
-        attempts: how often a busy sshd is tried.
+        attempts: the most attempts to connect to a busy sshd.
         accept_new: if given, an unknown host's key is added to known_hosts, and this function gets a message.
 
     Raises:
@@ -122,7 +122,7 @@ def _set_up(transport: paramiko.Transport, known: KnownKeys, within_s: float) ->
 
 
 def _first(names: Sequence[str], preferred: Sequence[str]) -> tuple[str, ...]:
-    """The names, preferred ones first."""
+    """The names, with the preferred names first."""
     return (*(name for name in preferred if name in names), *(name for name in names if name not in preferred))
 
 
@@ -136,8 +136,8 @@ def _check_host_key(
         return
     if known.trusted:
         raise LinkError(
-            f"the host key of {name} has changed, or the connection is intercepted ({shown}); if the machine is new: "
-            f"ssh-keygen -R '{name}'"
+            f"the host key of {name} has changed, or the connection is intercepted ({shown}); if the machine is new, "
+            f"run: ssh-keygen -R '{name}'"
         )
     if known.has_authority:
         raise LinkError(f"the host key of {name} is certified only by a certificate authority, which is not supported")
@@ -146,12 +146,12 @@ def _check_host_key(
         try:
             remember_key(name, key, path)
         except OSError as error:
-            raise LinkError(f"the host key of {name} cannot be written into {path}: {error.strerror}") from None
+            raise LinkError(f"the host key of {name} cannot be written to {path}: {error.strerror}") from None
         accept_new(f"the host key of {name} ({shown}) was unknown; added to {path}")
         return
     port = f"-p {target.port} " if target.port != 22 else ""
     file = str(target.known_hosts[0]) if target.known_hosts else "~/.ssh/known_hosts"
     raise LinkError(
-        f"the host key of {name} is unknown ({shown}); compare the fingerprint on the machine, then: "
+        f"the host key of {name} is unknown ({shown}); compare the fingerprint on the machine, then run: "
         f"ssh-keyscan {port}{target.hostname} >> {file}"
     )

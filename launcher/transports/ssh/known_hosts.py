@@ -21,7 +21,7 @@ from worker_entry.protocol.frozen import dataclass
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """What the files say about one name."""
+    """The keys of one host in the files."""
 
     trusted: tuple[paramiko.PKey, ...] = ()
     revoked: tuple[paramiko.PKey, ...] = ()
@@ -42,7 +42,7 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
     for path in files:
         try:
             facts = path.stat()
-            with _reading:  # all nodes' threads ask at once; one of them reads it
+            with _reading:  # the threads of all nodes ask at once; only one reads the file
                 lines = _read(path, facts.st_mtime_ns, facts.st_size)
         except OSError:  # most users have only one of the files
             continue
@@ -57,7 +57,7 @@ def load_known_keys(name: str, files: Iterable[Path]) -> KnownKeys:
 
 
 class _Lines:
-    """The lines of a file, indexed by host: files and clusters may have thousands."""
+    """The lines of a file, indexed by host: a file may have thousands of lines, a cluster thousands of hosts."""
 
     def __init__(self, text: str) -> None:
         self._lines: list[tuple[str, str]] = []
@@ -83,7 +83,7 @@ class _Lines:
                 self._plain.setdefault(name, []).append(number)
 
     def find(self, name: str) -> Iterator[tuple[str, str]]:
-        """Marker and rest of the lines that match the host, in the file's order."""
+        """The marker and the rest of each line that matches the host, in the file's order."""
         encoded = name.encode()
         found = set(self._plain.get(name, ()))
         found |= {number for salt, hashed, number in self._hashed if hmac.digest(salt, encoded, "sha1") == hashed}

@@ -1,4 +1,4 @@
-"""An agent's part of the checks before a start: it answers on its tasks' ports, and inspects and dials in children."""
+"""An agent's part of the checks before a start: it answers on its tasks' ports; child processes inspect and dial."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from worker_entry.system.network import HERE
 
 
 class NodeChecks:
-    """The checks of one attempt; `close` releases what they hold."""
+    """The checks of one attempt; `close` releases their resources."""
 
     def __init__(self, selector: selectors.BaseSelector, send: Callable[[Message], None]) -> None:
         self.outer: Optional[OuterNetwork] = None
-        """Where the ports are held, if not in this process's network."""
+        """The network in which the ports are held; None for this process's network."""
         self._send = send
         self._work = ChildWork(selector)
         self.links = LinkServers()
@@ -37,7 +37,7 @@ class NodeChecks:
         self._mark = ""
 
     def open_responders(self, ports: Mapping[str, int], nonce: str) -> list[Problem]:
-        """Answers on the tasks' held ports; returns the problem if that is not possible."""
+        """Starts to answer on the tasks' held ports; returns the problem if a port cannot listen."""
         try:
             self._responders.open(ports, nonce, self.outer or HERE)
         except OSError as error:
@@ -45,11 +45,11 @@ class NodeChecks:
         return []
 
     def take(self, order: Union[Inspect, Dial, MeasureNode, MeasureLink], hello: Hello) -> None:
-        """Carries the order out; its answer is sent."""
+        """Carries out the order and sends its answer."""
         if isinstance(order, Inspect):
             self._inspect(order, hello)
         elif isinstance(order, Dial):
-            refused = Refused([Problem("inspection-failed", "the node could not dial the others")])
+            refused = Refused([Problem("inspection-failed", "the node could not dial the other nodes")])
             self._begin(works.DIAL, encode(order), refused)
         elif isinstance(order, MeasureNode):
             self.speed.measure(order)

@@ -16,7 +16,7 @@ from worker_entry.system import hardware
 from worker_entry.system.interfaces import own_addresses
 
 FILES_LIMIT = 2000
-"""At most this many files of a module are hashed."""
+"""The maximum number of files of a module to hash."""
 
 
 def inspect(order: Inspect, cwd: str, directory: str) -> Inspected:
@@ -59,16 +59,16 @@ def _hash_program(program: Program, cwd: str) -> str:
             with open(path, "rb") as stream:
                 while piece := stream.read(1 << 20):
                     digest.update(piece)
-    except OSError:  # Prepare reports it
+    except OSError:  # Prepare reports the error
         return ""
     return digest.hexdigest() if digest.digest() != hashlib.sha256().digest() else ""
 
 
 def _program_files(program: Program, cwd: str) -> Iterator[tuple[str, str]]:
-    """Names and paths of the program's own code.
+    """Yields the names and paths of the program's own code.
 
-    Modules that are installed for an interpreter are compared by version instead; programs found on PATH (`python`,
-    `bash`) belong to the node and may differ.
+    Installed modules are compared by version instead; programs on PATH (`python`, `bash`) belong to the node and may
+    differ.
     """
     if program.kind == "command":
         path = find_command(program.target, dict(os.environ), cwd) if os.sep in program.target else None
